@@ -1,0 +1,44 @@
+"""Errors by whose fault they are (after trio's and h2's habit).
+
+The world failing (a lost connection, a dead worker) is an event, not an exception. What raises is: the user misusing
+the library (UsageError), the user's own code failing (UserCodeError), a peer breaking the protocol (ProtocolError),
+and a query that cannot go on (QueryFailed). A broken invariant is an AssertionError and ends the worker.
+"""
+
+from __future__ import annotations
+
+
+class FluxError(Exception):
+    """Base of everything this project raises on purpose."""
+
+
+class UsageError(FluxError, ValueError):
+    """The call cannot be carried out as written: says what was expected, what came, and what to do."""
+
+
+class SchemaError(UsageError):
+    """Columns or types do not fit: unknown key column, schema mismatch between stages."""
+
+
+class ProtocolError(FluxError):
+    """A peer sent something malformed, of another version, or unauthenticated. Counted and refused."""
+
+
+class UserCodeError(FluxError):
+    """Code given by the user raised. Names stage, partition, stream, sequence and the first bad row."""
+
+
+class SnapshotError(UserCodeError):
+    """An operator's snapshot cannot be serialised."""
+
+
+class NonDeterministicInputError(FluxError):
+    """A retried ingress task produced other rows than the attempt that it replaces."""
+
+
+class QueryFailed(FluxError):
+    """A running query came to an end that nobody asked for. The message says what would have prevented it."""
+
+
+class QueryTimeout(FluxError, TimeoutError):
+    """A wait reached its limit; the message says what was waited for and what was missing."""

@@ -1,0 +1,85 @@
+"""What a stage does with its rows: the contract between the exchange and the user's code.
+
+One operator instance lives per partition (and, with replicas, per copy of a partition). The exchange calls it from
+one thread only, in this order: ``open`` once, perhaps ``restore``, then ``process`` for every slice of rows of that
+partition, ``finish`` when every input has ended, ``close`` once. It must be deterministic: the same batches in the
+same order give the same output, because a replica or a repaired copy repeats what another one did. Take time and
+randomness from the context, never from the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+Batches = Iterable[pa.RecordBatch] | None
+
+
+@dataclass
+class Context:
+    """What an operator may know about where it runs. Mutable fields change with every step.
+
+    stage          name of the stage
+    partition      0 <= partition < partitions
+    key            names of the key columns, empty for a stage without a key
+    schemas        schema of each input, in the order in which the inputs were given
+    output_mode    "complete": results once, when the input has ended; "update": changed results after every step
+    input          index into ``schemas`` of the batch being processed
+    now            time of the current step in seconds since the epoch, the same on every replica
+    step           number of the current step, counted from 0
+    """
+
+    stage: str
+    partition: int = 0
+    partitions: int = 1
+    key: tuple[str, ...] = ()
+    schemas: tuple[pa.Schema, ...] = ()
+    output_mode: str = "complete"
+    input: int = 0
+    now: float = 0.0
+    step: int = 0
+    _gauges: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def random(self) -> np.random.Generator:
+        """A generator seeded by stage, partition and step: replicas draw the same numbers."""
+        return np.random.default_rng([*self.stage.encode(), self.partition, self.step])
+
+
+class Operator:
+    """Base class of stateful stages. Override what is needed; every method has a harmless default but ``process``."""
+
+    #: Schema of the output: DDL string, pyarrow schema or pyspark StructType. None: the stage is a sink.
+    schema: Any = None
+
+    def open(self, context: Context) -> None:
+        """Called once, before any row. Keep the context: it tells input, time and randomness of each step."""
+        self.context = context
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        """Apply rows of this partition, in their stream's order; return or yield zero or more output batches.
+
+        The batch may be a view into a larger one: copy what is kept."""
+        raise NotImplementedError(f"{type(self).__name__} must define process(self, batch)")
+
+    def finish(self) -> Batches:
+        """Called once, when every input has ended; return or yield the last output batches."""
+        return None
+
+    def snapshot(self) -> Any:
+        """The whole state, as bytes, pyarrow data or anything picklable. None: no state."""
+        return None
+
+    def restore(self, snapshot: Any) -> None:
+        """Replace the state by that of an earlier ``snapshot``; called after ``open`` on a fresh instance."""
+
+    def close(self) -> None:
+        """Called once, at the end of the operator's life, also after an error."""
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
+        """Schema of the output given the inputs'; called at planning time, before ``open``. None: a sink."""
+        return self.schema
