@@ -24,6 +24,14 @@ class ProtocolError(FluxError):
     """A peer sent something malformed, of another version, or unauthenticated. Counted and refused."""
 
 
+class RefusedError(ProtocolError):
+    """A consumer refuses a stream. ``code``: "secret", "stale" (a newer life of this producer is at work) or "edge"."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class UserCodeError(FluxError):
     """Code given by the user raised. Names stage, partition, stream, sequence and the first bad row."""
 

@@ -10,7 +10,7 @@ randomness from the context, never from the clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Context:
     output_mode    "complete": results once, when the input has ended; "update": changed results after every step
     input          index into ``schemas`` of the batch being processed
     now            time of the current step in seconds since the epoch, the same on every replica
+    created        time at which the oldest row of the current step entered the query, in seconds since the epoch
     step           number of the current step, counted from 0
     """
 
@@ -41,8 +42,8 @@ class Context:
     output_mode: str = "complete"
     input: int = 0
     now: float = 0.0
+    created: float = 0.0
     step: int = 0
-    _gauges: dict[str, Any] = field(default_factory=dict)
 
     @property
     def random(self) -> np.random.Generator:

@@ -1,0 +1,38 @@
+# make run: the main job. make test: everything that is checked. Both set up what they need first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SEEDS ?= 300
+
+.PHONY: run test sim lint micro setup clean
+
+run: setup
+	@$(BIN)/python examples/flights.py
+
+test: setup
+	@$(BIN)/python tests/run.py
+
+# make sim SEED=7 repeats one simulated run, make sim SEEDS=1000 runs many.
+sim: setup
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+lint: setup
+	@$(BIN)/python tests/run.py lint
+
+# Micro-benchmarks of the kernels; the throughput and latency benchmarks are `flux bench`.
+micro: setup
+	@$(BIN)/pytest benchmarks --benchmark-columns=min,median,rounds
+
+setup: $(STAMP)
+	@$(BIN)/python -m spark_integration.java
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Flux needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,test]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

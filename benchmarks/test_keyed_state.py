@@ -1,0 +1,66 @@
+"""Rows looked up and aggregated per second and core: pytest benchmarks/test_keyed_state.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flux import aggregate as agg
+from flux.operator import Context
+from partitioning.keyed_state import KeyIndex
+
+ROWS, KEYS = 131_072, 16_384
+_RNG = np.random.default_rng(1)
+_NUMBERS = _RNG.choice(1 << 40, KEYS, replace=False)[_RNG.integers(0, KEYS, ROWS)]
+_VALUES = {f"v{i}": _RNG.random(ROWS) for i in range(7)}
+_STRINGS = pa.array([f"{number:012d}"[-12:] for number in _NUMBERS])
+
+BATCHES = {
+    "int64 key, 2 columns": (pa.record_batch({"key": _NUMBERS, "v0": _VALUES["v0"]}), ("key",)),
+    "string key, 8 columns": (pa.record_batch({"key": _STRINGS, **_VALUES}), ("key",)),
+    "two keys": (
+        pa.record_batch({"key": _STRINGS, "day": (_NUMBERS % 7).astype(np.int32), "v0": _VALUES["v0"]}),
+        ("key", "day"),
+    ),
+    "no key": (pa.record_batch({"v0": _VALUES["v0"]}), ()),
+}
+
+
+class Totals(agg.Aggregate):
+    rows = agg.count()
+    total = agg.sum("v0")
+
+
+def report(benchmark: Any, rows: int) -> None:
+    """Add the rate to the report (there are no figures with --benchmark-disable)."""
+    if benchmark.stats is not None:
+        benchmark.extra_info["M rows/s"] = round(rows / benchmark.stats.stats.median / 1e6)
+
+
+@pytest.mark.parametrize("rows", [2_048, ROWS])
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_count_and_sum_over_16_384_keys(benchmark: Any, name: str, rows: int, mode: str) -> None:
+    batch, key = BATCHES[name]
+    operator = Totals()
+    operator.open(Context("totals", key=key, schemas=(batch.schema,), output_mode=mode))
+    operator.process(batch)
+    slices = [batch.slice(start, rows) for start in range(0, ROWS, rows)]
+
+    def every_slice() -> None:
+        for part in slices:
+            operator.process(part)
+
+    benchmark.pedantic(every_slice, rounds=20, warmup_rounds=2)
+    report(benchmark, ROWS)
+
+
+def test_new_keys(benchmark: Any) -> None:
+    """Every key is new: inserting and doubling included."""
+    column = pa.array(np.arange(ROWS))
+    field = pa.field("key", pa.int64())
+    benchmark.pedantic(lambda: KeyIndex([field]).slots([column]), rounds=20, warmup_rounds=2)
+    report(benchmark, ROWS)

@@ -1,0 +1,260 @@
+"""From the flow that a user built to a checked plan: names, schemas, keys, edges, topological order (DESIGN 2, 5).
+
+Stages are numbered in topological order, so that a sweep from input to output is a walk over ascending ids. For
+``C(A(x), B(A(x)))`` with one A: A=0, B=1, C=2; edges x->A, A->B, A->C, B->C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from flux.api import Flow, Source
+from flux.collect import Collect
+from flux.errors import SchemaError, UsageError
+from flux.operator import Operator
+from flux.plan import EdgePlan, Plan, SourcePlan, StagePlan
+from flux.settings import Settings
+from partitioning.errors import ColumnTypeError, KeyTypeError
+from partitioning.hashing import check_key_type
+
+PARTITIONS_MAX = 4096
+REPLICAS_MAX = 3
+#: Copies that this release keeps.
+REPLICAS_SUPPORTED = 1
+
+#: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
+ToArrow = Callable[[Any], pa.Schema]
+
+
+def topological(flows: Sequence[Flow]) -> list[Flow]:
+    """Every stage that the flows need, each after all of its inputs. UsageError names the stages of a cycle."""
+    order: list[Flow] = []
+    done: set[int] = set()
+    path: list[Flow] = []
+
+    def visit(flow: Flow) -> None:
+        if id(flow) in done:
+            return
+        if any(flow is above for above in path):
+            names = [above.stage.name for above in path[[id(a) for a in path].index(id(flow)) :]]
+            raise UsageError(
+                f"the flow has a cycle: {' -> '.join([*reversed(names), names[-1]])}; a dataflow must be acyclic"
+            )
+        path.append(flow)
+        for given in flow.inputs:
+            if isinstance(given, Flow):
+                visit(given)
+        path.pop()
+        done.add(id(flow))
+        order.append(flow)
+
+    for flow in flows:
+        visit(flow)
+    return order
+
+
+def compile_plan(
+    flows: Sequence[Flow],
+    settings: Settings,
+    to_arrow: ToArrow,
+    query: str,
+    secret: bytes,
+    collect: int = 0,
+) -> Plan:
+    """Check and number everything. ``collect``: partitions of the collecting stage added behind each flow; 0: none.
+
+    UsageError and SchemaError say which stage is meant, what was expected and what came."""
+    return _Compiler(settings, to_arrow).compile(flows, query, secret, collect)
+
+
+class _Compiler:
+    def __init__(self, settings: Settings, to_arrow: ToArrow) -> None:
+        self.settings = settings
+        self.to_arrow = to_arrow
+        self.sources: list[SourcePlan] = []
+        self.stages: list[StagePlan] = []
+        self.edges: list[EdgePlan] = []
+        self._source_ids: dict[int, int] = {}
+        self._stage_ids: dict[int, int] = {}
+        self._names: set[str] = set()
+
+    def compile(self, flows: Sequence[Flow], query: str, secret: bytes, collect: int) -> Plan:
+        if not flows:
+            raise UsageError("no flow was given: call a decorated stage with a DataFrame and start what it returns")
+        for flow in topological(flows):
+            self._add_stage(flow)
+        if collect:
+            for flow in flows:
+                self._add_collect(self._stage_ids[id(flow)], collect)
+        stages = [
+            replace(stage, edges_out=tuple(edge.id for edge in self.edges if edge.stage == stage.id))
+            for stage in self.stages
+        ]
+        return Plan(query, tuple(self.sources), tuple(stages), tuple(self.edges), self.settings, secret)
+
+    # ---- stages
+
+    def _add_stage(self, flow: Flow) -> None:
+        stage = flow.stage
+        name = self._unique(stage.name)
+        wanted = self.settings.partitions if stage.partitions is None else stage.partitions
+        partitions = self._in_range(name, "partitions", wanted, PARTITIONS_MAX)
+        replicas = self._in_range(name, "replicas", stage.replicas, REPLICAS_MAX)
+        if replicas > REPLICAS_SUPPORTED:
+            raise UsageError(
+                f"stage {name}: replicas={replicas}, but this release keeps {REPLICAS_SUPPORTED} copy of a partition"
+            )
+        if not flow.inputs:
+            raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
+        inputs = [self._input(given) for given in flow.inputs]
+        schemas = tuple(schema for _, _, schema in inputs)
+        operator = self._instance(name, stage.make)
+        output = self._output_schema(name, operator, schemas, stage.key)
+        edges_in = [
+            self._add_edge(kind, index, name, len(self.stages), number, stage.key, schema, partitions)
+            for number, (kind, index, schema) in enumerate(inputs)
+        ]
+        self._stage_ids[id(flow)] = len(self.stages)
+        self.stages.append(
+            StagePlan(
+                len(self.stages),
+                name,
+                partitions,
+                replicas,
+                stage.key,
+                stage.make,
+                schemas,
+                output,
+                tuple(edges_in),
+                (),
+                stage.output_mode,
+            )  # fmt: skip
+        )
+
+    def _add_collect(self, stage_id: int, partitions: int) -> None:
+        stage = self.stages[stage_id]
+        if stage.output_schema is None:
+            raise UsageError(
+                f"stage {stage.name} has no output to make a DataFrame of: it is a sink; call start() instead"
+            )
+        name = self._unique(f"{stage.name}.toDF")
+        edge = self._add_edge("stage", stage_id, name, len(self.stages), 0, (), stage.output_schema, partitions)
+        memory = self.settings.egress_memory
+        self.stages.append(
+            StagePlan(
+                len(self.stages),
+                name,
+                partitions,
+                1,
+                (),
+                lambda: Collect(memory),
+                (stage.output_schema,),
+                None,
+                (edge,),
+                (),
+                collects=True,
+            )  # fmt: skip
+        )
+
+    def _instance(self, name: str, make: Callable[[], Operator]) -> Operator:
+        try:
+            return make()
+        except Exception as error:
+            raise UsageError(
+                f"stage {name}: it must be possible to make its operator without arguments: {error}"
+            ) from error
+
+    def _output_schema(
+        self, name: str, operator: Operator, schemas: tuple[pa.Schema, ...], key: tuple[str, ...]
+    ) -> pa.Schema | None:
+        for schema in schemas:
+            self._check_key(name, key, schema)
+        try:
+            declared = operator.output_schema(schemas, key)
+        except (UsageError, KeyTypeError, ColumnTypeError) as error:
+            raise SchemaError(f"stage {name}: {error}") from error
+        return None if declared is None else self.to_arrow(declared)
+
+    def _check_key(self, name: str, key: tuple[str, ...], schema: pa.Schema) -> None:
+        for column in key:
+            if schema.names.count(column) != 1:
+                problem = "is not a column" if column not in schema.names else "is the name of several columns"
+                raise SchemaError(
+                    f"stage {name}: key {column!r} {problem} of its input; there are {', '.join(schema.names)}"
+                )
+            try:
+                check_key_type(column, schema.field(column).type)
+            except KeyTypeError as error:
+                raise SchemaError(f"stage {name}: {error}") from error
+
+    # ---- inputs and edges
+
+    def _input(self, given: Flow | Source) -> tuple[str, int, pa.Schema]:
+        if isinstance(given, Source):
+            index = self._source(given)
+            return "source", index, self.sources[index].schema
+        index = self._stage_ids[id(given)]
+        schema = self.stages[index].output_schema
+        if schema is None:
+            raise UsageError(
+                f"stage {given.stage.name} is a sink (it declares no schema) and cannot feed another stage"
+            )
+        return "stage", index, schema
+
+    def _source(self, given: Source) -> int:
+        if id(given) not in self._source_ids:
+            self._source_ids[id(given)] = len(self.sources)
+            declared = given.schema if given.dataframe is None else given.dataframe
+            self.sources.append(
+                SourcePlan(
+                    len(self.sources), self._unique(given.name), self.to_arrow(declared), given.partitions, given.read
+                )
+            )
+        return self._source_ids[id(given)]
+
+    def _add_edge(
+        self,
+        kind: str,
+        index: int,
+        name: str,
+        consumer: int,
+        number: int,
+        key: tuple[str, ...],
+        schema: pa.Schema,
+        partitions: int,
+    ) -> int:
+        from_source = kind == "source"
+        producers = self.sources[index].partitions if from_source else self.stages[index].partitions
+        self.edges.append(
+            EdgePlan(
+                len(self.edges),
+                index if from_source else None,
+                None if from_source else index,
+                consumer,
+                number,
+                tuple(schema.get_field_index(column) for column in key),
+                schema,
+                partitions,
+                producers,
+            )  # fmt: skip
+        )
+        return len(self.edges) - 1
+
+    # ---- small checks
+
+    def _in_range(self, name: str, what: str, value: Any, most: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}")
+        return value
+
+    def _unique(self, name: str) -> str:
+        """The same stage used twice in a flow gets a number: names are how users find their way in reports."""
+        candidate, number = name, 2
+        while candidate in self._names:
+            candidate, number = f"{name}#{number}", number + 1
+        self._names.add(candidate)
+        return candidate

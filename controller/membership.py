@@ -1,0 +1,54 @@
+"""Which processes take part, in which life (DESIGN 2, 4).
+
+Every life of a worker gets an id that is never used again; a slot is the Spark partition of its task, which Spark
+fills again when an executor dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flux.control import Register
+
+
+@dataclass
+class Member:
+    """A registered process. ``heard``: time of its last message."""
+
+    node: int
+    connection: Hashable
+    about: Register
+    heard: float
+    stats: dict[str, Any] = field(default_factory=dict)
+    progress: int = -1
+
+
+class Membership:
+    def __init__(self) -> None:
+        self.workers: dict[int, Member] = {}
+        self.ingress: dict[tuple[tuple[int, ...], int], Member] = {}  # (edges, Spark partition) -> newest attempt
+        self._nodes = 0
+
+    def admit(self, connection: Hashable, about: Register, now: float) -> Member:
+        member = Member(self._nodes, connection, about, now)
+        self._nodes += 1
+        if about.role == "worker":
+            self.workers[member.node] = member
+        else:
+            self.ingress[tuple(about.edges), about.index] = member
+        return member
+
+    def in_slot(self, slot: int) -> Member | None:
+        return next((member for member in self.workers.values() if member.about.index == slot), None)
+
+    def attempt(self, about: Register) -> Member | None:
+        """The newest member that plays the same part."""
+        if about.role == "worker":
+            return self.in_slot(about.index)
+        return self.ingress.get((tuple(about.edges), about.index))
+
+    def by_connection(self, connection: Hashable) -> Member | None:
+        everyone = [*self.workers.values(), *self.ingress.values()]
+        return next((member for member in everyone if member.connection == connection), None)

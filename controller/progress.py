@@ -1,0 +1,91 @@
+"""From the workers' reports to what ``query.lastProgress`` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.membership import Membership
+from flux.plan import Plan
+
+
+@dataclass
+class Progress:
+    """Keeps the previous counts, so that rates are those of the last interval."""
+
+    plan: Plan
+    query_id: str
+    name: str | None
+    _then: float | None = None
+    _counts: dict[str, float] = field(default_factory=dict)
+
+    def make(self, members: Membership, epoch: int, now: float) -> dict[str, Any]:
+        workers = [(member, member.stats) for member in members.workers.values()]
+        ingress = [member.stats for member in members.ingress.values()]
+        everyone = [stats for _, stats in workers] + ingress
+        rows = _total(everyone, "source_rows")
+        before = self._counts.get("input", 0)
+        result = {
+            "id": self.query_id,
+            "name": self.name,
+            "timestamp": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "epoch": epoch,
+            "numInputRows": int(rows - before),
+            "totalInputRows": int(rows),
+            "inputRowsPerSecond": self._rate("input", rows, now),
+            "processedRowsPerSecond": self._rate("processed", _total(everyone, "rows_in"), now),
+            "backlog": {
+                "slices": int(_total(everyone, "queued")),
+                "bytes": int(_total(everyone, "log_bytes")),
+            },
+            "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
+            "stages": [
+                self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))
+            ],
+            "workers": [
+                {
+                    "id": member.node,
+                    "slot": member.about.index,
+                    "host": member.about.host,
+                    "rowsIn": int(stats.get("rows_in", 0)),
+                    "rowsPerSecond": self._rate(f"worker {member.node}", stats.get("rows_in", 0), now),
+                    "sourceRows": int(stats.get("source_rows", 0)),
+                    "queued": int(stats.get("queued", 0)),
+                    "logBytes": int(stats.get("log_bytes", 0)),
+                    "heldBytes": int(stats.get("held_bytes", 0)),
+                    "rssBytes": int(stats.get("rss_bytes", 0)),
+                    "latencyMs": stats.get("latency_ms"),
+                    "counters": stats.get("counters", {}),
+                }
+                for member, stats in workers
+            ],
+        }
+        self._then = now
+        return result
+
+    def _stage(self, stage: int, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
+        plan = self.plan.stages[stage]
+        mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
+        rows = _total(mine, "rows_in")
+        return {
+            "name": plan.name,
+            "partitions": plan.partitions,
+            "finished": int(_total(mine, "finished")),
+            "rowsIn": int(rows),
+            "rowsOut": int(_total(mine, "rows_out")),
+            "rowsPerSecond": self._rate(f"stage {stage}", rows, now),
+            "queued": int(_total(mine, "queued")),
+            "busySeconds": round(_total(mine, "busy_s"), 3),
+        }
+
+    def _rate(self, what: str, count: float, now: float) -> float:
+        before = self._counts.get(what, 0)
+        self._counts[what] = count
+        if self._then is None or now <= self._then:
+            return 0.0
+        return round((count - before) / (now - self._then), 1)
+
+
+def _total(reports: list[dict[str, Any]], key: str) -> float:
+    return sum(stats.get(key, 0) for stats in reports)

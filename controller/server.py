@@ -1,0 +1,124 @@
+"""The controller's thread: socket and clock around the state machine (DESIGN 2)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from controller.progress import Progress
+from controller.state import Controller, Tell
+from flux.codec import decode_report, encode
+from flux.errors import FluxError, ProtocolError, QueryFailed
+from flux.plan import Plan
+from flux.shell import Rendezvous
+from flux.transport import Keys, Port, Sockets
+
+#: How soon a command of another thread is noticed.
+COMMAND_S = 0.01
+#: Progress reports that are kept, as many as a StreamingQuery keeps by default.
+PROGRESS_KEPT = 100
+
+
+class Server:
+    """Start, look at ``phase`` and ``progress``, wait on ``done``; all methods may be called from any thread."""
+
+    def __init__(self, plan: Plan, slots: int, host: str, keys: Keys | None, query_id: str, name: str | None) -> None:
+        self.core = Controller(plan, slots, time.time())
+        self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
+        self.started = threading.Event()
+        self.finished = threading.Event()
+        self.ended = threading.Event()
+        self._plan = plan
+        self._host = host
+        self._keys = keys
+        self._report = Progress(plan, query_id, name)
+        self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
+        self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
+        self._close = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"flux-controller-{query_id[:8]}", daemon=True)
+
+    def start(self) -> Rendezvous:
+        self._thread.start()
+        bound = self._bound.get(timeout=30)
+        if isinstance(bound, Exception):
+            raise QueryFailed(f"the controller cannot listen on {self._host}: {bound}") from bound
+        return bound
+
+    @property
+    def phase(self) -> str:
+        return self.core.phase
+
+    @property
+    def error(self) -> FluxError | None:
+        return self.core.error
+
+    def edge_complete(self, edge: int, producers: list[int]) -> None:
+        self._commands.put(lambda: self.core.on_edge_complete(edge, producers))
+
+    def job_failed(self, what: str, reason: str) -> None:
+        self._commands.put(lambda: self.core.on_job_failed(what, reason))
+
+    def stop(self) -> None:
+        self._commands.put(self.core.on_stop)
+
+    def close(self, timeout: float) -> bool:
+        """End the thread and its sockets; True if it has ended in time."""
+        self._close.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        sockets = Sockets(self._keys, self._plan.settings.message_max_bytes)
+        try:
+            try:
+                port = sockets.port(self._host)
+            except Exception as error:
+                self._bound.put(error)
+                return
+            self._bound.put(Rendezvous(port.endpoint, self._keys, self._plan.secret))
+            progress_at = time.time() + self._plan.settings.progress_interval
+            while not self._close.is_set():
+                self._turn(sockets, port)
+                if time.time() >= progress_at and self.core.phase == "running":
+                    progress_at = time.time() + self._plan.settings.progress_interval
+                    self._note_progress()
+            self._turn(sockets, port)
+        finally:
+            for event in (self.started, self.finished, self.ended):
+                event.set()
+            sockets.close()
+
+    def _turn(self, sockets: Sockets, port: Port) -> None:
+        before = self.core.phase
+        if port in sockets.wait(COMMAND_S):
+            for connection, frames in port.receive():
+                try:
+                    if len(frames) != 1:
+                        raise ProtocolError(f"a report has one frame, {len(frames)} came")
+                    self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.time()))
+                except ProtocolError:
+                    self.core.refused += 1
+        while not self._commands.empty():
+            self._tell(port, self._commands.get()())
+        self._tell(port, self.core.on_tick(time.time()))
+        if self.core.phase != before:
+            self.started.set()
+            if self.core.phase in ("finished", "ended"):
+                self._note_progress()
+                self.finished.set()
+            if self.core.phase == "ended":
+                self.ended.set()
+
+    def _note_progress(self) -> None:
+        table = self.core.table
+        self.progress.append(self._report.make(self.core.members, table.epoch if table else -1, time.time()))
+
+    @staticmethod
+    def _tell(port: Port, effects: list[Tell]) -> None:
+        for effect in effects:
+            assert isinstance(effect.connection, bytes)
+            port.send(effect.connection, [encode(effect.order)])

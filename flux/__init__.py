@@ -1,0 +1,74 @@
+"""Flux: a fault-tolerant, load-balancing exchange for PySpark. This is the public face; see README.md.
+
+The one place that reaches upwards, lazily: importing flux does not import pyspark, running a flow does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flux.aggregate import Aggregate, count, max, mean, min, sum
+from flux.api import Flow, Source, Stage, source, stage
+from flux.errors import (
+    FluxError,
+    NonDeterministicInputError,
+    ProtocolError,
+    QueryFailed,
+    QueryTimeout,
+    SchemaError,
+    SnapshotError,
+    UsageError,
+    UserCodeError,
+)
+from flux.operator import Context, Operator
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_integration.query import Query
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregate",
+    "Context",
+    "Flow",
+    "FluxError",
+    "NonDeterministicInputError",
+    "Operator",
+    "ProtocolError",
+    "QueryFailed",
+    "QueryTimeout",
+    "SchemaError",
+    "SnapshotError",
+    "Source",
+    "Stage",
+    "UsageError",
+    "UserCodeError",
+    "count",
+    "max",
+    "mean",
+    "min",
+    "source",
+    "stage",
+    "start",
+    "sum",
+    "to_df",
+]
+
+
+def start(*flows: Flow, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
+    """Run one or more flows, with everything that feeds them, as one query in the background.
+
+    Options are those of ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and
+    SchemaError are raised before anything runs."""
+    from spark_integration.query import start_query
+
+    return start_query(list(flows), queryName, spark, **options)
+
+
+def to_df(flow: Flow, spark: SparkSession | None = None, **options: Any) -> DataFrame:
+    """Run a flow to the end of its input; its output as a DataFrame, held by Spark like a local checkpoint."""
+    from spark_integration import egress
+
+    return egress.to_df(flow, spark, **options)

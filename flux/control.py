@@ -1,0 +1,96 @@
+"""What workers, ingress tasks and the controller say to each other: orders and reports (DESIGN 2, 4).
+
+Reports are past facts, orders are imperatives. The controller is not on the data path: rows flow while it is slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from partitioning.table import Table
+
+
+class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of the control messages; the tag is the name of the class."""
+
+
+class Register(Control, frozen=True):
+    """A process joins. ``role`` is "worker" or "ingress"; ``index`` is the Spark partition of its task and ``attempt``
+    the number of the task's attempt, which only grows."""
+
+    secret: bytes
+    role: str
+    index: int
+    attempt: int
+    host: str
+    pid: int
+    executor: str = ""
+    endpoint: str = ""
+    edges: list[int] = []
+
+
+class Welcome(Control, frozen=True):
+    """The id of this life of the worker; ``incarnation`` of the streams of an ingress task."""
+
+    node: int
+    incarnation: int
+
+
+class Rejected(Control, frozen=True):
+    """The registration is refused; the process must exit."""
+
+    reason: str
+
+
+class NewTable(Control, frozen=True):
+    """The newest table. ``complete`` lists the edges whose streams are all known: edge -> producers."""
+
+    table: Table
+    complete: dict[int, list[int]]
+
+
+class EdgeComplete(Control, frozen=True):
+    """These are all the producers of an edge, there will be no more."""
+
+    edge: int
+    producers: list[int]
+
+
+class Heartbeat(Control, frozen=True):
+    """A worker is alive and has got this far: ``progress`` grows whenever its main loop turns."""
+
+    node: int
+    progress: int
+    stats: dict[str, Any]
+
+
+class HeartbeatSeen(Control, frozen=True):
+    """So that a worker without a controller notices and ends."""
+
+
+class PartitionFinished(Control, frozen=True):
+    """A partition of a stage has applied all of its input and handed on all of its output."""
+
+    node: int
+    stage: int
+    partition: int
+
+
+class Failure(Control, frozen=True):
+    """Something failed that no retry can mend. ``kind`` is the class of the error that the user shall see."""
+
+    node: int
+    kind: str
+    message: str
+
+
+class Stop(Control, frozen=True):
+    """End now."""
+
+    reason: str
+
+
+ToController = Register | Heartbeat | PartitionFinished | Failure
+FromController = Welcome | Rejected | NewTable | EdgeComplete | HeartbeatSeen | Stop

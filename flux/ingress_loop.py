@@ -1,0 +1,86 @@
+"""The loop of one Spark ingress task: reads batches, waits for room, sends, ends when everything is acked (DESIGN 2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from flux.control import Failure, FromController, NewTable
+from flux.errors import FluxError, RefusedError
+from flux.ingress_task import IngressTask
+from flux.plan import Plan
+from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register, split
+from flux.transport import Sockets
+from partitioning.warm_up import warm_up
+
+#: Longest sleep while waiting for room or for acks; messages wake the loop earlier.
+WAIT_S = 0.05
+
+
+class Ingress:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, source: int, partition: int) -> None:
+        self.plan = plan
+        self.rendezvous = rendezvous
+        self.source = source
+        self.partition = partition
+        self.sockets = Sockets(rendezvous.keys, plan.settings.message_max_bytes)
+        self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
+        self.links = Links(self.sockets)
+        self._ready = False
+
+    def run(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
+        """Sends everything and returns the number of rows once all of them are applied."""
+        try:
+            warm_up()
+            _, early = register(
+                self.sockets, self.control, self.rendezvous,
+                role="ingress", index=self.partition, attempt=attempt,
+                edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
+            )  # fmt: skip
+            core = IngressTask(self.plan, self.source, self.partition, attempt)
+            try:
+                for order in early:
+                    self._on_order(core, order, time.time())
+                return self._send(core, batches)
+            except FluxError as error:
+                if not (isinstance(error, RefusedError) and error.code == "stale"):
+                    self.control.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
+                raise
+        finally:
+            self.sockets.close()
+
+    def _send(self, core: IngressTask, batches: Iterable[pa.RecordBatch]) -> int:
+        settings = self.plan.settings
+        while not self._ready:
+            self._turn(core, WAIT_S)
+        for batch in batches:
+            for part in split(batch, settings.batch_max_rows, settings.batch_max_bytes):
+                while not core.has_room:
+                    self._turn(core, WAIT_S)
+                core.append(part, time.time())
+                self._turn(core, 0)
+        core.finish(time.time())
+        while not core.drained:
+            self._turn(core, WAIT_S)
+        return core.streams.rows
+
+    def _turn(self, core: IngressTask, wait_s: float) -> None:
+        now = time.time()
+        for effect in core.poll(now):
+            self.links.send(effect)
+        for ready in self.sockets.wait(wait_s):
+            if ready is self.control.link:
+                for order in self.control.orders():
+                    self._on_order(core, order, now)
+            elif ready in self.links:
+                for worker, message in self.links.answers(ready):
+                    core.on_answer(worker, message, now)
+
+    def _on_order(self, core: IngressTask, order: FromController, now: float) -> None:
+        refuse_rejected(order)
+        if isinstance(order, NewTable):
+            self.links.follow(order.table)
+            core.on_table(order.table, now)
+            self._ready = True

@@ -1,0 +1,65 @@
+"""The sending side of a Spark ingress task, as a state machine without I/O: one partition of one source (DESIGN 2).
+
+A task that Spark retries is a new incarnation of the same producers: it regenerates the same batches and the workers
+tell it from which one on they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from flux.log import Meter
+from flux.plan import Plan
+from flux.producer import Producer, ToWorker
+from flux.replica import conform
+from flux.stage_worker import SourceStreams
+from partitioning.ids import StreamId
+from partitioning.table import Table
+
+
+class IngressTask:
+    def __init__(self, plan: Plan, source: int, partition: int, incarnation: int) -> None:
+        settings = plan.settings
+        self.plan = plan
+        self.source = plan.sources[source]
+        edges = plan.edges_of_source(source)
+        self.meter = Meter()
+        share = max(settings.log_max_bytes // len(edges), 1)
+        self.producers = {
+            StreamId(edge.id, partition): Producer(
+                StreamId(edge.id, partition), incarnation, edge.partitions, share, settings.resend_timeout,
+                plan.secret, self.meter,
+            )
+            for edge in edges
+        }  # fmt: skip
+        self.streams = SourceStreams(edges, list(self.producers.values()), self.source.name)
+
+    @property
+    def has_room(self) -> bool:
+        return self.streams.has_room
+
+    @property
+    def drained(self) -> bool:
+        return self.streams.drained
+
+    def append(self, batch: pa.RecordBatch, now: float) -> None:
+        self.streams.append(conform(batch, self.source.schema, f"source {self.source.name}"), now)
+
+    def finish(self, now: float) -> None:
+        self.streams.finish(now)
+
+    def on_table(self, table: Table, now: float) -> None:
+        for stream, producer in self.producers.items():
+            producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
+
+    def on_answer(self, worker: int, message: Any, now: float) -> None:
+        producer = self.producers.get(StreamId(message.edge, message.producer))
+        if producer is not None:
+            producer.on_answer(worker, message, now)
+
+    def poll(self, now: float) -> Iterator[ToWorker]:
+        for producer in self.producers.values():
+            yield from producer.poll(now)

@@ -1,0 +1,117 @@
+"""What producers and consumers of a stream say to each other (DESIGN 3).
+
+A connection of a stream starts with Hello, answered by Resume; Data flows one way, Ack the other. Every answer names
+its question: Data and Ack carry the nonce of the Resume that they answer to, and Data numbers its messages, so that a
+lost one is seen and leads to a new handshake (Reset).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything on the wire; the tag is the name of the class."""
+
+
+class Hello(Message, frozen=True):
+    """Producer: I am this life (``incarnation``) of the stream's producer; where shall I go on?"""
+
+    edge: int
+    producer: int
+    incarnation: int
+    epoch: int
+    secret: bytes
+
+
+class Resume(Message, frozen=True):
+    """Consumer: send from here on. ``next`` has (partition, next sequence needed) for every partition hosted.
+
+    ``through``, ``behind``: what is applied already, as in Ack. ``checksum`` is the running checksum of the stream
+    through sequence ``checksum_at`` (-1: nothing yet) as an earlier incarnation sent it. ``granted`` is the number of
+    payload bytes that may be sent under this nonce, counted from its start."""
+
+    edge: int
+    producer: int
+    nonce: int
+    epoch: int
+    next: list[tuple[int, int]]
+    through: int
+    behind: list[tuple[int, int]]
+    granted: int
+    checksum_at: int = -1
+    checksum: int = 0
+
+
+class Data(Message, frozen=True):
+    """Batch ``sequence``, or rather the slices of it for the partitions of one worker.
+
+    Batches ``first`` .. ``sequence`` - 1 have no rows for these partitions. ``partitions`` and ``rows`` run in parallel
+    with the rows of the payload; ``runs`` says how many partitions each payload frame holds. ``last``: the stream ends
+    with this batch. ``checksum`` is the stream's running checksum including this batch, 0 where none is kept.
+    ``created`` is the time at which the oldest row of the batch entered the query."""
+
+    edge: int
+    producer: int
+    nonce: int
+    number: int
+    first: int
+    sequence: int
+    partitions: list[int]
+    rows: list[int]
+    runs: list[int]
+    nbytes: int
+    last: bool = False
+    checksum: int = 0
+    created: float = 0.0
+
+
+class Ack(Message, frozen=True):
+    """Consumer: everything through ``through`` is applied by each of my partitions, except those in ``behind``
+    (partition, through). ``epoch`` is that of the table I go by: it tells which incarnations of replicas are meant."""
+
+    edge: int
+    producer: int
+    nonce: int
+    epoch: int
+    through: int
+    behind: list[tuple[int, int]]
+    granted: int
+
+
+class Reset(Message, frozen=True):
+    """Consumer: something is missing or I do not know you; say Hello again."""
+
+    edge: int
+    producer: int
+    reason: str
+
+
+class Refuse(Message, frozen=True):
+    """Consumer: go away, and why. ``code``: "secret", "stale", "edge", "version", "epoch"."""
+
+    edge: int
+    producer: int
+    code: str
+    reason: str
+
+
+class Fetch(Message, frozen=True):
+    """Egress task: give me bytes of the collected output of a partition of a collecting stage."""
+
+    secret: bytes
+    stage: int
+    partition: int
+    offset: int
+
+
+class Chunk(Message, frozen=True):
+    """Answer to Fetch: one payload frame; ``total`` is the size of the whole output in bytes."""
+
+    stage: int
+    partition: int
+    offset: int
+    total: int
+
+
+DataPlane = Hello | Resume | Data | Ack | Reset | Refuse | Fetch | Chunk

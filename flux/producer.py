@@ -1,0 +1,329 @@
+"""The sending end of one stream, as a state machine without I/O (DESIGN 3).
+
+Law: a batch is in the log until every replica of every partition with rows in it has acked it; to each worker its
+slices go in order, each once per handshake, never beyond the credit granted. A destination without credit holds back
+its own cursor and nobody else's.
+
+Left to others: clustering (partitioning.cluster), frames (codec), sockets (transport).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from flux.errors import FluxError, NonDeterministicInputError, RefusedError
+from flux.log import Entry, Log, Meter
+from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+from partitioning.table import Table
+
+#: Ack of a partition that a worker does not host: never the minimum.
+_NOT_MINE = np.iinfo(np.int64).max
+#: What a message costs in credit beside its rows, so that credit also bounds the number of small messages.
+MESSAGE_BYTES = 256
+#: Times the resend timeout: a lost message is repaired within half a minute even after long silence.
+PATIENCE_MAX = 32.0
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
+
+    worker: int
+    message: Hello | Data
+    batches: tuple[pa.RecordBatch, ...] = ()
+
+
+@dataclass
+class Cursor:
+    """How far one worker has been served. ``since[p]``: incarnation of the replica of p on this worker."""
+
+    hosts: np.ndarray
+    since: np.ndarray
+    acked: np.ndarray
+    nonce: int | None = None
+    number: int = 0
+    next: int = 0
+    first: int = 0
+    wanted_from: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    catching_up_to: int = 0
+    sent_bytes: int = 0
+    granted: int = 0
+    hello_due: float = 0.0
+    heard: float = 0.0
+    patience: float = 1.0
+
+
+class Producer:
+    """Appended to by its owner, drained by ``poll``; told of answers by ``on_*``."""
+
+    def __init__(
+        self,
+        stream: StreamId,
+        incarnation: int,
+        partitions: int,
+        log_bytes_max: int,
+        resend_s: float,
+        secret: bytes = b"",
+        meter: Meter | None = None,
+    ) -> None:
+        self.stream = stream
+        self.incarnation = incarnation
+        self.partitions = partitions
+        self.log = Log(log_bytes_max, meter)
+        self.dirty = True  # poll may have something to send
+        self.finished = False
+        self.rows = 0
+        self.resent_handshakes = 0
+        self._resend_s = resend_s
+        self._secret = secret
+        self._epoch = -1
+        self._table: Table | None = None
+        self._stage = -1
+        self._cursors: dict[int, Cursor] = {}
+        self._acked = np.full(partitions, -1, np.int64)
+        self._everyone = np.ones(partitions, bool)
+        self._checksum = 0
+        self._expected: dict[int, tuple[int, int]] = {}  # sequence -> (checksum, worker that said so)
+        self.order: np.ndarray | None = None
+
+    # ---- the owner's side
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the owner may append. False is back-pressure: wait for acks."""
+        return self.log.has_room and not self.finished
+
+    @property
+    def drained(self) -> bool:
+        return self.finished and not self.log
+
+    @property
+    def next_sequence(self) -> int:
+        return self.log.end
+
+    def append(self, data: Clustered, created: float, checksum: int = 0) -> None:
+        """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept)."""
+        assert not self.finished
+        rows = np.diff(data.offsets)
+        touches = np.zeros(self.partitions, bool)
+        touches[data.order] = rows > 0
+        self.rows += data.batch.num_rows
+        self._push(Entry(self.log.end, data, touches, data.nbytes, False, checksum, created))
+
+    def finish(self, created: float) -> None:
+        """End the stream: its last entry has no rows and goes to every partition."""
+        if not self.finished:
+            self._push(Entry(self.log.end, None, self._everyone, 0, True, self._checksum, created))
+            self.finished = True
+
+    def _push(self, entry: Entry) -> None:
+        self.dirty = True
+        self._checksum = entry.checksum
+        self.log.append(entry)
+        if entry.sequence in self._expected:
+            self._compare(entry.sequence, *self._expected.pop(entry.sequence))
+        if (self._acked[entry.touches] >= entry.sequence).all():
+            self.log.evict(self._acked)  # a retried task makes again what is applied already
+
+    # ---- the other side
+
+    def on_table(self, table: Table, stage: int, now: float) -> None:
+        """Follow the newest table: greet new workers, forget those that are gone, keep what new replicas will need."""
+        if table.epoch <= self._epoch:
+            return
+        self._epoch, self._table, self._stage = table.epoch, table, stage
+        self.order = table.rank_order(stage)
+        self.dirty = True
+        hosts: dict[int, np.ndarray] = {}
+        since: dict[int, np.ndarray] = {}
+        for partition, replicas in enumerate(table.stages[stage]):
+            for replica in replicas:
+                if replica.worker not in hosts:
+                    hosts[replica.worker] = np.zeros(self.partitions, bool)
+                    since[replica.worker] = np.full(self.partitions, -1, np.int64)
+                hosts[replica.worker][partition] = True
+                since[replica.worker][partition] = replica.incarnation
+        for worker in set(self._cursors) - set(hosts):
+            del self._cursors[worker]
+        for worker, mine in hosts.items():
+            known = self._cursors.get(worker)
+            if known is not None and (known.since == since[worker]).all():
+                continue
+            acked = np.where(mine, -1, _NOT_MINE)
+            if known is not None:
+                same = known.since == since[worker]
+                acked[same] = known.acked[same]
+            self._cursors[worker] = Cursor(mine, since[worker], acked, hello_due=now, heard=now)
+        self._settle()
+
+    def on_answer(self, worker: int, message: Ack | Resume | Reset | Refuse, now: float) -> None:
+        """What a consumer answers. RefusedError if it will not have us."""
+        self.dirty = True
+        match message:
+            case Ack():
+                self.on_ack(worker, message, now)
+            case Resume():
+                self.on_resume(worker, message, now)
+            case Reset():
+                self.on_reset(worker, now)
+            case Refuse() if worker in self._cursors:
+                raise RefusedError(message.code, f"worker {worker} refuses stream {self.stream}: {message.reason}")
+
+    def on_resume(self, worker: int, message: Resume, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        if cursor is None or message.epoch < self._epoch:
+            # Answered by an older table than ours: the worker will hear of the newer one; greet again then.
+            if cursor is not None:
+                cursor.hello_due = now + self._resend_s / 10
+            return
+        if message.checksum_at >= 0:
+            self._check(worker, message)
+        wanted = np.full(self.partitions, _NOT_MINE, np.int64)
+        for partition, sequence in message.next:
+            if 0 <= partition < self.partitions:
+                wanted[partition] = sequence
+        wanted[~cursor.hosts] = _NOT_MINE
+        start = int(wanted.min())
+        if start == _NOT_MINE:
+            return
+        cursor.nonce, cursor.number = message.nonce, 0
+        cursor.wanted_from = wanted
+        cursor.catching_up_to = int(wanted[wanted != _NOT_MINE].max())
+        # What lies below the log was acked by every listed replica, so nobody can need it.
+        cursor.first = start
+        cursor.next = max(start, self.log.base)
+        cursor.sent_bytes, cursor.granted = 0, message.granted
+        cursor.hello_due, cursor.heard = np.inf, now
+        self._take_ack(cursor, message.epoch, message.through, message.behind)
+
+    def on_ack(self, worker: int, message: Ack, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        if cursor is None:
+            return
+        if message.nonce == cursor.nonce:
+            cursor.granted = max(cursor.granted, message.granted)
+            cursor.heard, cursor.patience = now, 1.0
+        # An ack is cumulative and true whatever handshake it belongs to; only its incarnations matter.
+        self._take_ack(cursor, message.epoch, message.through, message.behind)
+
+    def on_reset(self, worker: int, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        if cursor is not None:
+            cursor.nonce = None
+            cursor.hello_due = min(cursor.hello_due, now)
+
+    def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: list[tuple[int, int]]) -> None:
+        # A replica introduced after the sender's table is another life than the one that acked.
+        meant = cursor.hosts & (cursor.since <= epoch)
+        acked = np.where(meant, through, -1)
+        for partition, sequence in behind:
+            if 0 <= partition < self.partitions and meant[partition]:
+                acked[partition] = sequence
+        np.maximum(cursor.acked, acked, out=cursor.acked)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._cursors:
+            self._acked = np.minimum.reduce([cursor.acked for cursor in self._cursors.values()])
+            self._acked[self._acked == _NOT_MINE] = -1  # a partition without any replica: keep everything
+            self.log.evict(self._acked)
+
+    # ---- determinism of a retried producer
+
+    def _check(self, worker: int, message: Resume) -> None:
+        if message.checksum_at >= self.log.end:
+            if self.finished:
+                raise self._not_deterministic(message.checksum_at, worker)
+            self._expected[message.checksum_at] = (message.checksum, worker)
+        elif message.checksum_at >= self.log.base:
+            self._compare(message.checksum_at, message.checksum, worker)
+
+    def _compare(self, sequence: int, expected: int, worker: int) -> None:
+        if self.log[sequence].checksum != expected:
+            raise self._not_deterministic(sequence, worker)
+
+    def _not_deterministic(self, sequence: int, worker: int) -> FluxError:
+        return NonDeterministicInputError(
+            f"partition {self.stream.producer} of the input of edge {self.stream.edge} was read again after a retry and gave "
+            f"other rows at or before batch {sequence} than worker {worker} had applied: the input is not deterministic. "
+            "Sort it within partitions, or write it out (df.checkpoint(), df.write) and read that"
+        )
+
+    # ---- sending
+
+    def poll(self, now: float) -> Iterator[ToWorker]:
+        """What is to be sent now: greetings that are due, and data that credit allows."""
+        self.dirty = False
+        for worker, cursor in list(self._cursors.items()):
+            if cursor.nonce is not None and cursor.next < self.log.end:
+                yield from self._data(worker, cursor, now)
+            if cursor.nonce is not None and now >= self._silent_at(cursor):
+                # Each try waits twice as long as the one before: a consumer that is busy for long in user code finds
+                # one greeting when it comes back, and not a queue of them with a retransmission each.
+                cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
+                cursor.hello_due = min(cursor.hello_due, now)
+                self.resent_handshakes += 1
+            if now >= cursor.hello_due:
+                cursor.hello_due = now + self._resend_s * cursor.patience
+                cursor.heard = now
+                yield ToWorker(
+                    worker, Hello(self.stream.edge, self.stream.producer, self.incarnation, self._epoch, self._secret)
+                )
+
+    def _silent_at(self, cursor: Cursor) -> float:
+        """When to greet again a worker that owes an ack; never if it owes none."""
+        if not self.log:
+            return np.inf
+        head = self.log[self.log.base]
+        owes = (cursor.acked[head.touches & cursor.hosts] < head.sequence).any()
+        return cursor.heard + self._resend_s * cursor.patience if owes else np.inf
+
+    def _data(self, worker: int, cursor: Cursor, now: float) -> Iterator[ToWorker]:
+        # Entries without rows for this worker may have been evicted while it was out of credit.
+        cursor.next = max(cursor.next, self.log.base)
+        while cursor.next < self.log.end and cursor.sent_bytes < cursor.granted:
+            entry = self.log[cursor.next]
+            cursor.next += 1
+            mine = entry.touches & cursor.hosts
+            if entry.sequence < cursor.catching_up_to:
+                mine &= cursor.wanted_from <= entry.sequence
+            if not mine.any():
+                continue
+            yield ToWorker(worker, *self._message(cursor, entry, mine))
+            cursor.first = entry.sequence + 1
+
+    def _message(self, cursor: Cursor, entry: Entry, mine: np.ndarray) -> tuple[Data, tuple[pa.RecordBatch, ...]]:
+        assert cursor.nonce is not None
+        partitions: list[int] = []
+        rows: list[int] = []
+        runs: list[int] = []
+        batches: list[pa.RecordBatch] = []
+        nbytes = MESSAGE_BYTES
+        if entry.data is not None:
+            data = entry.data
+            counts = np.diff(data.offsets)
+            ranks = np.flatnonzero(mine[data.order] & (counts > 0))
+            partitions = data.order[ranks].tolist()
+            rows = counts[ranks].tolist()
+            # Slices whose rows lie next to each other travel as one payload frame.
+            breaks = np.flatnonzero(data.offsets[ranks[1:]] != data.offsets[ranks[:-1] + 1]) + 1
+            starts = [0, *breaks.tolist(), len(ranks)]
+            for low, high in zip(starts, starts[1:], strict=False):
+                begin, end = int(data.offsets[ranks[low]]), int(data.offsets[ranks[high - 1] + 1])
+                runs.append(high - low)
+                batches.append(data.batch.slice(begin, end - begin))
+            total = data.batch.num_rows
+            nbytes += entry.nbytes * sum(rows) // total
+        message = Data(
+            self.stream.edge, self.stream.producer, cursor.nonce, cursor.number, cursor.first, entry.sequence,
+            partitions, rows, runs, nbytes, entry.last, entry.checksum, entry.created,
+        )  # fmt: skip
+        cursor.number += 1
+        cursor.sent_bytes += nbytes
+        return message, tuple(batches)

@@ -1,0 +1,217 @@
+"""The receiving end of one stream at one worker, as a state machine without I/O (DESIGN 3).
+
+Law: each partition takes every sequence once and in order. What was taken before is dropped and counted; what skips
+something, or answers another handshake, changes nothing and leads to a new handshake.
+
+Left to others: applying slices (replica), sockets (transport).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from flux.messages import Ack, Data, Hello, Reset, Resume
+from partitioning.ids import StreamId
+
+
+@dataclass(slots=True)
+class Packet:
+    """One received message. Its bytes count against the stream's credit until its last slice is applied."""
+
+    inbound: Inbound
+    nbytes: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of one batch for one partition, waiting to be applied. ``last``: the stream ends here, without rows."""
+
+    stream: StreamId
+    sequence: int
+    batch: pa.RecordBatch | None
+    packet: Packet
+    input: int
+    last: bool
+    created: float
+
+
+@dataclass
+class Counters:
+    """What was refused, and why. ``duplicate``: slices taken before; ``stale``: data of another handshake."""
+
+    duplicate: int = 0
+    stale: int = 0
+    gap: int = 0
+    misrouted: int = 0
+    refused: int = 0
+    malformed: int = 0
+
+
+class Inbound:
+    """``received[p]``: next sequence partition p needs. Only the partitions in ``hosted`` are kept up."""
+
+    def __init__(self, stream: StreamId, input: int, partitions: int, credit: int) -> None:
+        self.stream = stream
+        self.input = input
+        self.credit = credit
+        self.received = np.zeros(partitions, np.int64)
+        self.incarnation = -1
+        self.connection: Hashable = None
+        self.nonce = -1
+        self.number = 0
+        self.broken = False
+        self.received_bytes = 0
+        self.held_bytes = 0
+        self.checksum_at = -1
+        self.checksum = 0
+        self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
+        self.ack_due = False
+        self.unacked_bytes = 0
+
+    # ---- handshake
+
+    def greet(self, hello: Hello, connection: Hashable, nonce: int) -> int:
+        """Start over on a new connection. Returns the checksum position to show to a new life of the producer."""
+        show = self.checksum_at if 0 <= self.incarnation < hello.incarnation else -1
+        self.incarnation = hello.incarnation
+        self.connection = connection
+        self.nonce = nonce
+        self.number = 0
+        self.broken = False
+        self.received_bytes = 0
+        return show
+
+    def resume(self, epoch: int, hosted: np.ndarray, show_checksum_at: int) -> Resume:
+        ack = self.ack(epoch, hosted)
+        return Resume(
+            *self.stream, self.nonce, epoch, [(p, int(self.received[p])) for p in hosted.tolist()],
+            ack.through, ack.behind, ack.granted, show_checksum_at, self.checksum,
+        )  # fmt: skip
+
+    # ---- data
+
+    def take(
+        self, message: Data, batches: Sequence[pa.RecordBatch], hosted: np.ndarray, counters: Counters
+    ) -> list[tuple[int, Slice]] | Reset:
+        """Slices to queue by partition, or a Reset if something is missing, or nothing for what is old."""
+        if message.nonce != self.nonce or self.broken:
+            counters.stale += 1
+            return []
+        if message.number != self.number or (len(hosted) and message.first > int(self.received[hosted].min())):
+            counters.gap += 1
+            self.broken = True  # what follows under this nonce cannot be in order either
+            return Reset(*self.stream, f"message {message.number} came where {self.number} was expected")
+        self.number += 1
+        nbytes = message.nbytes
+        self.received_bytes += nbytes
+        packet = Packet(self, nbytes, 0)
+        slices = self._slices(message, batches, hosted, packet, counters)
+        self.received[hosted] = np.maximum(self.received[hosted], message.sequence + 1)
+        if message.sequence > self.checksum_at:
+            self.checksum_at, self.checksum = message.sequence, message.checksum
+        packet.pending = len(slices)
+        if slices:
+            self.held_bytes += nbytes
+        else:
+            self.unacked_bytes += nbytes
+            self.ack_due = True
+        for partition, _ in slices:
+            self.waiting.setdefault(partition, deque()).append(message.sequence)
+        return slices
+
+    def _slices(
+        self, message: Data, batches: Sequence[pa.RecordBatch], hosted: np.ndarray, packet: Packet, counters: Counters
+    ) -> list[tuple[int, Slice]]:
+        slices: list[tuple[int, Slice]] = []
+        received = self.received
+        mine = set(hosted.tolist())
+        index = 0
+        for run, batch in zip(message.runs, batches, strict=True):
+            offset = 0
+            for partition, rows in zip(
+                message.partitions[index : index + run], message.rows[index : index + run], strict=True
+            ):
+                if partition not in mine:
+                    counters.misrouted += 1
+                elif received[partition] > message.sequence:
+                    counters.duplicate += 1
+                else:
+                    part = batch.slice(offset, rows)
+                    slices.append(
+                        (
+                            partition,
+                            Slice(self.stream, message.sequence, part, packet, self.input, False, message.created),
+                        )
+                    )
+                offset += rows
+            index += run
+        if message.last:
+            for partition in hosted.tolist():
+                if received[partition] > message.sequence:
+                    counters.duplicate += 1
+                else:
+                    slices.append(
+                        (
+                            partition,
+                            Slice(self.stream, message.sequence, None, packet, self.input, True, message.created),
+                        )
+                    )
+        return slices
+
+    # ---- progress
+
+    def applied(self, partition: int, slice_: Slice) -> None:
+        """The oldest waiting slice of the partition has been applied to its state and its output log."""
+        assert self.waiting[partition][0] == slice_.sequence
+        self.waiting[partition].popleft()
+        packet = slice_.packet
+        packet.pending -= 1
+        if packet.pending == 0:
+            self.held_bytes -= packet.nbytes
+            self.unacked_bytes += packet.nbytes
+        self.ack_due = True
+
+    @property
+    def ack_urgent(self) -> bool:
+        """Whether the producer may be short of credit unless it hears soon."""
+        return self.unacked_bytes * 4 >= self.credit
+
+    def ack(self, epoch: int, hosted: np.ndarray) -> Ack:
+        """Cumulative ack of everything applied, and the credit that follows from what is still held."""
+        received = self.received[hosted]
+        through = int(received.max()) - 1 if len(received) else -1
+        behind = [
+            (p, r - 1)
+            for p, r in zip(hosted.tolist(), received.tolist(), strict=True)
+            if r - 1 < through and not self.waiting.get(p)
+        ]
+        behind += [(p, self.waiting[p][0] - 1) for p in hosted.tolist() if self.waiting.get(p)]
+        self.ack_due = False
+        self.unacked_bytes = 0
+        granted = self.received_bytes + max(self.credit - self.held_bytes, 0)
+        return Ack(*self.stream, self.nonce, epoch, through, behind, granted)
+
+
+@dataclass
+class Credit:
+    """Shares the bytes that a worker is ready to hold among its inbound streams. Reason for the floor: below the
+    size of a typical batch every message would wait for an ack."""
+
+    bytes_max: int
+    floor: int = 64 << 10
+    streams: dict[StreamId, Inbound] = field(default_factory=dict)
+
+    def admit(self, inbound: Inbound) -> None:
+        self.streams[inbound.stream] = inbound
+        share = max(self.bytes_max // len(self.streams), self.floor)
+        for other in self.streams.values():
+            other.credit = share
+
+    def release(self, stream: StreamId) -> None:
+        self.streams.pop(stream, None)

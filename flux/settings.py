@@ -1,0 +1,128 @@
+"""Every setting in one typed table: key, default with unit, meaning (DESIGN 1).
+
+Read from ``spark.flux.*`` and overridable by keyword, with the dots of the key as underscores:
+``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from flux.errors import UsageError
+
+PREFIX = "spark.flux."
+_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. ``kind``: "bytes", "seconds", "int", "bool" or "text"; bounds are inclusive."""
+
+    name: str
+    key: str
+    kind: str
+    default: str
+    meaning: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+TABLE = (
+    Setting("workers", "workers", "int", "0", "workers to start; 0: one per task slot, or half as many where Spark tasks feed or fetch", 0, 4096),
+    Setting("partitions", "partitions", "int", "32", "partitions of a stage that does not say", 1, 4096),
+    Setting("workers_timeout", "workers.timeout", "seconds", "60s", "how long to wait for all workers to join", 0.001),
+    Setting("log_max_bytes", "log.maxBytes", "bytes", "256m", "log that one process may hold, shared evenly by its streams", 1 << 10),
+    Setting("credit_max_bytes", "credit.maxBytes", "bytes", "128m", "bytes that a worker lets all producers together have under way to it", 1 << 10),
+    Setting("batch_max_rows", "batch.maxRows", "int", "65536", "rows of one batch at ingress", 1, 1 << 24),
+    Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "larger batches are split", 1 << 10),
+    Setting("message_max_bytes", "message.maxBytes", "bytes", "256m", "larger frames on the data port are refused", 1 << 12),
+    Setting("step_max_rows", "step.maxRows", "int", "4096", "small slices are put together into one step up to so many rows", 1),
+    Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement", 0),
+    Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream without an acknowledgement for so long says Hello again", 0.001),
+    Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
+    Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
+    Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
+    Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),
+    Setting("egress_memory", "egress.memoryBytes", "bytes", "64m", "collected output that a worker keeps in memory; the rest goes to a temporary file", 0),
+    Setting("encrypt", "encrypt", "text", "auto", "CURVE encryption of all connections: true, false, or auto (unless the master is local)"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Parsed values: bytes as int, durations in seconds. See TABLE for the meaning of each."""
+
+    workers: int
+    partitions: int
+    workers_timeout: float
+    log_max_bytes: int
+    credit_max_bytes: int
+    batch_max_rows: int
+    batch_max_bytes: int
+    message_max_bytes: int
+    step_max_rows: int
+    ack_interval: float
+    resend_timeout: float
+    heartbeat_interval: float
+    controller_timeout: float
+    progress_interval: float
+    stop_timeout: float
+    egress_memory: int
+    encrypt: str
+
+    @classmethod
+    def of(cls, conf: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """``conf`` has whole keys (``spark.flux.workers``); other keys than ours are ignored, unknown ``spark.flux.``
+        keys are an error. UsageError names the key, the value and what is accepted."""
+        given = {key[len(PREFIX) :]: value for key, value in (conf or {}).items() if key.startswith(PREFIX)}
+        by_key = {setting.key: setting for setting in TABLE}
+        by_name = {setting.name: setting for setting in TABLE}
+        for key in given:
+            if key not in by_key:
+                raise UsageError(f"unknown setting {PREFIX}{key}; known are {', '.join(sorted(by_key))}")
+        for name in overrides:
+            if name not in by_name:
+                raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(by_name))}")
+        values = {}
+        for setting in TABLE:
+            raw = overrides.get(setting.name)
+            values[setting.name] = parse(setting, given.get(setting.key, setting.default) if raw is None else raw)
+        return cls(**values)
+
+
+def parse(setting: Setting, raw: Any) -> Any:
+    key = PREFIX + setting.key
+    try:
+        value = _PARSERS[setting.kind](raw)
+    except (ValueError, TypeError, KeyError):
+        raise UsageError(f"{key}: cannot read {raw!r} as {setting.kind}, for example {setting.default!r}") from None
+    for bound, wrong, word in (
+        (setting.at_least, lambda b: value < b, "at least"),
+        (setting.at_most, lambda b: value > b, "at most"),
+    ):
+        if bound is not None and wrong(bound):
+            raise UsageError(f"{key}: {raw!r} is out of range, {word} {bound:g} is accepted")
+    return value
+
+
+def _quantity(raw: Any, units: Mapping[str, float]) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool):
+        return raw
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", raw)
+    if match is None:
+        raise ValueError(raw)
+    return float(match[1]) * units[match[2].lower()]
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "text": str,
+    "bytes": lambda raw: int(_quantity(raw, _BYTES)),
+    "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),
+}
+
+assert [setting.name for setting in TABLE] == [field.name for field in fields(Settings)]

@@ -1,0 +1,129 @@
+"""What the loops of workers and ingress tasks have in common: the link to the controller and the links to data ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from flux.codec import decode_data, decode_order, encode, encode_batches
+from flux.control import FromController, Register, Rejected, Stop, ToController, Welcome
+from flux.errors import QueryFailed, QueryTimeout
+from flux.producer import ToWorker
+from flux.transport import Keys, Link, Sockets
+from partitioning.table import Table
+
+#: How often a registration is repeated until it is answered.
+REGISTER_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the controller of a query listens, and how to talk to it. Travels with Spark's own task shipping."""
+
+    endpoint: str
+    keys: Keys | None
+    secret: bytes
+
+
+class Links:
+    """Data links to the workers of the newest table, opened when first needed."""
+
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
+        self._links: dict[int, Link] = {}
+        self._worker_of: dict[Link, int] = {}
+        self._endpoints: dict[int, str] = {}
+
+    def follow(self, table: Table) -> None:
+        self._endpoints = dict(table.endpoints)
+        for worker in [worker for worker in self._links if worker not in table.endpoints]:
+            link = self._links.pop(worker)
+            del self._worker_of[link]
+            self._sockets.close_link(link)
+
+    def send(self, effect: ToWorker) -> None:
+        link = self._links.get(effect.worker)
+        if link is None:
+            link = self._sockets.link(self._endpoints[effect.worker])
+            self._links[effect.worker] = link
+            self._worker_of[link] = effect.worker
+        link.send([encode(effect.message), *encode_batches(effect.batches)])
+
+    def answers(self, link: Any) -> Iterator[tuple[int, Any]]:
+        worker = self._worker_of[link]
+        for frames in link.receive():
+            yield worker, decode_data(frames[0])
+
+    def __contains__(self, link: object) -> bool:
+        return link in self._worker_of
+
+
+class ControllerLink:
+    """Registers, and hears orders; raises QueryTimeout when the controller stays silent for too long."""
+
+    def __init__(self, sockets: Sockets, rendezvous: Rendezvous, silence_max_s: float) -> None:
+        self.link = sockets.link(rendezvous.endpoint)
+        self._silence_max_s = silence_max_s
+        self._heard = time.time()
+
+    def report(self, message: ToController) -> None:
+        self.link.send([encode(message)])
+
+    def orders(self) -> Iterator[FromController]:
+        for frames in self.link.receive():
+            self._heard = time.time()
+            yield decode_order(frames[0])
+
+    def check(self, now: float) -> None:
+        if now - self._heard > self._silence_max_s:
+            raise QueryTimeout(
+                f"nothing heard from the controller at {self.link.endpoint} for {self._silence_max_s:g} s "
+                "(spark.flux.controller.timeout); the driver is gone or cannot be reached"
+            )
+
+
+def register(
+    sockets: Sockets, control: ControllerLink, rendezvous: Rendezvous, **about: Any
+) -> tuple[Welcome, list[FromController]]:
+    """Repeat Register until it is answered; returns the answer and the orders that came with it, in order."""
+    message = Register(secret=rendezvous.secret, host=socket.gethostname(), pid=os.getpid(), **about)
+    asked = 0.0
+    while True:
+        now = time.time()
+        control.check(now)
+        if now - asked >= REGISTER_EVERY_S:
+            asked = now
+            control.report(message)
+        if control.link in sockets.wait(REGISTER_EVERY_S / 2):
+            orders = list(control.orders())
+            for order in orders:
+                refuse_rejected(order)
+            welcomes = [order for order in orders if isinstance(order, Welcome)]
+            if welcomes:
+                return welcomes[-1], [order for order in orders if not isinstance(order, Welcome)]
+
+
+class Stopped(Exception):
+    """The controller said Stop."""
+
+
+def refuse_rejected(order: FromController) -> None:
+    if isinstance(order, Rejected):
+        raise QueryFailed(f"the controller refuses this process: {order.reason}")
+    if isinstance(order, Stop):
+        raise Stopped(order.reason)
+
+
+def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Views of at most so many rows, and about so many bytes, in order; the same for the same batch."""
+    if batch.num_rows == 0:
+        return
+    step = min(rows_max, max(1, batch.num_rows * bytes_max // max(batch.nbytes, 1)))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)

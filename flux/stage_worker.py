@@ -1,0 +1,450 @@
+"""All that one worker hosts, as one state machine without I/O: replicas, their streams, and sources (DESIGN 3, 7).
+
+Events come in through ``on_*``; ``work`` applies one step; ``poll`` gives the effects. What a worker sends to itself
+goes the same way as what it sends to others, without leaving this file: no frames, no copy.
+
+Left to others: frames, sockets, clocks and the source iterators (worker), placement (the controller's table).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.checksum import extend
+from flux.collect import Collect
+from flux.control import PartitionFinished
+from flux.errors import ProtocolError
+from flux.log import Meter
+from flux.messages import Ack, Chunk, Data, Fetch, Hello, Refuse, Reset, Resume
+from flux.plan import EdgePlan, Plan
+from flux.producer import Producer, ToWorker
+from flux.receiver import Counters, Credit, Inbound
+from flux.replica import Outlet, Replica, conform
+from partitioning.cluster import cluster_by_key, whole
+from partitioning.ids import StreamId
+from partitioning.table import Table
+
+#: The connection of a worker to itself.
+LOCAL = "local"
+#: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ToConnection:
+    """Effect: answer on a connection to the data port."""
+
+    connection: Hashable
+    message: Resume | Ack | Reset | Refuse | Chunk
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToController:
+    """Effect: report to the controller."""
+
+    message: PartitionFinished
+
+
+Effect = ToWorker | ToConnection | ToController
+
+
+class SourceStreams:
+    """The streams of one partition of a source: one per edge that leaves the source, fed with the same batches."""
+
+    def __init__(self, edges: Sequence[EdgePlan], producers: Sequence[Producer], name: str) -> None:
+        self.edges = edges
+        self.producers = producers
+        self.name = name
+        self.rows = 0
+        self._checksum = 0
+
+    @property
+    def has_room(self) -> bool:
+        return all(producer.has_room for producer in self.producers)
+
+    @property
+    def drained(self) -> bool:
+        return all(producer.drained for producer in self.producers)
+
+    def append(self, batch: pa.RecordBatch, now: float) -> None:
+        """The batch is copied while it is clustered: the caller may reuse its memory."""
+        self.rows += batch.num_rows
+        # Of the rows as they were read: how they are clustered depends on the table of the day.
+        self._checksum = extend(self._checksum, batch)
+        for edge, producer in zip(self.edges, self.producers, strict=True):
+            if edge.key:
+                data = cluster_by_key(batch, edge.key, edge.partitions, producer.order)
+            else:
+                turn = (producer.stream.producer + producer.next_sequence) % edge.partitions
+                data = whole(batch, turn, edge.partitions, producer.order)
+            producer.append(data, now, self._checksum)
+
+    def finish(self, now: float) -> None:
+        for producer in self.producers:
+            producer.finish(now)
+
+
+class StageWorker:
+    """One worker's share of a plan."""
+
+    def __init__(self, plan: Plan, worker: int, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """``clock`` (seconds) only measures how long steps take; nothing is decided by it."""
+        self.plan = plan
+        self.worker = worker
+        self.epoch = -1
+        self.table: Table | None = None
+        self.replicas: dict[tuple[int, int], Replica] = {}
+        self.producers: dict[StreamId, Producer] = {}
+        self.sources: dict[tuple[int, int], SourceStreams] = {}
+        self.counters = Counters()
+        self.latencies: deque[float] = deque(maxlen=4096)
+        self.log_meter = Meter()
+        self._clock = clock
+        self._credit = Credit(plan.settings.credit_max_bytes)
+        self._inbound: dict[StreamId, Inbound] = {}
+        self._hosted: dict[int, np.ndarray] = {}  # stage -> partitions of its replicas here, ascending
+        self._early: list[tuple[Hashable, Hello]] = []
+        self._complete: dict[int, list[int]] = {}
+        self._turn: deque[tuple[int, int]] = deque()
+        self._ready: set[tuple[int, int]] = set()
+        self._effects: deque[Effect] = deque()
+        self._nonce = 0
+        self._ack_at = np.inf
+        self._timers_at = 0.0
+
+    # ---- orders
+
+    def on_table(self, table: Table, now: float) -> None:
+        if table.epoch <= self.epoch:
+            return
+        self.epoch, self.table = table.epoch, table
+        self._install_replicas(table)
+        self._install_sources(table)
+        self._share_log()
+        for stream, producer in self.producers.items():
+            producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
+        early, self._early = self._early, []
+        for connection, hello in early:
+            self._on_hello(connection, hello, now)
+
+    def _install_replicas(self, table: Table) -> None:
+        wanted = {
+            (stage.id, partition): replica.incarnation
+            for stage in self.plan.stages
+            for partition, replicas in enumerate(table.stages[stage.id])
+            for replica in replicas
+            if replica.worker == self.worker
+        }
+        for key in [key for key, replica in self.replicas.items() if wanted.get(key) != replica.incarnation]:
+            self._discard(key)
+        for key, incarnation in wanted.items():
+            if key not in self.replicas:
+                self._create(*key, incarnation)
+        for stage in self.plan.stages:
+            mine = sorted(partition for (s, partition) in self.replicas if s == stage.id)
+            self._hosted[stage.id] = np.array(mine, np.int64)
+        self._turn = deque(self.replicas)
+
+    def _create(self, stage_id: int, partition: int, incarnation: int) -> None:
+        stage = self.plan.stages[stage_id]
+        outlets = []
+        for edge_id in stage.edges_out:
+            edge = self.plan.edges[edge_id]
+            stream = StreamId(edge_id, partition)
+            producer = self._producer(stream, edge, incarnation)
+            outlets.append(Outlet(producer, edge.key))
+        replica = Replica(stage, partition, incarnation, outlets, self.plan.settings.step_max_rows)
+        for edge_id in stage.edges_in:
+            producers = self.plan.edges[edge_id].producers
+            if producers is not None:
+                replica.expect(edge_id, range(producers))
+            elif edge_id in self._complete:
+                replica.expect(edge_id, self._complete[edge_id])
+        self.replicas[stage_id, partition] = replica
+        self._ready.add((stage_id, partition))
+
+    def _discard(self, key: tuple[int, int]) -> None:
+        replica = self.replicas.pop(key)
+        replica.close()
+        self._ready.discard(key)
+        for outlet in replica.outlets:
+            self.producers.pop(outlet.producer.stream, None)
+
+    def _producer(self, stream: StreamId, edge: EdgePlan, incarnation: int) -> Producer:
+        settings = self.plan.settings
+        producer = Producer(
+            stream, incarnation, edge.partitions, settings.log_max_bytes, settings.resend_timeout,
+            self.plan.secret, self.log_meter,
+        )  # fmt: skip
+        self.producers[stream] = producer
+        return producer
+
+    def _install_sources(self, table: Table) -> None:
+        for source in self.plan.sources:
+            if source.partitions is None:
+                continue
+            for partition, worker in enumerate(table.sources[source.id]):
+                if worker == self.worker and (source.id, partition) not in self.sources:
+                    edges = self.plan.edges_of_source(source.id)
+                    producers = [self._producer(StreamId(edge.id, partition), edge, self.epoch) for edge in edges]
+                    self.sources[source.id, partition] = SourceStreams(edges, producers, source.name)
+
+    def _share_log(self) -> None:
+        share = max(self.plan.settings.log_max_bytes // max(len(self.producers), 1), 1)
+        for producer in self.producers.values():
+            producer.log.bytes_max = share
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> None:
+        self._complete[edge] = producers
+        for replica in self.replicas.values():
+            if edge in replica.stage.edges_in:
+                replica.expect(edge, producers)
+                self._ready.add((replica.stage.id, replica.partition))
+
+    # ---- the data port
+
+    def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        """A message from a producer of a stream that this worker consumes, or from an egress task."""
+        match message:
+            case Data():
+                self._on_data(connection, message, batches, now)
+            case Hello():
+                self._on_hello(connection, message, now)
+            case Fetch():
+                self._on_fetch(connection, message)
+            case _:
+                raise ProtocolError(f"a consumer does not take {type(message).__name__}")
+
+    def knows(self, connection: Hashable, message: Data) -> bool:
+        """Whether this connection has proved the secret for this stream; only then is a payload worth decoding."""
+        inbound = self._inbound.get(StreamId(message.edge, message.producer))
+        return inbound is not None and inbound.connection == connection
+
+    def on_answer(self, worker: int, message: Any, now: float) -> None:
+        """An answer from the data port of a worker that consumes a stream of ours."""
+        producer = self.producers.get(StreamId(message.edge, message.producer))
+        if producer is None:
+            return
+        producer.on_answer(worker, message, now)
+        stage = self.plan.edges[message.edge].stage
+        if stage is not None and producer.has_room:
+            self._ready.add((stage, message.producer))
+
+    def _on_hello(self, connection: Hashable, hello: Hello, now: float) -> None:
+        stream = StreamId(hello.edge, hello.producer)
+        if not hmac.compare_digest(hello.secret, self.plan.secret):
+            self._refuse(connection, stream, "secret", "wrong secret")
+        elif not 0 <= hello.edge < len(self.plan.edges) or hello.producer < 0:
+            self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
+        elif hello.epoch > self.epoch:
+            # The producer has heard of a table that has not come here yet; answer when it has.
+            self._early = [(c, h) for c, h in self._early if (h.edge, h.producer) != stream] + [(connection, hello)]
+        else:
+            self._welcome(connection, hello, stream)
+
+    def _welcome(self, connection: Hashable, hello: Hello, stream: StreamId) -> None:
+        inbound = self._inbound.get(stream)
+        if inbound is None:
+            edge = self.plan.edges[hello.edge]
+            inbound = Inbound(stream, edge.input, edge.partitions, self._credit.floor)
+            self._inbound[stream] = inbound
+            self._credit.admit(inbound)
+        if hello.incarnation < inbound.incarnation:
+            self._refuse(
+                connection, stream, "stale", f"incarnation {inbound.incarnation} of this producer has taken over"
+            )
+            return
+        self._nonce += 1
+        show = inbound.greet(hello, connection, self._nonce)
+        self._answer(connection, inbound.resume(self.epoch, self._hosted_by(stream), show))
+
+    def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
+        self.counters.refused += 1
+        self._answer(connection, Refuse(*stream, code, reason))
+
+    def _hosted_by(self, stream: StreamId) -> np.ndarray:
+        return self._hosted[self.plan.edges[stream.edge].consumer]
+
+    def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        stream = StreamId(message.edge, message.producer)
+        inbound = self._inbound.get(stream)
+        if inbound is None or inbound.connection != connection:
+            self.counters.refused += 1
+            self._answer(connection, Reset(*stream, "say Hello first"))
+            return
+        hosted = self._hosted_by(stream)
+        taken = inbound.take(message, batches, hosted, self.counters)
+        if isinstance(taken, Reset):
+            self._answer(connection, taken)
+            return
+        stage = self.plan.edges[stream.edge].consumer
+        for partition, slice_ in taken:
+            self.replicas[stage, partition].add(slice_)
+            self._ready.add((stage, partition))
+        self._note_ack(inbound, now)
+
+    def _on_fetch(self, connection: Hashable, fetch: Fetch) -> None:
+        if not hmac.compare_digest(fetch.secret, self.plan.secret):
+            self.counters.refused += 1
+            return
+        replica = self.replicas.get((fetch.stage, fetch.partition))
+        if replica is None or not isinstance(replica.operator, Collect):
+            self.counters.misrouted += 1
+            return
+        found = replica.operator.read(fetch.offset, CHUNK_BYTES)
+        if found is not None:
+            data, total = found
+            self._effects.append(
+                ToConnection(connection, Chunk(fetch.stage, fetch.partition, fetch.offset, total), data)
+            )
+
+    # ---- work
+
+    def work(self, now: float) -> bool:
+        """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
+        for _ in range(len(self._turn)):
+            key = self._turn[0]
+            self._turn.rotate(-1)
+            if key not in self._ready:
+                continue
+            replica = self.replicas[key]
+            if not replica.ready:
+                self._ready.discard(key)  # whatever makes it ready again puts it back
+                continue
+            self._step(replica, now)
+            return True
+        return False
+
+    def _step(self, replica: Replica, now: float) -> None:
+        started = self._clock()
+        slices = replica.step(now)
+        replica.busy_s += self._clock() - started
+        for slice_ in slices:
+            inbound = self._inbound[slice_.stream]
+            inbound.applied(replica.partition, slice_)
+            self._note_ack(inbound, now)
+            if slice_.last and not any(inbound.waiting.values()):
+                self._credit.release(slice_.stream)
+        if not replica.outlets and slices and not slices[0].last:
+            self.latencies.append(now - replica.context.created)
+        if replica.finished and not replica.outlets:
+            self._report_finished(replica)
+
+    def _report_finished(self, replica: Replica) -> None:
+        self._effects.append(
+            ToController(PartitionFinished(node=self.worker, stage=replica.stage.id, partition=replica.partition))
+        )
+
+    def _note_ack(self, inbound: Inbound, now: float) -> None:
+        if inbound.ack_due:
+            self._ack_at = min(self._ack_at, now if inbound.ack_urgent else now + self.plan.settings.ack_interval)
+
+    def wants(self, source: int, partition: int) -> bool:
+        """Whether a source may be read: its logs have room."""
+        return self.sources[source, partition].has_room
+
+    def on_source(self, source: int, partition: int, batch: pa.RecordBatch | None, now: float) -> None:
+        """The next batch of a source; None: it has ended."""
+        streams = self.sources[source, partition]
+        if batch is None:
+            streams.finish(now)
+        else:
+            streams.append(conform(batch, self.plan.sources[source].schema, f"source {streams.name}"), now)
+
+    # ---- effects
+
+    def poll(self, now: float) -> Iterator[Effect]:
+        """Everything to be sent now, in order. What goes to this worker itself is delivered on the way."""
+        if now >= self._ack_at:
+            self._flush_acks()
+        if now >= self._timers_at:
+            self._timers_at = now + self.plan.settings.resend_timeout / 4
+            for producer in self.producers.values():
+                producer.dirty = True
+        busy = True
+        while busy:
+            busy = False
+            for producer in [producer for producer in self.producers.values() if producer.dirty]:
+                for send in producer.poll(now):
+                    busy = True
+                    if send.worker == self.worker:
+                        self.on_data_plane(LOCAL, send.message, send.batches, now)
+                    else:
+                        yield send
+            while self._effects:
+                busy = True
+                effect = self._effects.popleft()
+                if isinstance(effect, ToConnection) and effect.connection == LOCAL:
+                    self.on_answer(self.worker, effect.message, now)
+                else:
+                    yield effect
+
+    def due(self) -> float:
+        """When ``poll`` must be called again at the latest, if nothing happens before."""
+        return min(self._ack_at, self._timers_at)
+
+    def _flush_acks(self) -> None:
+        self._ack_at = np.inf
+        for inbound in self._inbound.values():
+            if inbound.ack_due:
+                self._answer(inbound.connection, inbound.ack(self.epoch, self._hosted_by(inbound.stream)))
+
+    def _answer(self, connection: Hashable, message: Resume | Ack | Reset | Refuse) -> None:
+        self._effects.append(ToConnection(connection, message))
+
+    # ---- reports
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(inbound.held_bytes for inbound in self._inbound.values())
+
+    def stats(self) -> dict[str, Any]:
+        """What a heartbeat reports: counts since the start, and what is waiting now."""
+        latencies = np.fromiter(self.latencies, float)
+        return {
+            "rows_in": sum(replica.rows_in for replica in self.replicas.values()),
+            "source_rows": sum(source.rows for source in self.sources.values()),
+            "log_bytes": self.log_meter.bytes,
+            "peak_log_bytes": self.log_meter.peak,
+            "held_bytes": self.held_bytes,
+            "queued": sum(replica.queued for replica in self.replicas.values()),
+            "latency_ms": [round(float(x) * 1e3, 3) for x in np.percentile(latencies, [50, 99])]
+            if len(latencies)
+            else None,
+            "counters": asdict(self.counters),
+            "stages": self._stage_stats(),
+        }
+
+    def _stage_stats(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "rows_in": sum(r.rows_in for r in mine),
+                "rows_out": sum(r.rows_out for r in mine),
+                "finished": sum(r.finished for r in mine),
+                "queued": sum(r.queued for r in mine),
+                "busy_s": round(sum(r.busy_s for r in mine), 6),
+            }
+            for mine in (
+                [replica for (stage, _), replica in self.replicas.items() if stage == stage_plan.id]
+                for stage_plan in self.plan.stages
+            )
+        ]
+
+    def close(self) -> None:
+        """End every operator; all are closed even if one fails, and the first failure is raised."""
+        failures = []
+        for replica in self.replicas.values():
+            try:
+                replica.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]

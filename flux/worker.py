@@ -1,0 +1,238 @@
+"""The loop of one worker: sockets, clock and source iterators around the state machine (DESIGN 2, 7).
+
+One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from flux.codec import decode_batches, decode_data, encode
+from flux.control import EdgeComplete, Failure, FromController, Heartbeat, NewTable
+from flux.errors import FluxError, ProtocolError, UserCodeError
+from flux.messages import Data
+from flux.plan import Plan
+from flux.producer import ToWorker
+from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register, split
+from flux.stage_worker import StageWorker, ToConnection
+from flux.transport import Port, Sockets, own_address
+from partitioning.warm_up import warm_up
+
+#: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
+WORK_S = 0.002
+#: How long to wait for the controller's Stop after a failure was reported.
+FAREWELL_S = 10.0
+#: How soon a source that had nothing is asked again.
+IDLE_SOURCE_S = 0.001
+
+
+class Worker:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
+        self.plan = plan
+        self.rendezvous = rendezvous
+        self.sockets = Sockets(rendezvous.keys, plan.settings.message_max_bytes)
+        self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))
+        self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
+        self.links = Links(self.sockets)
+        self.core: StageWorker | None = None
+        self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
+        self._read_turn: deque[tuple[int, int]] = deque()
+        self._unread: dict[tuple[int, int], deque[pa.RecordBatch]] = {}
+        self._idle_until = 0.0
+        self._turns = 0
+        self._beat_at = 0.0
+        self._process = psutil.Process()
+
+    def run(self, index: int, attempt: int, executor: str) -> dict[str, Any]:
+        """Until the controller says Stop. Returns the last statistics."""
+        try:
+            warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
+            welcome, early = register(
+                self.sockets, self.control, self.rendezvous,
+                role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
+            )  # fmt: skip
+            self.core = StageWorker(self.plan, welcome.node, time.perf_counter)
+            self._loop(self.core, early)
+        except Stopped:
+            pass
+        finally:
+            stats = self.core.stats() if self.core is not None else {}
+            self._close()
+        return stats
+
+    def _loop(self, core: StageWorker, early: list[FromController]) -> None:
+        try:
+            for order in early:
+                self._on_order(core, order, time.time())
+            while True:
+                self._turn(core)
+        except (Stopped, SystemExit, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            self._report_failure(core, error)
+
+    def _turn(self, core: StageWorker) -> None:
+        self._turns += 1
+        now = time.time()
+        busy = self._work(core, now)
+        if not busy:
+            busy = self._read(core, now)
+        self._flush(core, now)
+        self._heartbeat(core, now)
+        wait = (
+            0.0
+            if busy
+            else min(core.due(), self._beat_at, now + IDLE_SOURCE_S if self._readers else self._beat_at) - now
+        )
+        for ready in self.sockets.wait(wait):
+            self._receive(core, ready)
+
+    # ---- in
+
+    def _receive(self, core: StageWorker, ready: Any) -> None:
+        now = time.time()
+        if ready is self.port:
+            for connection, frames in self.port.receive():
+                self._on_frames(core, connection, frames, now)
+        elif ready is self.control.link:
+            for order in self.control.orders():
+                self._on_order(core, order, now)
+        elif ready in self.links:
+            for worker, message in self.links.answers(ready):
+                core.on_answer(worker, message, now)
+
+    def _on_frames(self, core: StageWorker, connection: bytes, frames: Any, now: float) -> None:
+        try:
+            if not frames:
+                raise ProtocolError("an empty message")
+            message = decode_data(frames[0])
+            batches: list[pa.RecordBatch] = []
+            if isinstance(message, Data) and core.knows(connection, message):
+                batches = decode_batches(message, frames[1:], self.plan.edges[message.edge].schema)
+            core.on_data_plane(connection, message, batches, now)
+        except ProtocolError:
+            core.counters.malformed += 1
+
+    def _on_order(self, core: StageWorker, order: FromController, now: float) -> None:
+        refuse_rejected(order)
+        if isinstance(order, NewTable):
+            self.links.follow(order.table)
+            core.on_table(order.table, now)
+            for edge, producers in order.complete.items():
+                core.on_edge_complete(edge, producers)
+            self._open_sources(core)
+        elif isinstance(order, EdgeComplete):
+            core.on_edge_complete(order.edge, order.producers)
+
+    # ---- sources
+
+    def _open_sources(self, core: StageWorker) -> None:
+        for source, partition in core.sources:
+            if (source, partition) not in self._unread:
+                read = self.plan.sources[source].read
+                assert read is not None
+                self._unread[source, partition] = deque()
+                self._readers[source, partition] = iter(read(partition))
+                self._read_turn.append((source, partition))
+
+    def _read(self, core: StageWorker, now: float) -> bool:
+        """One batch from the next source whose log has room and that has something."""
+        if now < self._idle_until:
+            return False
+        for _ in range(len(self._read_turn)):
+            key = self._read_turn[0]
+            self._read_turn.rotate(-1)
+            if core.wants(*key) and self._read_one(core, key, now):
+                return True
+        self._idle_until = now + IDLE_SOURCE_S
+        return False
+
+    def _read_one(self, core: StageWorker, key: tuple[int, int], now: float) -> bool:
+        unread = self._unread[key]
+        if not unread:
+            try:
+                batch = next(self._readers[key])
+            except StopIteration:
+                del self._readers[key]
+                self._read_turn.remove(key)
+                core.on_source(*key, None, now)
+                return True
+            except Exception as error:
+                name = self.plan.sources[key[0]].name
+                raise UserCodeError(f"source {name}, partition {key[1]}: {type(error).__name__}: {error}") from error
+            if batch is None:
+                return False
+            if isinstance(batch, pa.RecordBatch):
+                unread.extend(split(batch, self.plan.settings.batch_max_rows, self.plan.settings.batch_max_bytes))
+            else:
+                unread.append(batch)  # not a batch: the state machine says so by name
+        if unread:
+            core.on_source(*key, unread.popleft(), now)
+        return True
+
+    # ---- work and out
+
+    def _work(self, core: StageWorker, now: float) -> bool:
+        end = time.perf_counter() + WORK_S
+        worked = False
+        while core.work(now):
+            worked = True
+            if time.perf_counter() >= end:
+                break
+        return worked
+
+    def _flush(self, core: StageWorker, now: float) -> None:
+        for effect in core.poll(now):
+            if isinstance(effect, ToWorker):
+                self.links.send(effect)
+            elif isinstance(effect, ToConnection):
+                frames = [encode(effect.message)]
+                if effect.payload is not None:
+                    frames.append(effect.payload)
+                assert isinstance(effect.connection, bytes)
+                self.port.send(effect.connection, frames)
+            else:
+                self.control.report(effect.message)
+
+    def _heartbeat(self, core: StageWorker, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + self.plan.settings.heartbeat_interval
+            stats = core.stats()
+            stats["rss_bytes"] = self._process.memory_info().rss
+            stats["cpu_s"] = sum(self._process.cpu_times()[:2])
+            self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
+            self.control.check(now)
+
+    # ---- end
+
+    def _report_failure(self, core: StageWorker, error: Exception) -> None:
+        """Tell the controller, which ends the query; the Spark task itself ends well, a retry could only fail again."""
+        kind = type(error).__name__ if isinstance(error, FluxError) else "QueryFailed"
+        message = (
+            str(error)
+            if isinstance(error, FluxError)
+            else f"worker {core.worker} ended by {type(error).__name__}: {error}"
+        )
+        self.control.report(Failure(node=core.worker, kind=kind, message=message))
+        end = time.time() + FAREWELL_S
+        while time.time() < end:
+            if self.control.link in self.sockets.wait(0.1):
+                for order in self.control.orders():
+                    refuse_rejected(order)
+
+    def _close(self) -> None:
+        for reader in self._readers.values():
+            close = getattr(reader, "close", None)
+            if close is not None:
+                close()
+        try:
+            if self.core is not None:
+                self.core.close()
+        finally:
+            self.sockets.close()

@@ -1,0 +1,311 @@
+"""Count, sum, min, max and mean of columns, one value per slot, with Spark SQL's answers (ANSI mode).
+
+Law: the state depends on the rows and their order alone, not on how they were split into updates.
+
+    measure  of                          gives                      no value but nulls
+    count    anything                    bigint                     0
+    sum      integers                    bigint, or an error        null
+             float, double               double
+             decimal(p,s)                decimal(p+10,s), or an error
+    mean     integers, float, double     double                     null
+             decimal(p,s)                decimal(p+4,s+4), half up
+    min max  those, boolean, date,       the column's type          null
+             time, timestamp, duration
+
+Decimals have at most 38 digits. NaN is greater than any number. An update that raises leaves the state
+unusable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from partitioning import kernels
+from partitioning.columns import (
+    BOOL,
+    BYTES,
+    DECIMAL,
+    FLOAT32,
+    FLOAT64,
+    UINT64,
+    decimal_column,
+    fixed_column,
+    kind_of,
+    raw,
+    validity_buffer,
+)
+from partitioning.errors import ColumnTypeError, SumOverflowError
+from partitioning.slot_tables import grown
+
+_NUMBERS = ("integers", "float", "double", "decimal128")
+_ORDERED = (*_NUMBERS, "boolean", "date", "time", "timestamp", "duration")
+_DIGITS_MAX = 38
+_SIGN = -(1 << 63)
+
+
+class Accumulator:
+    """One measure of one column. ``_arrays`` names the arrays, one value per slot, that make up the state."""
+
+    name = ""
+    result_type: pa.DataType
+    _arrays: tuple[str, ...] = ()
+
+    def __init__(self, column: str | None, type_: pa.DataType | None) -> None:
+        self.column, self.type = column or "", type_
+        self.kind = kind_of(type_) if type_ is not None else None
+        self.size = self._room = 0
+
+    def update(self, slots: np.ndarray, column: pa.Array | None, size: int) -> None:
+        """Add the rows of ``column``, each to its slot; every slot is below ``size``."""
+        if size > self._room:
+            self._room = max(size, 2 * self._room, 64)
+            for name in self._arrays:
+                setattr(self, name, self._more(name, getattr(self, name), self._room))
+        self.size = max(self.size, size)
+        if column is not None and (column.type != self.type or len(column) != len(slots)):
+            # Kernels read by address: a wrong type or length would read outside of the column.
+            raise TypeError(
+                f"expected {len(slots)} rows of {self.type} for column {self.column!r}, "
+                f"not {len(column)} rows of {column.type}"
+            )
+        if len(slots):
+            self._add(slots, column)
+
+    def result(self, slots: np.ndarray | None = None) -> pa.Array:
+        """The measure of the slots, of all slots by default."""
+        return self._result(slice(0, self.size) if slots is None else slots)
+
+    def state(self) -> list[tuple[str, pa.Array]]:
+        """The whole state, as arrays of one value per slot."""
+        return [(name.strip("_"), pa.array(getattr(self, name)[: self.size])) for name in self._arrays]
+
+    def load(self, state: Iterable[tuple[str, pa.Array]]) -> None:
+        """Replace the state by what ``state`` gave."""
+        columns = dict(state)
+        for name in self._arrays:
+            column = columns[name.strip("_")]
+            dtype = getattr(self, name).dtype
+            values = column.to_numpy(zero_copy_only=False).astype(dtype)
+            setattr(self, name, values)
+            self.size = self._room = len(values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self._arrays)
+
+    def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
+        return grown(array, rows)
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        raise NotImplementedError
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        raise NotImplementedError
+
+
+class Count(Accumulator):
+    """Rows, or non-null values of a column of any type."""
+
+    name = "count"
+    result_type = pa.int64()
+    _arrays = ("_counts",)
+
+    def __init__(self, column: str | None = None, type_: pa.DataType | None = None) -> None:
+        super().__init__(column, type_)
+        self._counts = np.zeros(0, np.int64)
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        if column is None or column.null_count == 0:
+            kernels.count_rows(slots, self._counts)
+            return
+        validity = column.buffers()[0]
+        if validity is not None and not pa.types.is_union(column.type):
+            kernels.count_valid(slots, validity.address, column.offset, self._counts)
+        else:  # types that tell their nulls in another way
+            kernels.count_rows(slots[column.is_valid().to_numpy(zero_copy_only=False)], self._counts)
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        return pa.array(self._counts[slots])
+
+
+class _Doubles(Accumulator):
+    """Sums as double."""
+
+    result_type = pa.float64()
+    _arrays = ("_sums", "_counts")
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self._sums = np.zeros(0, np.float64)
+        self._counts = np.zeros(0, np.int64)
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        kernels.add_doubles(slots, *raw(column), self._sums, self._counts)
+
+
+class SumDouble(_Doubles):
+    name = "sum"
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        return _doubles(self._sums[slots], self._counts[slots] > 0)
+
+
+class MeanDouble(_Doubles):
+    name = "mean"
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        counts = self._counts[slots]
+        return _doubles(self._sums[slots] / np.maximum(counts, 1), counts > 0)
+
+
+class SumInteger(Accumulator):
+    name = "sum"
+    result_type = pa.int64()
+    _arrays = ("_sums", "_counts")
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self._sums = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        if not kernels.add_integers(slots, *raw(column), self._sums, self._counts):
+            raise SumOverflowError(self.column, self.result_type)
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        return fixed_column(self.result_type, self._sums[slots], self._counts[slots] > 0)
+
+
+class SumDecimal(Accumulator):
+    """Sums as 128-bit integers in units of the scale."""
+
+    name = "sum"
+    _arrays = ("_low", "_high", "_counts")
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self._sum_type = pa.decimal128(min(_DIGITS_MAX, type_.precision + 10), type_.scale)
+        self.result_type = self._sum_type
+        self._low = np.zeros(0, np.uint64)
+        self._high = np.zeros(0, np.uint64)
+        self._counts = np.zeros(0, np.int64)
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        values, validity, offset, _ = raw(column)
+        digits = self._sum_type.precision
+        if not kernels.add_decimals(slots, values, validity, offset, digits, self._low, self._high, self._counts):
+            raise SumOverflowError(self.column, self._sum_type)
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        return decimal_column(self.result_type, self._low[slots], self._high[slots], self._counts[slots] > 0)
+
+
+class MeanDecimal(SumDecimal):
+    name = "mean"
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self.result_type = pa.decimal128(min(_DIGITS_MAX, type_.precision + 4), min(_DIGITS_MAX, type_.scale + 4))
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        low, high, counts = self._low[slots].copy(), self._high[slots].copy(), self._counts[slots]
+        digits = self.result_type.scale - self._sum_type.scale
+        if not kernels.divide_decimals(low, high, counts, digits, self.result_type.precision):
+            raise SumOverflowError(self.column, self.result_type)
+        return decimal_column(self.result_type, low, high, counts > 0)
+
+
+class Min(Accumulator):
+    """The least value, kept as an integer that sorts as the value does."""
+
+    name = "min"
+    _arrays = ("_best", "_seen")
+    _turn = 0
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self.result_type = type_
+        self._best = np.zeros(0, np.int64)
+        self._seen = np.zeros(0, np.bool_)
+        # Flipping all bits reverses the order; flipping the first makes unsigned numbers sort as signed.
+        self._flip = self._turn ^ (_SIGN if self.kind == UINT64 else 0)
+
+    def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
+        larger = grown(array, rows)
+        if name == "_best":
+            larger[len(array) :] = np.iinfo(np.int64).max
+        return larger
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        kernels.keep_least(slots, *raw(column), self._flip, self._best, self._seen)
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        best, seen = self._best[slots] ^ np.int64(self._flip), self._seen[slots]
+        if self.kind not in (FLOAT32, FLOAT64):
+            return fixed_column(self.result_type, best, seen)
+        bits = best ^ ((best >> np.int64(63)) & np.int64(np.iinfo(np.int64).max))
+        return _doubles(bits.view(np.float64), seen).cast(self.result_type)
+
+
+class Max(Min):
+    name = "max"
+    _turn = -1
+
+
+class MinDecimal(Accumulator):
+    name = "min"
+    _arrays = ("_low", "_high", "_seen")
+    _turn = 0
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self.result_type = type_
+        self._low = np.zeros(0, np.uint64)
+        self._high = np.zeros(0, np.int64)
+        self._seen = np.zeros(0, np.bool_)
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        values, validity, offset, _ = raw(column)
+        kernels.keep_least_decimals(slots, values, validity, offset, self._turn, self._low, self._high, self._seen)
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        low, high = self._low[slots], self._high[slots]
+        if self._turn:
+            low, high = ~low, ~high
+        return decimal_column(self.result_type, low, high, self._seen[slots])
+
+
+class MaxDecimal(MinDecimal):
+    name = "max"
+    _turn = -1
+
+
+def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> Accumulator:
+    """A new accumulator; ColumnTypeError if the measure is not defined for the type."""
+    if measure == "count":
+        return Count(column, type_)
+    if column is None or type_ is None:
+        raise ValueError(f"{measure} needs a column")
+    kind = kind_of(type_)
+    if measure in ("min", "max"):
+        if kind is None or kind >= BYTES:
+            raise ColumnTypeError(measure, column, type_, _ORDERED)
+        if kind == DECIMAL:
+            return (MinDecimal if measure == "min" else MaxDecimal)(column, type_)
+        return (Min if measure == "min" else Max)(column, type_)
+    if measure not in ("sum", "mean"):
+        raise ValueError(f"unknown measure {measure!r}; known are count, sum, min, max and mean")
+    if kind is None or kind == BOOL or kind >= BYTES or pa.types.is_temporal(type_):
+        raise ColumnTypeError(measure, column, type_, _NUMBERS)
+    if kind == DECIMAL:
+        return (SumDecimal if measure == "sum" else MeanDecimal)(column, type_)
+    if measure == "mean":
+        return MeanDouble(column, type_)
+    return (SumDouble if kind in (FLOAT32, FLOAT64) else SumInteger)(column, type_)
+
+
+def _doubles(values: np.ndarray, valid: np.ndarray) -> pa.Array:
+    return pa.Array.from_buffers(pa.float64(), len(values), [validity_buffer(valid), pa.py_buffer(values)])

@@ -1,0 +1,128 @@
+"""A column as the kernels see it: addresses and a kind, read from Arrow's own buffers without a copy.
+
+Law: every fixed-width value is one 64-bit word (decimal128: two), equal values have equal words, and the
+column made from the words of a column equals it, up to the sign of zero and the payload of NaN. Kernels read
+validity maps and first rows themselves, so that nulls and slices need no preparation.
+
+The addresses are valid as long as the array that they came from is alive: use them at once, keep none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+# Kinds tell the kernels how to read a value: numbers, because kernels are compiled once for all of them.
+BOOL, INT8, INT16, INT32, INT64 = 0, 1, 2, 3, 4
+UINT8, UINT16, UINT32, UINT64 = 5, 6, 7, 8
+FLOAT32, FLOAT64, DECIMAL = 9, 10, 11
+BYTES, WIDE_BYTES = 12, 13
+
+_T = pa.lib
+_KINDS: dict[int, int] = {
+    _T.Type_BOOL: BOOL,
+    _T.Type_INT8: INT8,
+    _T.Type_INT16: INT16,
+    _T.Type_INT32: INT32,
+    _T.Type_INT64: INT64,
+    _T.Type_UINT8: UINT8,
+    _T.Type_UINT16: UINT16,
+    _T.Type_UINT32: UINT32,
+    _T.Type_UINT64: UINT64,
+    _T.Type_FLOAT: FLOAT32,
+    _T.Type_DOUBLE: FLOAT64,
+    _T.Type_DECIMAL128: DECIMAL,
+    _T.Type_DATE32: INT32,
+    _T.Type_DATE64: INT64,
+    _T.Type_TIMESTAMP: INT64,
+    _T.Type_TIME32: INT32,
+    _T.Type_TIME64: INT64,
+    _T.Type_DURATION: INT64,
+    _T.Type_STRING: BYTES,
+    _T.Type_BINARY: BYTES,
+    _T.Type_LARGE_STRING: WIDE_BYTES,
+    _T.Type_LARGE_BINARY: WIDE_BYTES,
+}
+
+#: What a key column may be, for messages.
+SUPPORTED = (
+    "boolean",
+    "integers",
+    "float",
+    "double",
+    "decimal128",
+    "date",
+    "time",
+    "timestamp",
+    "duration",
+    "string",
+    "binary",
+)
+
+_STORAGE: dict[int, Any] = {
+    INT8: np.int8,
+    INT16: np.int16,
+    INT32: np.int32,
+    INT64: np.int64,
+    UINT8: np.uint8,
+    UINT16: np.uint16,
+    UINT32: np.uint32,
+    UINT64: np.uint64,
+    FLOAT32: np.uint32,  # as bits
+    FLOAT64: np.uint64,
+}
+
+
+def kind_of(type_: pa.DataType) -> int | None:
+    """The kind of a type, None if kernels cannot read it."""
+    return _KINDS.get(type_.id)
+
+
+def raw(array: pa.Array) -> tuple[int, int, int, int]:
+    """(address of the values, address of the validity map or 0, first row, kind) of a fixed-width column."""
+    validity, values = array.buffers()
+    return (
+        values.address if values is not None else 0,
+        validity.address if validity is not None and array.null_count else 0,
+        array.offset,
+        _KINDS[array.type.id],
+    )
+
+
+def raw_bytes(array: pa.Array) -> tuple[int, int, int, int, int]:
+    """The same of a string column: (address of the offsets, of the bytes, validity, first row, kind)."""
+    validity, offsets, data = array.buffers()
+    return (
+        offsets.address if offsets is not None else 0,
+        data.address if data is not None else 0,
+        validity.address if validity is not None and array.null_count else 0,
+        array.offset,
+        _KINDS[array.type.id],
+    )
+
+
+def validity_buffer(valid: np.ndarray | None) -> pa.Buffer | None:
+    """The Arrow validity map of a boolean array; None when every row is valid."""
+    if valid is None or valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def fixed_column(type_: pa.DataType, words: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
+    """A column of a one-word type from its words (int64 or uint64), the inverse of what kernels read."""
+    kind = _KINDS[type_.id]
+    if kind == BOOL:
+        values = np.packbits(words != 0, bitorder="little")
+    else:
+        values = np.ascontiguousarray(words.astype(_STORAGE[kind], copy=False))
+    return pa.Array.from_buffers(type_, len(words), [validity_buffer(valid), pa.py_buffer(values)])
+
+
+def decimal_column(type_: pa.DataType, low: np.ndarray, high: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
+    """A decimal128 column from its low (uint64) and high (int64 or uint64) words."""
+    values = np.empty((len(low), 2), np.uint64)
+    values[:, 0] = low
+    values[:, 1] = high.view(np.uint64)
+    return pa.Array.from_buffers(type_, len(low), [validity_buffer(valid), pa.py_buffer(values)])

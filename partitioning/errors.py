@@ -1,0 +1,61 @@
+"""Errors of a caller who asks for what the rows cannot give: a key or measure of an unfit type, a sum too
+large.
+
+Each names the column and says what would work instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+
+class KeyTypeError(TypeError):
+    """A key column has a type that cannot be hashed and compared exactly."""
+
+    def __init__(self, column: str, type_: pa.DataType, supported: Iterable[str]) -> None:
+        self.column, self.type = column, type_
+        super().__init__(
+            f"column {column!r} of type {type_} cannot be a key; supported are {', '.join(supported)}. "
+            "Cast the column, or derive a key from it"
+        )
+
+    def __reduce__(self) -> tuple:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+class ColumnTypeError(TypeError):
+    """A measure is asked of a column whose type has no such measure, as the sum of a string."""
+
+    def __init__(self, measure: str, column: str, type_: pa.DataType, supported: Iterable[str]) -> None:
+        self.measure, self.column, self.type = measure, column, type_
+        super().__init__(
+            f"{measure}({column!r}) is not defined for type {type_}; supported are {', '.join(supported)}. "
+            "Cast the column first"
+        )
+
+    def __reduce__(self) -> tuple:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+class SumOverflowError(ArithmeticError):
+    """A sum or mean left the range of its result type; like Spark's ANSI mode, no wrapped value is given."""
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        self.column, self.type = column, type_
+        super().__init__(
+            f"the sum of column {column!r} does not fit {type_}. Cast the column to double, or to a decimal "
+            "with room for the sum, before aggregating it"
+        )
+
+    def __reduce__(self) -> tuple:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(cls: type[Exception], args: tuple, attributes: dict) -> Exception:
+    # These errors cross process boundaries; the default would call __init__ with the finished message.
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error

@@ -1,0 +1,665 @@
+"""The loops over rows, compiled. No policy here: callers choose columns, sizes and what an overflow means.
+
+Columns come as addresses of Arrow buffers (``columns.raw``), so that one compiled version serves every type,
+slice and alignment; numpy arrays are what the kernels own or fill. Every kernel releases the interpreter
+lock. They are all in this one file because the on-disk cache of a kernel is renewed when its own file
+changes, not when a callee's does.
+
+Hashing is a chain of murmur3's 64-bit finaliser (Appleby, public domain): bijective in every word, so a key
+of one word never collides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from partitioning.columns import (
+    BOOL,
+    DECIMAL,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    UINT16,
+    UINT32,
+    UINT64,
+    WIDE_BYTES,
+)
+
+Array = np.ndarray
+Word = Any  # an unsigned 64-bit number inside kernels
+
+SEED = np.uint64(0x9E3779B97F4A7C15)
+NULL_WORD = np.uint64(0xD6E8FEB86659FD93)
+_M1 = np.uint64(0xFF51AFD7ED558CCD)
+_M2 = np.uint64(0xC4CEB9FE1A85EC53)
+_U0, _U1, _U32, _U33 = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(33)
+_LOW32 = np.uint64(0xFFFFFFFF)
+_NAN32, _NAN64 = np.uint64(0x7FC00000), np.uint64(0x7FF8000000000000)
+_INF32, _INF64 = np.uint64(0x7F800000), np.uint64(0x7FF0000000000000)
+_ABS32, _ABS64 = np.uint64(0x7FFFFFFF), np.uint64(0x7FFFFFFFFFFFFFFF)
+_INT64_MAX = np.int64(0x7FFFFFFFFFFFFFFF)
+# 10**p in two words, p from 0 to 38
+_TEN_LOW = np.array([10**p & 0xFFFFFFFFFFFFFFFF for p in range(39)], np.uint64)
+_TEN_HIGH = np.array([10**p >> 64 for p in range(39)], np.uint64)
+
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+
+
+# ---- reading memory ------------------------------------------------------------------------------
+
+
+def _loader(result: Any) -> Any:
+    def load(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = context.get_value_type(result).as_pointer()
+            # align=1: buffers that came over a wire may start anywhere
+            return builder.load(builder.inttoptr(args[0], pointer), align=1)
+
+        return result(types.int64), generate
+
+    return intrinsic(load)
+
+
+_u8 = _loader(types.uint8)
+_u16 = _loader(types.uint16)
+_u32 = _loader(types.uint32)
+_u64 = _loader(types.uint64)
+_i8 = _loader(types.int8)
+_i16 = _loader(types.int16)
+_i32 = _loader(types.int32)
+_i64 = _loader(types.int64)
+_f32 = _loader(types.float32)
+_f64 = _loader(types.float64)
+
+
+@kernel
+def _bit(bitmap: int, i: int) -> Any:
+    return (_u8(bitmap + (i >> 3)) >> (i & 7)) & 1
+
+
+@kernel
+def _word(values: int, kind: int, i: int) -> Word:
+    """Value i as one word: integers sign-extended, floats as bits with one zero and one NaN."""
+    if kind in (INT64, UINT64):
+        return _u64(values + 8 * i)
+    if kind == INT32:
+        return np.uint64(np.int64(_i32(values + 4 * i)))
+    if kind == FLOAT64:
+        w = _u64(values + 8 * i)
+        magnitude = w & _ABS64
+        if magnitude > _INF64:
+            return _NAN64
+        return _U0 if magnitude == _U0 else w
+    if kind == FLOAT32:
+        w = np.uint64(_u32(values + 4 * i))
+        magnitude = w & _ABS32
+        if magnitude > _INF32:
+            return _NAN32
+        return _U0 if magnitude == _U0 else w
+    if kind == BOOL:
+        return np.uint64(_bit(values, i))
+    if kind == INT16:
+        return np.uint64(np.int64(_i16(values + 2 * i)))
+    if kind == INT8:
+        return np.uint64(np.int64(_i8(values + i)))
+    if kind == UINT32:
+        return np.uint64(_u32(values + 4 * i))
+    if kind == UINT16:
+        return np.uint64(_u16(values + 2 * i))
+    return np.uint64(_u8(values + i))
+
+
+@kernel
+def _double(values: int, kind: int, i: int) -> float:
+    if kind == FLOAT64:
+        return _f64(values + 8 * i)
+    if kind == FLOAT32:
+        return np.float64(_f32(values + 4 * i))
+    if kind == UINT64:
+        return np.float64(_u64(values + 8 * i))
+    return np.float64(np.int64(_word(values, kind, i)))
+
+
+@kernel
+def _start(offsets: int, kind: int, i: int) -> Any:
+    if kind == WIDE_BYTES:
+        return _i64(offsets + 8 * i)
+    return np.int64(_i32(offsets + 4 * i))
+
+
+# ---- hashing -------------------------------------------------------------------------------------
+
+
+@kernel
+def _mix(w: Word) -> Word:
+    w ^= w >> _U33
+    w *= _M1
+    w ^= w >> _U33
+    w *= _M2
+    return w ^ (w >> _U33)
+
+
+@kernel
+def _tail(data: int, size: int, rest: int) -> Word:
+    """The last ``rest`` (1 to 7) of ``size`` bytes as a word filled with zeros; reads nothing but them."""
+    if size >= 8:
+        return _u64(data + size - 8) >> np.uint64(8 * (8 - rest))
+    if size >= 4:
+        low = np.uint64(_u32(data))
+        high = np.uint64(_u32(data + size - 4)) >> np.uint64(8 * (8 - size))
+        return low | (high << _U32)
+    w = np.uint64(_u8(data))
+    if size >= 2:
+        w |= np.uint64(_u8(data + 1)) << np.uint64(8)
+    if size == 3:
+        w |= np.uint64(_u8(data + 2)) << np.uint64(16)
+    return w
+
+
+@kernel
+def _hash_bytes(data: int, size: int) -> Word:
+    h = np.uint64(size) * SEED
+    whole = size & ~7
+    for p in range(0, whole, 8):
+        h = (h ^ _u64(data + p)) * _M1
+        h ^= h >> _U32
+    if size > whole:
+        h = (h ^ _tail(data, size, size - whole)) * _M1
+        h ^= h >> _U32
+    return _mix(h)
+
+
+@kernel
+def hash_fixed(out: Array, values: int, validity: int, offset: int, kind: int) -> None:
+    """Fold a fixed-width column into the running hashes ``out``."""
+    n = out.size
+    if validity == 0 and kind == INT64:
+        for i in range(n):
+            out[i] = _mix(out[i] ^ _u64(values + 8 * (offset + i)))
+        return
+    for i in range(n):
+        j = offset + i
+        if validity != 0 and _bit(validity, j) == 0:
+            out[i] = _mix(out[i] ^ NULL_WORD)
+        elif kind == DECIMAL:
+            out[i] = _mix(_mix(out[i] ^ _u64(values + 16 * j)) ^ _u64(values + 16 * j + 8))
+        else:
+            out[i] = _mix(out[i] ^ _word(values, kind, j))
+
+
+@kernel
+def hash_strings(out: Array, offsets: int, data: int, validity: int, offset: int, kind: int) -> None:
+    """Fold a string or binary column into the running hashes ``out``."""
+    for i in range(out.size):
+        j = offset + i
+        if validity != 0 and _bit(validity, j) == 0:
+            out[i] = _mix(out[i] ^ NULL_WORD)
+        else:
+            start = _start(offsets, kind, j)
+            out[i] = _mix(out[i] ^ _hash_bytes(data + start, _start(offsets, kind, j + 1) - start))
+
+
+# ---- clustering ----------------------------------------------------------------------------------
+
+
+@kernel
+def reduce_hashes(hashes: Array, partitions: int, ids: Array) -> None:
+    """ids[i] = high half of hashes[i], scaled to 0 <= id < partitions."""
+    p = np.uint64(partitions)
+    for i in range(hashes.size):
+        ids[i] = ((hashes[i] >> _U32) * p) >> _U32
+
+
+@kernel
+def counting_sort(ids: Array, order: Array, offsets: Array, next_row: Array, rows: Array) -> None:
+    """Stable: rows[offsets[r]:offsets[r+1]] are those with ids == order[r]. next_row: all zero, scratch."""
+    for i in range(ids.size):
+        next_row[ids[i]] += 1
+    total = 0
+    for r in range(order.size):
+        p = order[r]
+        offsets[r] = total
+        size = next_row[p]
+        next_row[p] = total
+        total += size
+    offsets[order.size] = total
+    for i in range(ids.size):
+        p = ids[i]
+        rows[next_row[p]] = i
+        next_row[p] += 1
+
+
+# ---- exact key tables ----------------------------------------------------------------------------
+# A table holds slots (-1: empty) at hashed places, by linear probing, at most half full. ``meta`` is [keys,
+# slot of null or -1, bytes used, bytes wanted]. A kernel stops at the row for which there is no room and
+# returns its number: the caller grows and goes on from there.
+
+
+@kernel
+def find_words(
+    values: int, validity: int, offset: int, kind: int, first: int, out: Array,
+    table: Array, table_words: Array, words: Array, meta: Array,
+) -> int:  # fmt: skip
+    """Slots of a one-word key."""
+    mask = np.uint64(table.size - 1)
+    count, limit = meta[0], words.size
+    n = out.size
+    done = n
+    for i in range(first, n):
+        j = offset + i
+        if validity != 0 and _bit(validity, j) == 0:
+            slot = meta[1]
+            if slot < 0:
+                if count == limit:
+                    done = i
+                    break
+                slot = count
+                meta[1] = slot
+                words[slot] = _U0
+                count += 1
+            out[i] = slot
+            continue
+        w = _word(values, kind, j)
+        place = _mix(w) & mask
+        while True:
+            slot = np.int64(table[place])
+            if slot < 0 or table_words[place] == w:
+                break
+            place = (place + _U1) & mask
+        if slot < 0:
+            if count == limit:
+                done = i
+                break
+            slot = count
+            table[place] = slot
+            table_words[place] = w
+            words[slot] = w
+            count += 1
+        out[i] = slot
+    meta[0] = count
+    return done
+
+
+@kernel
+def rebuild_words(words: Array, meta: Array, table: Array, table_words: Array) -> None:
+    mask = np.uint64(table.size - 1)
+    for slot in range(meta[0]):
+        if slot != meta[1]:
+            place = _mix(words[slot]) & mask
+            while table[place] >= 0:
+                place = (place + _U1) & mask
+            table[place] = slot
+            table_words[place] = words[slot]
+
+
+@kernel
+def put_words(
+    rows: Array, column: int, null_column: int, null_bit: int,
+    values: int, validity: int, offset: int, kind: int,
+) -> None:  # fmt: skip
+    """Write a fixed-width column into the word matrix, its nulls as a bit of ``null_column``."""
+    for i in range(rows.shape[0]):
+        j = offset + i
+        if validity != 0 and _bit(validity, j) == 0:
+            rows[i, null_column] |= _U1 << np.uint64(null_bit)
+            rows[i, column] = _U0
+            if kind == DECIMAL:
+                rows[i, column + 1] = _U0
+        elif kind == DECIMAL:
+            rows[i, column] = _u64(values + 16 * j)
+            rows[i, column + 1] = _u64(values + 16 * j + 8)
+        else:
+            rows[i, column] = _word(values, kind, j)
+
+
+@kernel
+def put_codes(rows: Array, column: int, codes: Array) -> None:
+    for i in range(rows.shape[0]):
+        rows[i, column] = np.uint64(codes[i])
+
+
+@kernel
+def _hash_row(rows: Array, i: int) -> Word:
+    h = SEED
+    for c in range(rows.shape[1]):
+        h = (h ^ rows[i, c]) * _M1
+        h ^= h >> _U32
+    return _mix(h)
+
+
+@kernel
+def _same_row(a: Array, i: int, b: Array, j: int) -> bool:
+    for c in range(a.shape[1]):  # noqa: SIM110 - generators do not compile
+        if a[i, c] != b[j, c]:
+            return False
+    return True
+
+
+@kernel
+def find_rows(rows: Array, first: int, out: Array, table: Array, table_hashes: Array, words: Array, meta: Array) -> int:
+    """Slots of keys of several words, given as a matrix."""
+    mask = np.uint64(table.size - 1)
+    count, limit = meta[0], words.shape[0]
+    n = rows.shape[0]
+    done = n
+    for i in range(first, n):
+        h = _hash_row(rows, i)
+        place = h & mask
+        while True:
+            slot = np.int64(table[place])
+            if slot < 0 or (table_hashes[place] == h and _same_row(rows, i, words, slot)):
+                break
+            place = (place + _U1) & mask
+        if slot < 0:
+            if count == limit:
+                done = i
+                break
+            slot = count
+            table[place] = slot
+            table_hashes[place] = h
+            words[slot] = rows[i]
+            count += 1
+        out[i] = slot
+    meta[0] = count
+    return done
+
+
+@kernel
+def _same_bytes(a: int, b: int, size: int) -> bool:
+    if size >= 8:
+        for p in range(0, size - 8, 8):
+            if _u64(a + p) != _u64(b + p):
+                return False
+        return _u64(a + size - 8) == _u64(b + size - 8)
+    if size == 0:
+        return True
+    return _tail(a, size, size) == _tail(b, size, size)
+
+
+@kernel
+def find_strings(
+    offsets: int, data: int, validity: int, offset: int, kind: int, first: int, out: Array,
+    table: Array, table_hashes: Array, starts: Array, arena: Array, meta: Array,
+) -> int:  # fmt: skip
+    """Slots of strings; new ones are copied to the arena. Null is a key of its own with no bytes."""
+    mask = np.uint64(table.size - 1)
+    count, limit = meta[0], starts.size - 1
+    n = out.size
+    done = n
+    home = arena.ctypes.data
+    end = _start(offsets, kind, offset + first) if first < n else 0
+    for i in range(first, n):
+        j = offset + i
+        start, end = end, _start(offsets, kind, j + 1)
+        if validity != 0 and _bit(validity, j) == 0:
+            slot = meta[1]
+            if slot < 0:
+                if count == limit:
+                    done = i
+                    break
+                slot = count
+                meta[1] = slot
+                starts[slot + 1] = starts[slot]
+                count += 1
+            out[i] = slot
+            continue
+        size = end - start
+        h = _hash_bytes(data + start, size)
+        place = h & mask
+        while True:
+            slot = np.int64(table[place])
+            if slot < 0:
+                break
+            if table_hashes[place] == h:
+                there = starts[slot]
+                if starts[slot + 1] - there == size and _same_bytes(home + there, data + start, size):
+                    break
+            place = (place + _U1) & mask
+        if slot < 0:
+            used = starts[count]
+            if count == limit or used + size > arena.size:
+                meta[3] = size
+                done = i
+                break
+            slot = count
+            table[place] = slot
+            table_hashes[place] = h
+            for p in range(size):
+                arena[used + p] = _u8(data + start + p)
+            starts[slot + 1] = used + size
+            count += 1
+        out[i] = slot
+    meta[0] = count
+    meta[2] = starts[count]
+    return done
+
+
+@kernel
+def rebuild_hashed(old: Array, old_hashes: Array, table: Array, table_hashes: Array) -> None:
+    """Move every slot of a table to a larger one, with the hashes kept beside them."""
+    mask = np.uint64(table.size - 1)
+    for i in range(old.size):
+        if old[i] >= 0:
+            place = old_hashes[i] & mask
+            while table[place] >= 0:
+                place = (place + _U1) & mask
+            table[place] = old[i]
+            table_hashes[place] = old_hashes[i]
+
+
+@kernel
+def string_ends(starts: Array, slots: Array, ends: Array) -> None:
+    """ends[i + 1] = where string i ends when the strings of the slots are put one after the other."""
+    total = 0
+    ends[0] = 0
+    for i in range(slots.size):
+        total += starts[slots[i] + 1] - starts[slots[i]]
+        ends[i + 1] = total
+
+
+@kernel
+def copy_strings(starts: Array, arena: Array, slots: Array, out: Array) -> None:
+    at = 0
+    for i in range(slots.size):
+        for p in range(starts[slots[i]], starts[slots[i] + 1]):
+            out[at] = arena[p]
+            at += 1
+
+
+@kernel
+def touched(slots: Array, marks: Array, mark: int, out: Array) -> int:
+    """Each slot once, in order of first touch; marks[slot] == mark means seen. Returns how many."""
+    count = 0
+    for i in range(slots.size):
+        s = slots[i]
+        if marks[s] != mark:
+            marks[s] = mark
+            out[count] = s
+            count += 1
+    return count
+
+
+# ---- accumulators --------------------------------------------------------------------------------
+
+
+@kernel
+def count_rows(slots: Array, counts: Array) -> None:
+    for i in range(slots.size):
+        counts[slots[i]] += 1
+
+
+@kernel
+def count_valid(slots: Array, validity: int, offset: int, counts: Array) -> None:
+    for i in range(slots.size):
+        counts[slots[i]] += np.int64(_bit(validity, offset + i))
+
+
+@kernel
+def add_doubles(slots: Array, values: int, validity: int, offset: int, kind: int, sums: Array, counts: Array) -> None:
+    if validity == 0 and kind == FLOAT64:
+        for i in range(slots.size):
+            s = slots[i]
+            sums[s] += _f64(values + 8 * (offset + i))
+            counts[s] += 1
+        return
+    for i in range(slots.size):
+        if validity == 0 or _bit(validity, offset + i):
+            s = slots[i]
+            sums[s] += _double(values, kind, offset + i)
+            counts[s] += 1
+
+
+@kernel
+def add_integers(slots: Array, values: int, validity: int, offset: int, kind: int, sums: Array, counts: Array) -> bool:
+    """False at the first row whose sum does not fit 64 bits; what was added before stays."""
+    for i in range(slots.size):
+        if validity == 0 or _bit(validity, offset + i):
+            s = slots[i]
+            v = np.int64(_word(values, kind, offset + i))
+            before = sums[s]
+            after = before + v
+            # Overflow: both operands have the sign that the result has not.
+            if ((before ^ after) & (v ^ after)) < 0 or (kind == UINT64 and v < 0):
+                return False
+            sums[s] = after
+            counts[s] += 1
+    return True
+
+
+@kernel
+def _fits(low: Word, high: Word, precision: int) -> bool:
+    """Whether a magnitude is below 10 ** precision."""
+    top = _TEN_HIGH[precision]
+    return high < top or (high == top and low < _TEN_LOW[precision])
+
+
+@kernel
+def _negated(low: Word, high: Word) -> Any:
+    low = ~low + _U1
+    return low, ~high + (_U1 if low == _U0 else _U0)
+
+
+@kernel
+def add_decimals(
+    slots: Array, values: int, validity: int, offset: int, precision: int,
+    low: Array, high: Array, counts: Array,
+) -> bool:  # fmt: skip
+    """128-bit sums; False at the first one that has more than ``precision`` digits.
+
+    Both operands are below 10**38, so that a sum that wraps still has a magnitude above
+    2**128 - 2 * 10**38 > 10**38 and is seen."""
+    sign = np.uint64(63)
+    for i in range(slots.size):
+        j = offset + i
+        if validity == 0 or _bit(validity, j):
+            s = slots[i]
+            a = _u64(values + 16 * j)
+            new_low = low[s] + a
+            new_high = high[s] + _u64(values + 16 * j + 8) + (_U1 if new_low < a else _U0)
+            if new_high >> sign:
+                magnitude_low, magnitude_high = _negated(new_low, new_high)
+            else:
+                magnitude_low, magnitude_high = new_low, new_high
+            if not _fits(magnitude_low, magnitude_high, precision):
+                return False
+            low[s] = new_low
+            high[s] = new_high
+            counts[s] += 1
+    return True
+
+
+@kernel
+def divide_decimals(low: Array, high: Array, counts: Array, digits: int, precision: int) -> bool:
+    """In place: sum / count with ``digits`` (at most 4) more decimals, half up. False if one does not fit."""
+    sign = np.uint64(63)
+    for i in range(counts.size):
+        count = np.uint64(counts[i])
+        if count == _U0:
+            continue
+        negative = (high[i] >> sign) != _U0
+        rest_low, rest_high = low[i], high[i]
+        if negative:
+            rest_low, rest_high = _negated(rest_low, rest_high)
+        quotient_low, quotient_high, remainder = _U0, _U0, _U0
+        for _ in range(128):  # long division, one bit at a time: once per group, not per row
+            remainder = (remainder << _U1) | (rest_high >> sign)
+            rest_high = (rest_high << _U1) | (rest_low >> sign)
+            rest_low <<= _U1
+            quotient_high = (quotient_high << _U1) | (quotient_low >> sign)
+            quotient_low <<= _U1
+            if remainder >= count:
+                remainder -= count
+                quotient_low |= _U1
+        ten = np.uint64(10)
+        for _ in range(digits):
+            if not _fits(quotient_low, quotient_high, precision - 1):
+                return False
+            remainder *= ten
+            digit = remainder // count
+            remainder -= digit * count
+            bottom = (quotient_low & _LOW32) * ten + digit
+            middle = (quotient_low >> _U32) * ten + (bottom >> _U32)
+            quotient_low = (middle << _U32) | (bottom & _LOW32)
+            quotient_high = quotient_high * ten + (middle >> _U32)
+        if remainder >= count - remainder:
+            quotient_low += _U1
+            if quotient_low == _U0:
+                quotient_high += _U1
+        if not _fits(quotient_low, quotient_high, precision):
+            return False
+        if negative:
+            quotient_low, quotient_high = _negated(quotient_low, quotient_high)
+        low[i] = quotient_low
+        high[i] = quotient_high
+    return True
+
+
+@kernel
+def _ordered_bits(v: float) -> Any:
+    """A double as an integer that sorts like it, NaN greatest (its own inverse is on the result side)."""
+    if v != v:
+        return _INT64_MAX
+    bits = np.int64(np.float64(v).view(np.int64))
+    return bits ^ ((bits >> 63) & _INT64_MAX)
+
+
+@kernel
+def keep_least(
+    slots: Array, values: int, validity: int, offset: int, kind: int, flip: int, best: Array, seen: Array
+) -> None:
+    """best[s] = least of (sortable value ^ flip): flip -1 turns the order round and keeps the greatest."""
+    for i in range(slots.size):
+        if validity == 0 or _bit(validity, offset + i):
+            s = slots[i]
+            if kind in (FLOAT64, FLOAT32):
+                v = _ordered_bits(_double(values, kind, offset + i))
+            else:
+                v = np.int64(_word(values, kind, offset + i))
+            v ^= flip
+            if v < best[s]:
+                best[s] = v
+            seen[s] = True
+
+
+@kernel
+def keep_least_decimals(
+    slots: Array, values: int, validity: int, offset: int, flip: int, low: Array, high: Array, seen: Array
+) -> None:
+    turn = np.uint64(flip)
+    for i in range(slots.size):
+        j = offset + i
+        if validity == 0 or _bit(validity, j):
+            s = slots[i]
+            b = _i64(values + 16 * j + 8) ^ flip
+            a = _u64(values + 16 * j) ^ turn
+            if not seen[s] or b < high[s] or (b == high[s] and a < low[s]):
+                low[s] = a
+                high[s] = b
+                seen[s] = True

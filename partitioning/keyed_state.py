@@ -1,0 +1,176 @@
+"""Keys of one partition to dense slots, so that state can live in plain arrays indexed by slot.
+
+Law: the slot of a key is the number of distinct keys that came before it, whatever the batches; keys are
+equal as in Spark's grouping: null equals null, -0.0 equals 0.0, every NaN equals every other, and an empty
+string is no null.
+
+Every fixed-width column is one word (decimal128: two); a string column goes through a dictionary of its own,
+whose code is the word. A key of one word, or of one string, needs no more than that; other keys are rows of
+words, the last of which tell the nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from partitioning import kernels
+from partitioning.columns import (
+    BYTES,
+    DECIMAL,
+    decimal_column,
+    fixed_column,
+    kind_of,
+    raw,
+    validity_buffer,
+)
+from partitioning.hashing import check_key_type
+from partitioning.slot_tables import Rows, Strings, Words
+
+#: Rows per chunk of a snapshot: keeps the bytes of a string column within Arrow's 32-bit offsets.
+CHUNK_ROWS = 65_536
+
+
+class KeyIndex:
+    """Slots of the keys made of ``fields``, at least one. Not for use by several threads at once."""
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        if not fields:
+            raise ValueError("an index needs at least one key column")
+        for field in fields:
+            check_key_type(field.name, field.type)
+        self.fields = tuple(fields)
+        self._types = [field.type for field in fields]
+        kinds = [kind_of(type_) for type_ in self._types]
+        single = len(kinds) == 1 and kinds[0] != DECIMAL
+        self._index: _Single | _Several
+        self._index = _Single(self._types[0]) if single else _Several(self._types)
+
+    def __len__(self) -> int:
+        """Number of distinct keys; slots are 0 to this, exclusive."""
+        return len(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return self._index.nbytes
+
+    def slots(self, columns: Sequence[pa.Array]) -> np.ndarray:
+        """int32 slot of every row; keys not seen before get the next slots, in order of the rows."""
+        rows = len(columns[0])
+        for column, type_ in zip(columns, self._types, strict=True):
+            # Kernels read by address: a wrong type or length would read outside of the column.
+            if column.type != type_ or len(column) != rows:
+                raise TypeError(f"expected {rows} rows of {type_}, not {len(column)} rows of {column.type}")
+        out = np.empty(rows, np.int32)
+        if rows:
+            self._index.slots(columns, out)
+        return out
+
+    def keys(self, slots: np.ndarray | None = None) -> list[pa.Array]:
+        """The key columns of the slots, of all slots by default."""
+        if slots is None:
+            slots = np.arange(len(self), dtype=np.int32)
+        elif len(slots) and (slots.min() < 0 or slots.max() >= len(self)):
+            raise IndexError(f"slots must be from 0 to {len(self) - 1}")
+        return self._index.keys(np.ascontiguousarray(slots, np.int32))
+
+    def to_arrow(self) -> pa.Table:
+        """All keys in the order of their slots."""
+        schema = pa.schema(self.fields)
+        every = np.arange(len(self), dtype=np.int32)
+        chunks = [every[i : i + CHUNK_ROWS] for i in range(0, len(every), CHUNK_ROWS)]
+        batches = [pa.RecordBatch.from_arrays(self._index.keys(chunk), schema=schema) for chunk in chunks]
+        return pa.Table.from_batches(batches, schema)
+
+    @classmethod
+    def from_arrow(cls, keys: pa.Table) -> KeyIndex:
+        """The index whose ``to_arrow`` gave these keys: same keys, same slots."""
+        index = cls(list(keys.schema))
+        for batch in keys.to_batches():
+            index.slots(batch.columns)
+        if len(index) != keys.num_rows:
+            raise ValueError(f"{keys.num_rows} keys were given, of which only {len(index)} are distinct")
+        return index
+
+
+class _Single:
+    """A key of one word or of one string."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        self._type = type_
+        self._table: Words | Strings = Strings() if (kind_of(type_) or 0) >= BYTES else Words()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes
+
+    def slots(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
+        self._table.slots(columns[0], out)
+
+    def keys(self, slots: np.ndarray) -> list[pa.Array]:
+        table = self._table
+        valid = ~table.nulls(slots) if table.meta[1] >= 0 else None
+        if isinstance(table, Strings):
+            return [_string_column(self._type, table, slots, valid)]
+        return [fixed_column(self._type, table.words[slots], valid)]
+
+
+class _Several:
+    """A key of several words: those of each column in turn, then one bit per column, set where it is null."""
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self._types = list(types)
+        self._dictionaries = [Strings() if (kind_of(t) or 0) >= BYTES else None for t in types]
+        widths = [2 if kind_of(t) == DECIMAL else 1 for t in types]
+        self._places = [int(place) for place in np.cumsum([0, *widths])]
+        self._width = self._places[-1] + -(-len(types) // 64)
+        self._table = Rows(self._width)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes + sum(d.nbytes for d in self._dictionaries if d is not None)
+
+    def slots(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
+        rows = np.zeros((len(out), self._width), np.uint64)
+        for c, (column, place, dictionary) in enumerate(zip(columns, self._places, self._dictionaries, strict=False)):
+            if dictionary is None:
+                kernels.put_words(rows, place, self._places[-1] + c // 64, c % 64, *raw(column))
+            else:
+                dictionary.slots(column, out)  # null has a code too
+                kernels.put_codes(rows, place, out)
+        self._table.slots(rows, out)
+
+    def keys(self, slots: np.ndarray) -> list[pa.Array]:
+        words = self._table.words[slots]
+        columns = []
+        for c, (type_, place, dictionary) in enumerate(
+            zip(self._types, self._places, self._dictionaries, strict=False)
+        ):
+            if dictionary is not None:
+                codes = words[:, place].astype(np.int32)
+                columns.append(_string_column(type_, dictionary, codes, ~dictionary.nulls(codes)))
+                continue
+            valid = (words[:, self._places[-1] + c // 64] >> np.uint64(c % 64)) & np.uint64(1) == 0
+            if kind_of(type_) == DECIMAL:
+                columns.append(decimal_column(type_, words[:, place], words[:, place + 1], valid))
+            else:
+                columns.append(fixed_column(type_, words[:, place], valid))
+        return columns
+
+
+def _string_column(type_: pa.DataType, table: Strings, slots: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+    offsets, data = table.strings(slots)
+    if kind_of(type_) == BYTES:
+        if offsets[-1] > np.iinfo(np.int32).max:
+            raise OverflowError(f"{len(slots)} keys of {offsets[-1]} bytes do not fit one column of {type_}")
+        offsets = offsets.astype(np.int32)
+    return pa.Array.from_buffers(type_, len(slots), [validity_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)])

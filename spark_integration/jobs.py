@@ -1,0 +1,57 @@
+"""The Spark jobs behind a query, each in a thread of its own: one for the workers, one per DataFrame that is read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql import SparkSession
+
+
+class Jobs:
+    """``run`` jobs of one group; ``join`` them, or ``cancel`` what is left."""
+
+    def __init__(self, spark: SparkSession, group: str) -> None:
+        self._context = spark.sparkContext
+        self._group = group
+        self._threads: list[threading.Thread] = []
+
+    def run(
+        self, what: str, action: Callable[[], Any], done: Callable[[Any], None], failed: Callable[[str, str], None]
+    ) -> None:
+        """Run the action in the background. ``done`` gets its result, ``failed`` what it was and the reason."""
+
+        def body() -> None:
+            self._context.setJobGroup(self._group, what, interruptOnCancel=True)
+            try:
+                result = action()
+            except Exception as error:
+                failed(what, reason_of(error))
+            else:
+                done(result)
+
+        thread = InheritableThread(target=body, name=f"{self._group} {what}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, timeout: float) -> list[str]:
+        """Names of the jobs that are still running after so many seconds."""
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def cancel(self) -> None:
+        self._context.cancelJobGroup(self._group)
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
+    text = error.desc if isinstance(error, CapturedException) and error.desc else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    raised = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception", "Failed", "Timeout"))]
+    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:2000]

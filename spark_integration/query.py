@@ -1,0 +1,264 @@
+"""A running flow: starts everything, watches it, and leaves nothing behind (DESIGN 1, 2).
+
+The handle follows pyspark's StreamingQuery. Where each part runs: the controller in a thread of the driver, workers in
+long-running Spark tasks, ingress in an ordinary Spark job over the user's DataFrame.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import uuid
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from controller.dag import compile_plan, topological
+from controller.server import Server
+from flux.api import Flow, Source
+from flux.errors import FluxError, QueryTimeout, UsageError
+from flux.plan import Plan
+from flux.settings import Settings
+from flux.transport import Keys
+from spark_integration.executor import ingress_function, worker_function
+from spark_integration.jobs import Jobs
+from spark_integration.schema import to_arrow
+from spark_integration.session import for_bulk_transfer
+from spark_integration.settings import Need, count_slots, is_local, read_settings, task_slots
+
+_active: dict[str, Query] = {}
+_active_lock = threading.Lock()
+
+
+def active_queries() -> list[Query]:
+    """Queries of this process that have not ended, the oldest first."""
+    with _active_lock:
+        return list(_active.values())
+
+
+class Query:
+    """Handle of a running flow, in the manner of pyspark's StreamingQuery."""
+
+    def __init__(self, spark: SparkSession, plan: Plan, need: Need, sources: list[Source], name: str | None) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._need = need
+        self._sources = sources
+        self._name = name
+        self._settings = plan.settings
+        self._jobs = Jobs(spark, f"flux-{plan.query}")
+        keys = Keys.make() if _encrypted(spark, plan.settings) else None
+        host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
+        self._server = Server(plan, need.workers, host, keys, plan.query, name)
+        self._terminated = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
+
+    # ---- like StreamingQuery
+
+    @property
+    def id(self) -> str:
+        return self._plan.query
+
+    @property
+    def name(self) -> str | None:
+        """The name given at start, or None."""
+        return self._name
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """Whether anything of the query still runs."""
+        return not self._terminated.is_set()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow."""
+        phase = self._server.phase
+        messages = {
+            "starting": f"Waiting for {self._need.workers} workers",
+            "running": "Processing rows",
+            "finished": "All output is there",
+            "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error}",
+        }
+        progress = self.lastProgress
+        waiting = bool(progress and progress["backlog"]["slices"])
+        return {"message": messages[phase], "isDataAvailable": waiting, "isTriggerActive": phase == "running"}
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
+        """The newest progress report, None before the first."""
+        reports = self.recentProgress
+        return reports[-1] if reports else None
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
+        """The last hundred progress reports, the oldest first."""
+        return list(self._server.progress)
+
+    def exception(self) -> FluxError | None:
+        """What ended the query, None if nothing went wrong so far."""
+        return self._server.error
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
+        """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: whether it ended."""
+        if timeout is not None and timeout <= 0:
+            raise UsageError(f"timeout must be positive, got {timeout!r}")
+        ended = self._terminated.wait(timeout)
+        if ended and self._server.error is not None:
+            raise self._server.error
+        return ended if timeout is not None else None
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the query and wait until nothing of it is left: no task, thread, socket or file.
+
+        timeout: seconds, default twice ``spark.flux.stop.timeout``. QueryTimeout says what is still running."""
+        self._server.stop()
+        limit = 2 * self._settings.stop_timeout + 10 if timeout is None else timeout
+        if not self._terminated.wait(limit):
+            raise QueryTimeout(
+                f"query {self.id} is still ending after {limit:g} s: {', '.join(self._jobs.join(0)) or 'controller'}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<flux query {self._name or self.id}: {self.status['message']}>"
+
+    # ---- from start to end
+
+    def _start(self) -> None:
+        self._rendezvous = self._server.start()
+        slots = self._need.workers
+        with _active_lock:
+            _active[self.id] = self
+        self._jobs.run(
+            "workers",
+            lambda: (
+                self._spark.range(0, slots, 1, slots)
+                .mapInArrow(worker_function(self._plan, self._rendezvous), "stats string")
+                .collect()
+            ),
+            lambda _: self._server.job_failed("the Spark job of the workers", "its tasks ended before the query"),
+            self._job_failed,
+        )
+        self._supervisor.start()
+
+    def _start_ingress(self, index: int, source: Source) -> None:
+        name = self._plan.sources[index].name
+        feed = ingress_function(self._plan, self._rendezvous, index)
+
+        def read() -> list[Any]:
+            df = for_bulk_transfer(source.dataframe, self._settings.batch_max_rows)
+            return df.mapInArrow(feed, "partition int, rows long").collect()
+
+        def done(rows: list[Any]) -> None:
+            partitions = sorted(row.partition for row in rows)
+            for edge in self._plan.edges_of_source(index):
+                self._server.edge_complete(edge.id, partitions)
+
+        self._jobs.run(f"ingress of {name}", read, done, self._job_failed)
+
+    def _job_failed(self, what: str, reason: str) -> None:
+        self._server.job_failed(f"the Spark job '{what}'", reason)
+
+    def _supervise(self) -> None:
+        """Start reading once the workers are there; when the controller has sent everybody home see them off, cancel
+        who does not go, close up."""
+        # Not earlier: ingress tasks that come first could take the slots that the workers need.
+        self._server.started.wait()
+        if self._server.phase == "running":
+            for index, source in enumerate(self._sources):
+                if source.dataframe is not None:
+                    self._start_ingress(index, source)
+        self._server.ended.wait()
+        try:
+            if self._jobs.join(self._settings.stop_timeout if self._server.error is None else 5.0):
+                self._jobs.cancel()
+                self._jobs.join(self._settings.stop_timeout)
+        finally:
+            self._server.close(10.0)
+            with _active_lock:
+                _active.pop(self.id, None)
+            self._terminated.set()
+
+    # ---- for egress
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    def wait_for_output(self) -> None:
+        """Wait until all output is there (or the query has failed: raises its error)."""
+        self._server.finished.wait()
+        if self._server.error is not None:
+            self._terminated.wait(3 * self._settings.stop_timeout)
+            raise self._server.error
+
+    def endpoints(self) -> dict[int, str]:
+        assert self._server.core.table is not None
+        return self._server.core.table.endpoints
+
+    def owner(self, stage: int, partition: int) -> int:
+        assert self._server.core.table is not None
+        return self._server.core.table.stages[stage][partition][0].worker
+
+    @property
+    def keys(self) -> Keys | None:
+        return self._rendezvous.keys
+
+
+def start_query(
+    flows: list[Flow], name: str | None = None, spark: SparkSession | None = None, collect: bool = False, **options: Any
+) -> Query:
+    """Check everything that can be checked, then start. Nothing is running if this raises."""
+    for flow in flows:
+        if not isinstance(flow, Flow):
+            raise UsageError(f"expected a flow, the result of calling a decorated stage; got {type(flow).__name__}")
+    sources = _sources(flows)
+    spark = spark or _session(sources)
+    settings = read_settings(spark, options)
+    taken = {query.name or query.id: query._need.workers for query in active_queries()}
+    spark_tasks = collect or any(source.dataframe is not None for source in sources)
+    need = count_slots(settings.workers, spark_tasks, task_slots(spark), taken)
+    plan = compile_plan(
+        flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
+        collect=need.workers if collect else 0,
+    )  # fmt: skip
+    query = Query(spark, plan, need, sources, name)
+    query._start()
+    return query
+
+
+def _sources(flows: list[Flow]) -> list[Source]:
+    """In the order in which the compiler numbers them."""
+    found: list[Source] = []
+    for flow in topological(flows):
+        for given in flow.inputs:
+            if isinstance(given, Source) and not any(given is known for known in found):
+                found.append(given)
+    return found
+
+
+def _session(sources: list[Source]) -> SparkSession:
+    for source in sources:
+        if source.dataframe is not None:
+            return source.dataframe.sparkSession
+    active = SparkSession.getActiveSession()
+    if active is None:
+        raise UsageError("there is no active SparkSession: make one with SparkSession.builder, or give spark=...")
+    return active
+
+
+def _encrypted(spark: SparkSession, settings: Settings) -> bool:
+    if settings.encrypt not in ("auto", "true", "false"):
+        raise UsageError(f"spark.flux.encrypt must be true, false or auto, got {settings.encrypt!r}")
+    return settings.encrypt == "true" or (settings.encrypt == "auto" and not is_local(spark))
+
+
+def await_any_progress(query: Query, after: dict[str, Any] | None, timeout: float) -> dict[str, Any] | None:
+    """The next progress report after the one given, or None if none came in time or the query has ended."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end and query.isActive:
+        newest = query.lastProgress
+        if newest is not None and newest is not after:
+            return newest
+        time.sleep(0.05)
+    return None

@@ -1,0 +1,70 @@
+"""``spark.flux.*`` of a session, and the task slots of its cluster (DESIGN 1, 2)."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from flux.errors import UsageError
+from flux.settings import PREFIX, Settings
+
+
+def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
+    # The context's own configuration holds what was given at start; the session's may have been changed since.
+    conf = {key: value for key, value in spark.sparkContext.getConf().getAll() if key.startswith(PREFIX)}
+    conf.update({key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)})
+    return Settings.of(conf, **options)
+
+
+def is_local(spark: SparkSession) -> bool:
+    return str(spark.sparkContext.master).startswith("local")
+
+
+def task_slots(spark: SparkSession) -> int:
+    """How many tasks can run at once when every executor is there."""
+    context = spark.sparkContext
+    per_task = int(context.getConf().get("spark.task.cpus", "1"))
+    return max(_cores(spark) // per_task, 1)
+
+
+def _cores(spark: SparkSession) -> int:
+    context = spark.sparkContext
+    conf = context.getConf()
+    master = str(context.master)
+    if match := re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", master):
+        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+    if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(match[1]) * int(match[2])
+    instances = conf.get("spark.executor.instances") or conf.get("spark.dynamicAllocation.maxExecutors")
+    if instances is not None and int(instances) < 1 << 20:
+        return int(instances) * int(conf.get("spark.executor.cores", "1") or 1)
+    return int(context.defaultParallelism)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Task slots that a query needs at once: its workers, and one for the Spark tasks that feed it or fetch from it."""
+
+    workers: int
+    others: int
+
+
+def count_slots(wanted_workers: int, spark_tasks: bool, slots: int, taken: dict[str, int]) -> Need:
+    """UsageError with the arithmetic in it if there are too few. ``taken``: slots held by other queries, by name."""
+    others = 1 if spark_tasks else 0
+    free = slots - sum(taken.values())
+    default = free // 2 if spark_tasks else free
+    workers = wanted_workers or max(default, 1)
+    if workers + others > free:
+        held = "".join(f", {count} held by query {name}" for name, count in taken.items())
+        feeding = " + 1 for the Spark tasks that read the input or fetch the output" if others else ""
+        raise UsageError(
+            f"too few task slots: {workers} workers{feeding} = {workers + others} slots are needed, {slots} exist{held}, "
+            f"{max(free, 0)} are free. Give the cluster more executor cores (for example master "
+            f"local[{workers + others + slots - free}]), or set spark.flux.workers lower"
+        )
+    return Need(workers, others)

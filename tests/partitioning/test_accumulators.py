@@ -1,0 +1,246 @@
+"""Measures as Spark SQL defines them."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from partitioning.accumulators import accumulator
+from partitioning.errors import ColumnTypeError, SumOverflowError
+
+NAN = float("nan")
+ANSWERS_CONTEXT = decimal.Context(prec=80)
+
+
+def measure(kind: str, column: pa.Array, slots: list[int] | None = None) -> pa.Array:
+    made = accumulator(kind, "c", column.type)
+    at = np.array([0] * len(column) if slots is None else slots, np.int32)
+    made.update(at, column, int(at.max(initial=0)) + 1)
+    result = made.result()
+    result.validate(full=True)
+    assert result.type == made.result_type
+    return result
+
+
+def one(kind: str, values: list, type_: pa.DataType) -> object:
+    (answer,) = measure(kind, pa.array(values, type_)).to_pylist()
+    return answer
+
+
+INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+
+
+@pytest.mark.parametrize("type_", INTEGERS, ids=str)
+def test_integers(type_: pa.DataType) -> None:
+    values = [3, None, 5, 1]
+    assert one("count", values, type_) == 3
+    assert one("sum", values, type_) == 9
+    assert one("mean", values, type_) == 3.0
+    assert one("min", values, type_) == 1
+    assert one("max", values, type_) == 5
+    assert measure("sum", pa.array(values, type_)).type == pa.int64()
+    assert measure("mean", pa.array(values, type_)).type == pa.float64()
+    assert measure("min", pa.array(values, type_)).type == type_
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "min", "max"])
+@pytest.mark.parametrize("type_", [pa.int32(), pa.float32(), pa.float64(), pa.decimal128(9, 2)], ids=str)
+def test_nothing_but_nulls_is_null_and_counts_zero(kind: str, type_: pa.DataType) -> None:
+    assert one(kind, [None, None], type_) is None
+    assert one("count", [None, None], type_) == 0
+
+
+def test_extremes_of_64_bits() -> None:
+    low, high = -(1 << 63), (1 << 63) - 1
+    assert one("min", [0, low, high], pa.int64()) == low
+    assert one("max", [low, high], pa.int64()) == high
+    assert one("max", [low], pa.int64()) == low
+    assert one("min", [high], pa.int64()) == high
+    assert one("max", [0, (1 << 64) - 1, 5], pa.uint64()) == (1 << 64) - 1
+    assert one("min", [1 << 63, 5], pa.uint64()) == 5
+
+
+@pytest.mark.parametrize("type_", [pa.float32(), pa.float64()], ids=str)
+def test_nan_is_greater_than_any_number(type_: pa.DataType) -> None:
+    inf = float("inf")
+    assert one("min", [NAN, 1.0, inf], type_) == 1.0
+    assert one("min", [NAN, inf], type_) == inf
+    assert np.isnan(one("min", [NAN, None, NAN], type_))
+    assert np.isnan(one("max", [1.0, NAN, inf], type_))
+    assert one("max", [-inf, -5.5, None], type_) == -5.5
+    assert one("min", [-1.5, -2.5, -0.0], type_) == -2.5
+    assert one("max", [-0.0, 0.0], type_) == 0.0
+    assert np.isnan(one("sum", [1.0, NAN], type_))
+    assert measure("max", pa.array([1.5], type_)).type == type_
+
+
+def test_floats_are_summed_as_doubles() -> None:
+    assert one("sum", [16777216.0, 1.0, 1.0], pa.float32()) == 16777218.0
+    assert one("mean", [1, 2], pa.int8()) == 1.5
+    assert one("mean", [(1 << 63) - 1] * 2, pa.int64()) == 2.0**63  # as double: no overflow
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([(1 << 63) - 1, 1], pa.int64()),
+        ([-(1 << 63), -1], pa.int64()),
+        ([(1 << 63) - 1, 1, -1], pa.int64()),  # as Spark: at the first sum that does not fit
+        ([1 << 63], pa.uint64()),
+    ],
+)
+def test_an_integer_sum_that_does_not_fit_names_its_column(values: list[int], type_: pa.DataType) -> None:
+    made = accumulator("sum", "price", type_)
+    with pytest.raises(SumOverflowError, match="column 'price' does not fit int64") as caught:
+        made.update(np.zeros(len(values), np.int32), pa.array(values, type_), 1)
+    assert caught.value.column == "price"
+
+
+def test_integer_sums_up_to_the_limit_fit() -> None:
+    assert one("sum", [(1 << 63) - 1, 0, -1, 1], pa.int64()) == (1 << 63) - 1
+    assert one("sum", [-(1 << 63), 0, 5, -5], pa.int64()) == -(1 << 63)
+
+
+def test_decimal_sums_have_ten_more_digits() -> None:
+    values = [Decimal("999.99"), None, Decimal("-0.01"), Decimal("0.02")]
+    result = measure("sum", pa.array(values, pa.decimal128(5, 2)))
+    assert result.type == pa.decimal128(15, 2)
+    assert result.to_pylist() == [Decimal("1000.00")]
+    assert measure("sum", pa.array([Decimal(1)], pa.decimal128(38, 0))).type == pa.decimal128(38, 0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_decimal_sums_carry_across_64_bits_and_end_at_38_digits(sign: int) -> None:
+    most = 10**38 - 1
+    type_ = pa.decimal128(38, 0)
+    values = [Decimal(sign * v) for v in ((1 << 64) - 1, 1, (1 << 64) - 1, 1 << 100)]
+    with decimal.localcontext(ANSWERS_CONTEXT):
+        assert one("sum", values, type_) == sum(values)
+        assert one("sum", [Decimal(sign * (most - 5)), Decimal(sign * 5)], type_) == Decimal(sign * most)
+    for more in (1, most):
+        with pytest.raises(SumOverflowError, match="decimal128"):
+            one("sum", [Decimal(sign * most), Decimal(sign * more)], type_)
+        with pytest.raises(SumOverflowError):
+            one("mean", [Decimal(sign * most), Decimal(sign * more)], type_)
+
+
+@pytest.mark.parametrize(
+    ("values", "precision", "scale", "answer"),
+    [
+        (["0.01", "0.02"], 5, 2, "0.015000"),
+        (["1", "1", "0"], 5, 0, "0.6667"),
+        (["-1", "-1", "0"], 5, 0, "-0.6667"),
+        (["0.1"] + ["0"] * 31, 5, 1, "0.00313"),  # 0.003125: half goes up
+        (["-0.1"] + ["0"] * 31, 5, 1, "-0.00313"),  # and away from zero
+        (["12345678901234567890123456789012"] * 3, 32, 0, "12345678901234567890123456789012.0000"),
+        (["0.1234567890123456789012345678901234567"] * 2, 38, 37, "0.12345678901234567890123456789012345670"),
+    ],
+)
+def test_decimal_means_have_four_more_digits_and_round_half_up(
+    values: list[str], precision: int, scale: int, answer: str
+) -> None:
+    result = measure("mean", pa.array([Decimal(v) for v in values], pa.decimal128(precision, scale)))
+    assert result.type == pa.decimal128(min(38, precision + 4), min(38, scale + 4))
+    assert result.to_pylist() == [Decimal(answer)]
+
+
+def test_a_decimal_mean_that_needs_more_than_38_digits_is_an_error() -> None:
+    with pytest.raises(SumOverflowError, match="'c'"):
+        one("mean", [Decimal(10**35)], pa.decimal128(38, 0))
+
+
+def test_decimal_extremes_compare_all_128_bits() -> None:
+    values = [Decimal(v) for v in (5, -5, 1 << 64, -(1 << 64), (1 << 64) + 1, 0)]
+    assert one("max", [*values, None], pa.decimal128(38, 0)) == (1 << 64) + 1
+    assert one("min", [None, *values], pa.decimal128(38, 0)) == -(1 << 64)
+
+
+DAY = datetime.date(2013, 1, 1)
+MOMENT = datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        (pa.bool_(), [False, True]),
+        (pa.date32(), [DAY, DAY + datetime.timedelta(1)]),
+        (pa.date64(), [DAY, DAY + datetime.timedelta(1)]),
+        (pa.timestamp("us", "UTC"), [MOMENT, MOMENT + datetime.timedelta(days=9999)]),
+        (pa.duration("us"), [datetime.timedelta(-1), datetime.timedelta(1)]),
+    ],
+    ids=str,
+)
+def test_whatever_has_an_order_has_a_least_and_a_greatest(type_: pa.DataType, values: list) -> None:
+    column = pa.array([values[1], None, values[0]], type_)
+    assert measure("min", column).to_pylist() == [values[0]]
+    assert measure("max", column).to_pylist() == [values[1]]
+    assert measure("max", column).type == type_
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", None, "b"]),
+        pa.array([[1], None, []]),
+        pa.array([{"a": 1}, None, {"a": None}]),
+        pa.array([1, None, 2]),
+        pa.array(["a", None, "a"]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_values_of_any_type_can_be_counted(column: pa.Array) -> None:
+    assert measure("count", column, [0, 0, 1]).to_pylist() == [1, 1]
+    assert measure("count", column.slice(1), [0, 0]).to_pylist() == [1]
+    assert accumulator("count", None, None).result_type == pa.int64()
+
+
+def test_values_of_a_column_without_a_type_are_all_null() -> None:
+    assert measure("count", pa.nulls(3)).to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"),
+    [
+        ("sum", pa.string()),
+        ("mean", pa.bool_()),
+        ("sum", pa.date32()),
+        ("mean", pa.timestamp("us")),
+        ("min", pa.string()),
+        ("max", pa.list_(pa.int64())),
+        ("sum", pa.duration("us")),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(kind: str, type_: pa.DataType) -> None:
+    with pytest.raises(ColumnTypeError, match=rf"{kind}\('name'\) is not defined for type") as caught:
+        accumulator(kind, "name", type_)
+    assert caught.value.column == "name"
+
+
+@pytest.mark.parametrize("kind", ["count", "sum", "mean", "min", "max"])
+@pytest.mark.parametrize("type_", [pa.int16(), pa.float64(), pa.decimal128(9, 2)], ids=str)
+def test_state_can_be_taken_out_and_put_back(kind: str, type_: pa.DataType) -> None:
+    column = pa.array([1, None, -3, 4, 5], pa.int64()).cast(pa.decimal128(19, 0)).cast(type_)
+    slots = np.array([0, 1, 200, 0, 200], np.int32)
+    straight, first, second = (accumulator(kind, "c", type_) for _ in range(3))
+    straight.update(slots, column, 201)
+    first.update(slots[:3], column[:3], 201)
+    second.load(first.state())
+    second.update(slots[3:], column[3:], 201)
+    assert second.result().equals(straight.result())
+    assert second.result(np.array([200, 0])).equals(straight.result(np.array([200, 0])))
+    second.update(np.array([300], np.int32), column[:1], 301)
+    assert len(second.result()) == 301
+    assert second.nbytes > 0
+
+
+def test_a_column_of_another_type_or_length_is_refused() -> None:
+    made = accumulator("sum", "price", pa.int64())
+    with pytest.raises(TypeError, match="expected 1 rows of int64 for column 'price', not 1 rows of int8"):
+        made.update(np.zeros(1, np.int32), pa.array([1], pa.int8()), 1)
+    with pytest.raises(TypeError, match="not 2 rows"):
+        made.update(np.zeros(1, np.int32), pa.array([1, 2]), 1)

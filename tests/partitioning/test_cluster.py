@@ -1,0 +1,119 @@
+"""Batches sorted by where their rows go."""
+
+from __future__ import annotations
+
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from partitioning.cluster import Clustered, cluster_by_key, owned, whole
+from partitioning.hashing import hash_columns
+from partitioning.scheme import partition_ids
+
+
+def numbered(rows: int) -> pa.RecordBatch:
+    rng = np.random.default_rng(rows)
+    return pa.record_batch({"key": rng.integers(0, 50, rows), "row": np.arange(rows)})
+
+
+def check(clustered: Clustered, batch: pa.RecordBatch, keys: list[int], partitions: int) -> None:
+    """Every row is there once, in its partition, in the order in which it came."""
+    ids = partition_ids(hash_columns([batch.column(i) for i in keys]), partitions)
+    rank = np.argsort(clustered.order)
+    rows = batch.to_pylist()
+    assert clustered.batch.to_pylist() == [rows[i] for i in np.argsort(rank[ids], kind="stable")]
+    assert clustered.batch.schema.equals(batch.schema, check_metadata=True)
+    assert np.diff(clustered.offsets).tolist() == np.bincount(rank[ids], minlength=partitions).tolist()
+    assert clustered.nbytes == clustered.batch.nbytes
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7, 64, 4096])
+def test_rows_go_to_the_partition_of_their_key_in_the_order_in_which_they_came(partitions: int) -> None:
+    batch = numbered(1000)
+    clustered = cluster_by_key(batch, [0], partitions)
+    check(clustered, batch, [0], partitions)
+    for partition in range(0, partitions, 13):
+        rows = clustered.rows_of(partition).column("row").to_pylist()
+        assert rows == sorted(rows)
+
+
+def test_partitions_of_one_worker_can_be_put_next_to_each_other() -> None:
+    batch = numbered(1000)
+    order = np.array([3, 1, 0, 2], np.int32)
+    clustered = cluster_by_key(batch, [0], 4, order)
+    check(clustered, batch, [0], 4)
+    assert clustered.batch.slice(0, int(clustered.offsets[1])).equals(clustered.rows_of(3))
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [-1, 0, 1]])
+def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
+    with pytest.raises(ValueError, match="permutation of the 3 partitions"):
+        cluster_by_key(numbered(10), [0], 3, np.array(order, np.int32))
+
+
+def test_no_rows_make_a_batch_with_empty_slices() -> None:
+    for partitions in (1, 4):
+        clustered = cluster_by_key(numbered(0), [0], partitions)
+        assert clustered.offsets.tolist() == [0] * (partitions + 1)
+        assert clustered.batch.num_rows == clustered.nbytes == 0
+
+
+def test_any_column_type_travels_and_slices_keep_to_their_rows() -> None:
+    rows = 200
+    batch = pa.record_batch(
+        {
+            "key": pa.array([None if i % 11 == 0 else f"k{i % 30}" for i in range(rows)]),
+            "list": pa.array([[i] * (i % 4) for i in range(rows)]),
+            "struct": pa.array([{"a": i, "b": None} for i in range(rows)]),
+            "dictionary": pa.array([f"d{i % 5}" for i in range(rows)]).dictionary_encode(),
+            "decimal": pa.array([decimal.Decimal(i) for i in range(rows)], pa.decimal128(10, 0)),
+            "bool": pa.array([None if i % 3 == 0 else i % 2 == 0 for i in range(rows)]),
+            "view": pa.array([f"a string beyond twelve bytes {i}" for i in range(rows)], pa.string_view()),
+            "null": pa.nulls(rows),
+        },
+        metadata={"kept": "yes"},
+    )
+    for part in (batch, batch.slice(37, 101)):
+        check(cluster_by_key(part, [0], 8), part, [0], 8)
+        assert cluster_by_key(part, [0], 1).batch.equals(part)
+        assert owned(part).equals(part)
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+@pytest.mark.parametrize("text", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_the_result_owns_its_memory(partitions: int, text: pa.DataType) -> None:
+    """Spark writes the next batch over the memory of the last one: here the test does."""
+    rows = 64
+    source = pa.record_batch(
+        {
+            "key": np.arange(rows),
+            "text": pa.array([f"a string beyond twelve bytes {i % 9}" for i in range(rows)]).cast(text),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, source.schema) as writer:
+        writer.write_batch(source)
+    memory = np.frombuffer(sink.getvalue(), np.uint8).copy()
+    borrowed = pa.ipc.open_stream(pa.py_buffer(memory)).read_next_batch()
+    clustered = cluster_by_key(borrowed, [0], partitions)
+    before = clustered.batch.to_pylist()
+    memory[:] = 0xFF
+    assert clustered.batch.to_pylist() == before
+
+
+def test_nbytes_is_that_of_the_rows_and_not_of_the_larger_batch_that_they_were_cut_from() -> None:
+    part = numbered(100_000).slice(500, 10)
+    assert cluster_by_key(part, [0], 4).nbytes == 160
+    assert whole(part, 0, 4).nbytes == 160
+    assert whole(part, 0, 4).batch.get_total_buffer_size() < 1000
+
+
+def test_rows_without_a_key_all_go_to_one_partition() -> None:
+    batch = numbered(5)
+    clustered = whole(batch, 2, 4, np.array([3, 2, 1, 0], np.int32))
+    assert clustered.offsets.tolist() == [0, 0, 5, 5, 5]
+    assert clustered.rows_of(2).equals(batch)
+    assert clustered.rows_of(3).num_rows == 0
+    assert clustered.batch.column(1).buffers()[1].address != batch.column(1).buffers()[1].address
