@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +40,8 @@ class Progress:
                 "slices": int(_total(everyone, "queued")),
                 "bytes": int(_total(everyone, "log_bytes")),
             },
+            "firstRowAt": _extreme(min, everyone, "first_row_at"),
+            "finishedAt": _extreme(max, everyone, "finished_at"),
             "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
             "stages": [
                 self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))
@@ -55,7 +58,6 @@ class Progress:
                     "logBytes": int(stats.get("log_bytes", 0)),
                     "heldBytes": int(stats.get("held_bytes", 0)),
                     "rssBytes": int(stats.get("rss_bytes", 0)),
-                    "latencyMs": stats.get("latency_ms"),
                     "counters": stats.get("counters", {}),
                 }
                 for member, stats in workers
@@ -77,6 +79,8 @@ class Progress:
             "rowsPerSecond": self._rate(f"stage {stage}", rows, now),
             "queued": int(_total(mine, "queued")),
             "busySeconds": round(_total(mine, "busy_s"), 3),
+            # Of the worker that is worst off: percentiles of percentiles would mean nothing.
+            "latencyMs": max((stats["latency_ms"] for stats in mine if stats.get("latency_ms")), default=None),
         }
 
     def _rate(self, what: str, count: float, now: float) -> float:
@@ -89,3 +93,9 @@ class Progress:
 
 def _total(reports: list[dict[str, Any]], key: str) -> float:
     return sum(stats.get(key, 0) for stats in reports)
+
+
+def _extreme(choose: Callable[[list[float]], float], reports: list[dict[str, Any]], key: str) -> float | None:
+    """Seconds since the epoch; None where nobody reports it."""
+    known = [stats[key] for stats in reports if stats.get(key) is not None]
+    return choose(known) if known else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from flux.control import Failure, FromController, NewTable
+from flux.control import Failure, FromController, Heartbeat, NewTable
 from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
@@ -29,16 +29,20 @@ class Ingress:
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets)
         self._ready = False
+        self._node = -1
+        self._turns = 0
+        self._beat_at = 0.0
 
     def run(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
         """Sends everything and returns the number of rows once all of them are applied."""
         try:
             warm_up()
-            _, early = register(
+            welcome, early = register(
                 self.sockets, self.control, self.rendezvous,
                 role="ingress", index=self.partition, attempt=attempt,
                 edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
             )  # fmt: skip
+            self._node = welcome.node
             core = IngressTask(self.plan, self.source, self.partition, attempt)
             try:
                 for order in early:
@@ -64,12 +68,16 @@ class Ingress:
         core.finish(time.time())
         while not core.drained:
             self._turn(core, WAIT_S)
+        self._beat(core, time.time())
         return core.streams.rows
 
     def _turn(self, core: IngressTask, wait_s: float) -> None:
         now = time.time()
+        self._turns += 1
         for effect in core.poll(now):
             self.links.send(effect)
+        if now >= self._beat_at:
+            self._beat(core, now)
         for ready in self.sockets.wait(wait_s):
             if ready is self.control.link:
                 for order in self.control.orders():
@@ -77,6 +85,10 @@ class Ingress:
             elif ready in self.links:
                 for worker, message in self.links.answers(ready):
                     core.on_answer(worker, message, now)
+
+    def _beat(self, core: IngressTask, now: float) -> None:
+        self._beat_at = now + self.plan.settings.heartbeat_interval
+        self.control.report(Heartbeat(node=self._node, progress=self._turns, stats=core.stats()))
 
     def _on_order(self, core: IngressTask, order: FromController, now: float) -> None:
         refuse_rejected(order)

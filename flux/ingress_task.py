@@ -36,6 +36,7 @@ class IngressTask:
             for edge in edges
         }  # fmt: skip
         self.streams = SourceStreams(edges, list(self.producers.values()), self.source.name)
+        self.first_row_at: float | None = None
 
     @property
     def has_room(self) -> bool:
@@ -46,6 +47,8 @@ class IngressTask:
         return self.streams.drained
 
     def append(self, batch: pa.RecordBatch, now: float) -> None:
+        if self.first_row_at is None:
+            self.first_row_at = now
         self.streams.append(conform(batch, self.source.schema, f"source {self.source.name}"), now)
 
     def finish(self, now: float) -> None:
@@ -63,3 +66,12 @@ class IngressTask:
     def poll(self, now: float) -> Iterator[ToWorker]:
         for producer in self.producers.values():
             yield from producer.poll(now)
+
+    def stats(self) -> dict[str, Any]:
+        """What a heartbeat reports."""
+        return {
+            "source_rows": self.streams.rows,
+            "log_bytes": self.meter.bytes,
+            "peak_log_bytes": self.meter.peak,
+            "first_row_at": self.first_row_at,
+        }

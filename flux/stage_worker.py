@@ -105,7 +105,9 @@ class StageWorker:
         self.producers: dict[StreamId, Producer] = {}
         self.sources: dict[tuple[int, int], SourceStreams] = {}
         self.counters = Counters()
-        self.latencies: deque[float] = deque(maxlen=4096)
+        self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
+        self.first_row_at: float | None = None
+        self.finished_at: float | None = None
         self.log_meter = Meter()
         self._clock = clock
         self._credit = Credit(plan.settings.credit_max_bytes)
@@ -333,12 +335,13 @@ class StageWorker:
             self._note_ack(inbound, now)
             if slice_.last and not any(inbound.waiting.values()):
                 self._credit.release(slice_.stream)
-        if not replica.outlets and slices and not slices[0].last:
-            self.latencies.append(now - replica.context.created)
+        if slices and not slices[0].last:
+            self.latencies[replica.stage.id].append(now - replica.context.created)
         if replica.finished and not replica.outlets:
-            self._report_finished(replica)
+            self._report_finished(replica, now)
 
-    def _report_finished(self, replica: Replica) -> None:
+    def _report_finished(self, replica: Replica, now: float) -> None:
+        self.finished_at = now
         self._effects.append(
             ToController(PartitionFinished(node=self.worker, stage=replica.stage.id, partition=replica.partition))
         )
@@ -357,6 +360,8 @@ class StageWorker:
         if batch is None:
             streams.finish(now)
         else:
+            if self.first_row_at is None:
+                self.first_row_at = now
             streams.append(conform(batch, self.plan.sources[source].schema, f"source {streams.name}"), now)
 
     # ---- effects
@@ -408,7 +413,6 @@ class StageWorker:
 
     def stats(self) -> dict[str, Any]:
         """What a heartbeat reports: counts since the start, and what is waiting now."""
-        latencies = np.fromiter(self.latencies, float)
         return {
             "rows_in": sum(replica.rows_in for replica in self.replicas.values()),
             "source_rows": sum(source.rows for source in self.sources.values()),
@@ -416,27 +420,27 @@ class StageWorker:
             "peak_log_bytes": self.log_meter.peak,
             "held_bytes": self.held_bytes,
             "queued": sum(replica.queued for replica in self.replicas.values()),
-            "latency_ms": [round(float(x) * 1e3, 3) for x in np.percentile(latencies, [50, 99])]
-            if len(latencies)
-            else None,
+            "first_row_at": self.first_row_at,
+            "finished_at": self.finished_at,
             "counters": asdict(self.counters),
             "stages": self._stage_stats(),
         }
 
     def _stage_stats(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "rows_in": sum(r.rows_in for r in mine),
-                "rows_out": sum(r.rows_out for r in mine),
-                "finished": sum(r.finished for r in mine),
-                "queued": sum(r.queued for r in mine),
-                "busy_s": round(sum(r.busy_s for r in mine), 6),
-            }
-            for mine in (
-                [replica for (stage, _), replica in self.replicas.items() if stage == stage_plan.id]
-                for stage_plan in self.plan.stages
+        stats = []
+        for stage in self.plan.stages:
+            mine = [self.replicas[stage.id, partition] for partition in self._hosted.get(stage.id, ())]
+            stats.append(
+                {
+                    "rows_in": sum(replica.rows_in for replica in mine),
+                    "rows_out": sum(replica.rows_out for replica in mine),
+                    "finished": sum(replica.finished for replica in mine),
+                    "queued": sum(replica.queued for replica in mine),
+                    "busy_s": round(sum(replica.busy_s for replica in mine), 6),
+                    "latency_ms": _percentiles_ms(self.latencies[stage.id]),
+                }
             )
-        ]
+        return stats
 
     def close(self) -> None:
         """End every operator; all are closed even if one fails, and the first failure is raised."""
@@ -448,3 +452,10 @@ class StageWorker:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def _percentiles_ms(seconds: deque[float]) -> list[float] | None:
+    """Median and 99th percentile of the last steps, None before the first."""
+    if not seconds:
+        return None
+    return [round(float(value) * 1e3, 3) for value in np.percentile(np.fromiter(seconds, float), [50, 99])]

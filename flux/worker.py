@@ -198,16 +198,20 @@ class Worker:
                 assert isinstance(effect.connection, bytes)
                 self.port.send(effect.connection, frames)
             else:
+                self._beat(core, now)  # so that the last progress report has the last counts
                 self.control.report(effect.message)
 
     def _heartbeat(self, core: StageWorker, now: float) -> None:
         if now >= self._beat_at:
-            self._beat_at = now + self.plan.settings.heartbeat_interval
-            stats = core.stats()
-            stats["rss_bytes"] = self._process.memory_info().rss
-            stats["cpu_s"] = sum(self._process.cpu_times()[:2])
-            self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
+            self._beat(core, now)
             self.control.check(now)
+
+    def _beat(self, core: StageWorker, now: float) -> None:
+        self._beat_at = now + self.plan.settings.heartbeat_interval
+        stats = core.stats()
+        stats["rss_bytes"] = self._process.memory_info().rss
+        stats["cpu_s"] = sum(self._process.cpu_times()[:2])
+        self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
 
     # ---- end
 

@@ -1,0 +1,29 @@
+"""The Spark session of the benchmarks: real executors on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def start(executors: int, cores: int, memory_mb: int = 2048, **conf: Any) -> tuple[SparkSession, float]:
+    """``local-cluster`` with so many executors; also how long it took to start, in seconds."""
+    started = time.perf_counter()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master(f"local-cluster[{executors},{cores},{memory_mb}]")
+        .appName("flux bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.executor.memory", f"{memory_mb}m")
+    )
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.range(0, executors * cores * 4, 1, executors * cores * 4).count()  # until executors have registered
+    return spark, time.perf_counter() - started

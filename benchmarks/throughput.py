@@ -1,0 +1,162 @@
+"""Keyed count and sum over parquet files, in Flux and in Spark Structured Streaming, side by side in one run.
+
+Both read the same files from the first row to the last result; the peer may read a part of them, because it is
+slower and its rate does not depend on how much there is. Start-up (workers, query planning, a warm-up query of the
+peer) is reported apart. The answer of Flux is compared with one computed by Spark's batch engine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from rich.console import Console
+
+import flux
+from benchmarks import data, session
+from spark_integration.egress import fetch_all
+from spark_integration.query import await_any_progress, start_query
+
+#: Rows that the peer reads at most.
+PEER_ROWS = 5_000_000
+#: Best of 1, 2, 4, 8 and 200 on two cores.
+PEER_SHUFFLE_PARTITIONS = 2
+
+
+class Totals(flux.Aggregate):
+    n = flux.count()
+    total = flux.sum("value")
+
+
+def run(
+    rows: int, source: str, workers: int, peer: bool, shape_name: str, partitions: int, console: Console, **options: Any
+) -> dict[str, Any]:
+    shape = data.SHAPES[shape_name]
+    console.print(f"writing or finding {rows:,} rows ({shape.name})")
+    paths = data.files(shape, rows)
+    spark, startup = session.start(workers, 2)  # a second slot each: for reading the input and fetching the output
+    try:
+        result: dict[str, Any] = {"benchmark": "throughput", "rows": rows, "source": source, "workers": workers}
+        result |= {"shape": shape.name, "partitions": partitions, "spark_startup_s": round(startup, 2)}
+        result |= measure(spark, shape, paths, rows, source, workers, partitions, console, **options)
+        if peer:
+            result |= measure_peer(spark, shape, paths, rows, console)
+            result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
+    finally:
+        spark.stop()
+    return result
+
+
+def measure(
+    spark: SparkSession,
+    shape: data.Shape,
+    paths: list[str],
+    rows: int,
+    source: str,
+    workers: int,
+    partitions: int,
+    console: Console,
+    **options: Any,
+) -> dict[str, Any]:
+    """One run of the flow; raises if its answer is wrong."""
+
+    totals = flux.stage(key=shape.key, partitions=partitions)(Totals)
+    if source == "worker":
+        given: Any = flux.source(data.reader(paths, workers), shape.schema, partitions=workers)
+    else:
+        given = spark.read.parquet(*paths)
+    started = time.time()
+    query = start_query(
+        [totals(given)], "throughput", spark, collect=True, workers=workers, progress_interval="500ms", **options
+    )
+    try:
+        progress = None
+        while (progress := await_any_progress(query, progress, 120)) is not None and query.status["isTriggerActive"]:
+            console.print(
+                f"  {progress['totalInputRows']:>12,} rows in, {progress['processedRowsPerSecond']:>12,.0f} rows/s applied, "
+                f"log {progress['backlog']['bytes'] >> 20:>5,} MiB"
+            )
+        query.wait_for_output()
+        last = query.lastProgress
+        assert last is not None
+        check(fetch_all(query), spark.read.parquet(*paths), shape)
+    finally:
+        query.stop()
+    seconds = last["finishedAt"] - last["firstRowAt"]
+    latency = last["stages"][0]["latencyMs"]
+    return {
+        "startup_s": round(last["firstRowAt"] - started, 2),
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(rows / seconds),
+        "p50_ms": latency[0],
+        "p99_ms": latency[1],
+        "peak_log_bytes": last["peakLogBytes"],
+        "answer": "equal to Spark's batch answer",
+    }
+
+
+def check(result: DataFrame, rows: DataFrame, shape: data.Shape) -> None:
+    """Compare every group with the answer of Spark's batch engine."""
+    expected = rows.groupBy(shape.key).agg(F.count("*").alias("n"), F.sum("value").alias("total"))
+    left, right = (df.select(F.struct("*").alias("row")) for df in (result, expected))
+    sums = [df.agg(F.count("*"), F.sum(F.xxhash64("row").cast("decimal(38,0)"))).first() for df in (left, right)]
+    if sums[0] != sums[1]:
+        raise AssertionError(f"the answer differs from Spark's batch answer: {sums[0]} against {sums[1]}")
+
+
+def measure_peer(
+    spark: SparkSession, shape: data.Shape, paths: list[str], rows: int, console: Console
+) -> dict[str, Any]:
+    """Spark Structured Streaming over the same files or a part of them, after a warm-up query over one file."""
+    count = max(1, min(len(paths), PEER_ROWS // data.ROWS_PER_FILE))
+    peer_rows = rows if count == len(paths) else count * data.ROWS_PER_FILE
+    console.print(f"the peer: Spark Structured Streaming, available-now, {peer_rows:,} rows")
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", str(PEER_SHUFFLE_PARTITIONS))
+    try:
+        _stream(spark, shape, paths[:1])
+        started = time.time()
+        seconds = _stream(spark, shape, paths[:count])
+        startup = time.time() - started - seconds
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before or "200")
+    return {
+        "peer": "Spark Structured Streaming, available-now, default state store",
+        "peer_rows": peer_rows,
+        "peer_startup_s": round(startup, 2),
+        "peer_seconds": round(seconds, 3),
+        "peer_rows_per_s": round(peer_rows / seconds),
+    }
+
+
+def _stream(spark: SparkSession, shape: data.Shape, paths: list[str]) -> float:
+    """Seconds that the micro-batches took to execute: without planning and without writing offsets."""
+    folder = tempfile.mkdtemp(prefix="flux-bench-peer-")
+    try:
+        stream = spark.readStream.schema(spark.read.parquet(paths[0]).schema).parquet(_linked(paths, folder))
+        totals = stream.groupBy(shape.key).agg(F.count("*").alias("n"), F.sum("value").alias("total"))
+        query = (
+            totals.writeStream.outputMode("complete")
+            .format("noop")
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(600)
+        return sum(progress["durationMs"].get("addBatch", 0) for progress in query.recentProgress) / 1e3
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _linked(paths: list[str], folder: str) -> str:
+    """A folder with just these files, which a file stream wants."""
+    import os
+
+    os.mkdir(f"{folder}/in")
+    for path in paths:
+        os.symlink(path, f"{folder}/in/{os.path.basename(path)}")
+    return f"{folder}/in"

@@ -1,0 +1,112 @@
+"""The ``flux`` command. Benchmarks for now; what operates a running query joins them here.
+
+Exit codes: 0 done, 1 refused or failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import flux
+from flux.errors import FluxError
+
+app = typer.Typer(help="Flux: a fault-tolerant, load-balancing exchange for PySpark.", no_args_is_help=True)
+bench = typer.Typer(help="Benchmarks, run inside Spark executors on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+class SourceKind(StrEnum):
+    worker = "worker"
+    spark = "spark"
+
+
+class ShapeName(StrEnum):
+    narrow = "narrow"
+    wide = "wide"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers, each in an executor of its own.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"flux {flux.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Flux: a fault-tolerant, load-balancing exchange for PySpark."""
+
+
+@bench.command()
+def throughput(
+    rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 20_000_000,
+    source: Annotated[SourceKind, typer.Option(help="Read in the workers, or by Spark.")] = SourceKind.worker,
+    workers: Workers = 2,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 64,
+    shape: Annotated[ShapeName, typer.Option(help="32-byte rows, or 8 columns with a string key.")] = ShapeName.narrow,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Keyed count and sum over one million keys: rows per second, against Spark's own streaming."""
+    from benchmarks import throughput as benchmark
+
+    console = _console(as_json)
+    _finish(benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console), console, as_json)
+
+
+@bench.command()
+def latency(
+    rate: Annotated[int, typer.Option(min=1, help="Rows per second over all sources.")] = 100_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 20,
+    workers: Workers = 2,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Latency from ingress to egress at a steady rate, through a keyed stage and a sink."""
+    from benchmarks import latency as benchmark
+
+    console = _console(as_json)
+    _finish(benchmark.run(rate, seconds, workers, partitions, console), console, as_json)
+
+
+def _console(as_json: bool) -> Console:
+    return Console(stderr=as_json, highlight=False)
+
+
+def _finish(result: dict[str, Any], console: Console, as_json: bool) -> None:
+    table = Table(show_header=False, title=f"flux bench {result['benchmark']}")
+    for key, value in result.items():
+        table.add_row(
+            key, f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        )
+    console.print(table)
+    if as_json:
+        print(json.dumps(result))
+
+
+def main() -> None:
+    try:
+        app()
+    except FluxError as error:
+        print(f"flux: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

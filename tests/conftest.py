@@ -1,0 +1,162 @@
+"""Spark sessions for tests, one alive at a time, and the check that a query leaves nothing behind."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+#: Helper modules that tests share are found by name, and in the executors too; the project comes first, because the
+#: folder tests/flux must not be taken for the package.
+SHARED = [str(TESTS.parent), str(TESTS / "flux"), str(TESTS / "spark")]
+for path in reversed(SHARED):
+    if path in sys.path:
+        sys.path.remove(path)
+    sys.path.insert(0, path)
+
+#: How long the last tasks, threads and sockets of a query that has ended may take to go.
+GONE_S = 10.0
+#: What a ZeroMQ context opens, and neither Spark nor pyarrow does.
+ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests without a JVM first, those that need executors of their own last: each kind of session starts once."""
+
+    def kind(item: pytest.Item) -> int:
+        fixtures = getattr(item, "fixturenames", ())
+        return 2 if "cluster" in fixtures else int(item.get_closest_marker("spark") is not None)
+
+    items.sort(key=kind)
+
+
+def _session(master: str) -> Any:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        SparkContext._active_spark_context.stop()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in SHARED]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *inherited])
+    builder = SparkSession.builder.master(master).appName("flux-tests")
+    for key, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+        # Dying executors at the end of a run have much to say that no one needs.
+        "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
+    }.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """Driver and four task slots in one JVM; a failed task fails its job at once."""
+    pytest.importorskip("pyspark")
+    session = _session("local[4]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Two executor JVMs of two slots each; failed tasks are tried again. Ends the session of ``spark``."""
+    pytest.importorskip("pyspark")
+    session = _session("local-cluster[2,2,1024]")
+    yield session
+    session.sparkContext.setLogLevel("OFF")
+    session.stop()
+
+
+@pytest.fixture
+def nothing_left_behind() -> Iterator[None]:
+    """After the test: no thread, socket, temporary file, Spark job or worker loop of a query that was not there before."""
+    before = _zmq_fds(os.getpid()), _listening()
+    yield
+    eventually("flux threads in the driver", _flux_threads, [])
+    eventually("ZeroMQ sockets in the driver", lambda: _zmq_fds(os.getpid()), before[0])
+    eventually("listening ports of the driver", lambda: _listening() - before[1], set())
+    eventually("running Spark jobs", _spark_jobs, [])
+    eventually("Python workers still in a query (ZeroMQ) or with temporary files", _busy_python_workers, {})
+
+    from spark_integration.query import active_queries
+
+    assert active_queries() == []
+
+
+def eventually(what: str, look: Callable[[], Any], expected: Any, limit_s: float = GONE_S) -> None:
+    """Look again and again until it is as expected; fails with what is there instead."""
+    end = time.monotonic() + limit_s
+    while (found := look()) != expected:
+        assert time.monotonic() < end, f"{what}: {found!r} after {limit_s:g} s, expected {expected!r}"
+        time.sleep(0.02)
+
+
+def _flux_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("flux")]
+
+
+def _targets(pid: int) -> list[str]:
+    """Where the open file descriptors of a process lead."""
+    found = []
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            except OSError:
+                pass
+    except OSError:
+        pass
+    return found
+
+
+def _zmq_fds(pid: int) -> dict[str, int]:
+    return dict(collections.Counter(target for target in _targets(pid) if target in ZMQ_FDS))
+
+
+def _listening() -> set[tuple[str, int]]:
+    return {tuple(c.laddr) for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def _spark_jobs() -> list[int]:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return [] if context is None else list(context.statusTracker().getActiveJobsIds())
+
+
+def python_workers() -> list[psutil.Process]:
+    """The processes that Spark forked to run Python code on this machine."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "pyspark.daemon" in process.cmdline() and "pyspark.daemon" in process.parent().cmdline():
+                found.append(process)
+        except (psutil.Error, AttributeError):
+            pass
+    return found
+
+
+def _busy_python_workers() -> dict[int, list[str]]:
+    busy = {}
+    for process in python_workers():
+        odd = [t for t in _targets(process.pid) if t in ZMQ_FDS or (t.startswith("/tmp/") and t.endswith("(deleted)"))]
+        if odd:
+            busy[process.pid] = odd
+    return busy

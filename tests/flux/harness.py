@@ -1,0 +1,133 @@
+"""A query without Spark: controller, workers and ingress as threads of one process, joined by real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+import flux
+from controller.dag import compile_plan
+from controller.server import Server
+from flux.api import Flow, Source
+from flux.errors import FluxError
+from flux.ingress_loop import Ingress
+from flux.settings import Settings
+from flux.transport import Keys
+from flux.worker import Worker
+
+SECRET = b"the secret of this query"
+LIMIT_S = 30.0
+
+
+class Rows(list):
+    """Everything that sink operators of a flow have seen, as rows; ``stage`` is the sink to put at the end."""
+
+    def __init__(self, key: str | None = None, partitions: int = 2) -> None:
+        super().__init__()
+        seen = self
+
+        class Sink(flux.Operator):
+            def process(self, batch: pa.RecordBatch) -> None:
+                seen.extend(batch.to_pylist())
+
+        self.stage = flux.stage(key=key, partitions=partitions)(Sink)
+
+    def sorted(self) -> list[dict[str, Any]]:
+        return sorted(self, key=repr)
+
+
+class ThreadQuery:
+    """``feed`` every source, then ``wait``. To be used in a with statement: everything ends with it."""
+
+    def __init__(self, *flows: Flow, workers: int = 2, encrypted: bool = False, **options: Any) -> None:
+        self.plan = compile_plan(list(flows), Settings.of(None, **options), lambda schema: schema, "q", SECRET)
+        self.keys = Keys.make() if encrypted else None
+        self.server = Server(self.plan, workers, "127.0.0.1", self.keys, "q", None)
+        self.rendezvous = self.server.start()
+        self.raised: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        for slot in range(workers):
+            self._run(f"worker {slot}", lambda slot=slot: Worker(self.plan, self.rendezvous).run(slot, slot, "here"))
+
+    def feed(self, inputs: Sequence[Iterable[pa.RecordBatch]], source: int = 0, attempt: int = 7) -> None:
+        """One ingress thread for each item: the batches of one partition of a source."""
+        left = threading.Barrier(len(inputs), action=lambda: self._complete(source, len(inputs)))
+
+        def run(partition: int, batches: Iterable[pa.RecordBatch]) -> None:
+            Ingress(self.plan, self.rendezvous, source, partition).run(batches, attempt)
+            left.wait(LIMIT_S)
+
+        for partition, batches in enumerate(inputs):
+            self._run(f"ingress {partition}", lambda p=partition, b=batches: run(p, b))
+
+    def _complete(self, source: int, partitions: int) -> None:
+        for edge in self.plan.edges_of_source(source):
+            self.server.edge_complete(edge.id, list(range(partitions)))
+
+    def _run(self, name: str, body: Any) -> None:
+        def run() -> None:
+            try:
+                body()
+            except Exception as error:
+                self.raised.append(error)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def started(self) -> ThreadQuery:
+        """Wait until the table of partitions is published."""
+        assert self.server.started.wait(LIMIT_S)
+        assert self.server.phase == "running", self.server.error
+        return self
+
+    def wait(self, limit_s: float = LIMIT_S) -> None:
+        """Until the query has ended; raises its error."""
+        assert self.server.ended.wait(limit_s), f"still {self.server.phase} after {limit_s:g} s; raised {self.raised}"
+        if self.server.error is not None:
+            raise self.server.error
+
+    def error(self, limit_s: float = LIMIT_S) -> FluxError:
+        assert self.server.ended.wait(limit_s), f"still {self.server.phase} after {limit_s:g} s"
+        assert self.server.error is not None, "the query ended well"
+        return self.server.error
+
+    def ports(self) -> list[str]:
+        """Endpoints of the workers' data ports."""
+        assert self.server.core.table is not None
+        return list(self.server.core.table.endpoints.values())
+
+    def counters(self) -> dict[str, int]:
+        """Sums over the workers, from their newest heartbeats."""
+        total: dict[str, int] = {}
+        for member in list(self.server.core.members.workers.values()):
+            for name, count in member.stats.get("counters", {}).items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def until_counted(self, name: str, at_least: int, limit_s: float = 10.0) -> None:
+        end = time.monotonic() + limit_s
+        while self.counters().get(name, 0) < at_least:
+            assert time.monotonic() < end, f"{name} is not {at_least}: {self.counters()}; raised {self.raised}"
+            time.sleep(0.01)
+
+    def __enter__(self) -> ThreadQuery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+        assert self.server.ended.wait(LIMIT_S)
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        assert self.server.close(LIMIT_S)
+        assert not alive, f"threads that did not end: {alive}"
+
+
+def dataframe(schema: pa.Schema, name: str = "input") -> Source:
+    """Stands for a DataFrame: its rows come from ``ThreadQuery.feed``."""
+    return Source(name, schema=schema)
