@@ -56,7 +56,7 @@ def throughput(
     rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 20_000_000,
     source: Annotated[SourceKind, typer.Option(help="Read in the workers, or by Spark.")] = SourceKind.worker,
     workers: Workers = 2,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 64,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 32,
     shape: Annotated[ShapeName, typer.Option(help="32-byte rows, or 8 columns with a string key.")] = ShapeName.narrow,
     peer: Annotated[
         bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")

@@ -46,6 +46,7 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "count",
+    "follow",
     "max",
     "mean",
     "min",
@@ -67,8 +68,15 @@ def start(*flows: Flow, queryName: str | None = None, spark: SparkSession | None
     return start_query(list(flows), queryName, spark, **options)
 
 
-def to_df(flow: Flow, spark: SparkSession | None = None, **options: Any) -> DataFrame:
+def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Run a flow to the end of its input; its output as a DataFrame, held by Spark like a local checkpoint."""
     from spark_integration import egress
 
-    return egress.to_df(flow, spark, **options)
+    return egress.to_df(flow, spark, progress, **options)
+
+
+def follow(query: Query) -> None:
+    """Show the progress of a query on the screen until all its output is there or it has failed."""
+    from spark_integration.follow import follow
+
+    follow(query)

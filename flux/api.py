@@ -200,9 +200,11 @@ class Flow:
         """Run as a query of its own in the background. Options are those of ``spark.flux.*`` with underscores."""
         return flux.start(self, queryName=queryName, spark=spark, **options)
 
-    def toDF(self, spark: SparkSession | None = None, **options: Any) -> DataFrame:  # noqa: N802
-        """Run to the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint."""
-        return flux.to_df(self, spark=spark, **options)
+    def toDF(self, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:  # noqa: N802
+        """Run to the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint.
+
+        progress: show rows in, rows/s and backlog on the screen meanwhile. Options as for ``start``."""
+        return flux.to_df(self, spark=spark, progress=progress, **options)
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"

@@ -77,7 +77,7 @@ def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> l
         batches = [pa.ipc.read_record_batch(pa.py_buffer(frame), schema) for frame in frames]
         for batch in batches:
             batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise ProtocolError(f"payload is not a record batch of the edge's schema: {error}") from None
     check_shape(message, batches)
     return batches

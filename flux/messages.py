@@ -7,7 +7,14 @@ lost one is seen and leads to a new handshake (Reset).
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+#: Numbers that a peer may send: what is beyond is malformed, and never reaches 64 bit arithmetic.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+#: Bytes of one message, so that sums of them stay numbers too.
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -53,14 +60,14 @@ class Data(Message, frozen=True):
 
     edge: int
     producer: int
-    nonce: int
-    number: int
-    first: int
-    sequence: int
-    partitions: list[int]
-    rows: list[int]
-    runs: list[int]
-    nbytes: int
+    nonce: Natural
+    number: Natural
+    first: Natural
+    sequence: Natural
+    partitions: list[Natural]
+    rows: list[Natural]
+    runs: list[Natural]
+    nbytes: Size
     last: bool = False
     checksum: int = 0
     created: float = 0.0
@@ -102,7 +109,7 @@ class Fetch(Message, frozen=True):
     secret: bytes
     stage: int
     partition: int
-    offset: int
+    offset: Natural
 
 
 class Chunk(Message, frozen=True):

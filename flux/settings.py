@@ -37,7 +37,7 @@ TABLE = (
     Setting("workers_timeout", "workers.timeout", "seconds", "60s", "how long to wait for all workers to join", 0.001),
     Setting("log_max_bytes", "log.maxBytes", "bytes", "256m", "log that one process may hold, shared evenly by its streams", 1 << 10),
     Setting("credit_max_bytes", "credit.maxBytes", "bytes", "128m", "bytes that a worker lets all producers together have under way to it", 1 << 10),
-    Setting("batch_max_rows", "batch.maxRows", "int", "65536", "rows of one batch at ingress", 1, 1 << 24),
+    Setting("batch_max_rows", "batch.maxRows", "int", "131072", "rows of one batch at ingress", 1, 1 << 24),
     Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "larger batches are split", 1 << 10),
     Setting("message_max_bytes", "message.maxBytes", "bytes", "256m", "larger frames on the data port are refused", 1 << 12),
     Setting("step_max_rows", "step.maxRows", "int", "4096", "small slices are put together into one step up to so many rows", 1),

@@ -21,6 +21,7 @@ from flux.errors import QueryTimeout
 from flux.messages import Chunk, Fetch
 from flux.transport import Keys, Link, Sockets
 from spark_integration.executor import ArrowFunction
+from spark_integration.follow import follow
 from spark_integration.query import Query, start_query
 from spark_integration.schema import to_spark
 
@@ -28,10 +29,12 @@ from spark_integration.schema import to_spark
 FETCH_S = 30.0
 
 
-def to_df(flow: Flow, spark: SparkSession | None, **options: Any) -> DataFrame:
-    """Runs the flow to its end. Raises what the query raises."""
+def to_df(flow: Flow, spark: SparkSession | None, progress: bool = False, **options: Any) -> DataFrame:
+    """Runs the flow to its end. ``progress``: show it on the screen. Raises what the query raises."""
     query = start_query([flow], spark=spark, collect=True, **options)
     try:
+        if progress:
+            follow(query)
         query.wait_for_output()
         return fetch_all(query)
     finally:

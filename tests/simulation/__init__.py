@@ -1,0 +1,5 @@
+"""Deterministic simulation: the real state machines under virtual time and seeded faults (DESIGN 7).
+
+One seed decides the plan, the data, the settings, every delay and every fault, so that a failing run is repeated by
+``make sim SEED=n``. Start reading at ``run``; the laws are in ``checkers``, the world's wickedness in ``faults``.
+"""

@@ -1,0 +1,322 @@
+"""Random dataflows with their data, and what must come out of them, worked out in plain Python.
+
+Every row carries where it was last (``hop``: the producer's partition) and its number there (``tick``), both
+stamped by the simulation's own operators, so that order can be checked at each consumer without believing the
+exchange's sequence numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+import flux
+from controller.dag import compile_plan
+from flux.api import Flow, Source, Stage
+from flux.plan import Plan
+from flux.settings import Settings
+from tests.simulation.checkers import Ledger
+
+ROW = pa.schema(
+    [("id", pa.int64()), ("key", pa.int64()), ("word", pa.string()), ("hop", pa.int32()), ("tick", pa.int64())]
+)
+SECRET = b"of this query"
+#: A row as the model knows it: id, key, word.
+Row = tuple[int, int, str]
+
+
+def make_batch(rows: list[Row], hop: int, tick: int) -> pa.RecordBatch:
+    ids, keys, words = zip(*rows, strict=True) if rows else ((), (), ())
+    ticks = range(tick, tick + len(rows))
+    return pa.record_batch([list(ids), list(keys), list(words), [hop] * len(rows), list(ticks)], schema=ROW)
+
+
+class Watched(flux.Operator):
+    """An operator of the simulation: shows what it gets to the ledger. ``stage_name``, ``ledger``: set by subclass."""
+
+    ledger: Ledger
+    stage_name: str
+    schema: Any = ROW
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.tick = 0
+
+    def stamped(self, rows: list[Row]) -> pa.RecordBatch:
+        self.tick += len(rows)
+        return make_batch(rows, self.context.partition, self.tick - len(rows))
+
+    def process(self, batch: pa.RecordBatch) -> Any:
+        self.ledger.saw(self.stage_name, self.context, batch)
+        return self.through([(row["id"], row["key"], row["word"]) for row in batch.to_pylist()])
+
+    def through(self, rows: list[Row]) -> Any:
+        return [self.stamped(rows)]
+
+    def snapshot(self) -> Any:
+        return {"tick": self.tick}
+
+
+class Filter(Watched):
+    """Lets some rows through, and so sends batches without any row."""
+
+    def through(self, rows: list[Row]) -> Any:
+        return [self.stamped([row for row in rows if row[0] % 3])]
+
+
+class Shatter(Watched):
+    """One batch per row: many small batches of one step."""
+
+    def through(self, rows: list[Row]) -> Any:
+        for row in rows:
+            yield self.stamped([row])
+
+
+class Double(Watched):
+    """Two rows for one."""
+
+    def through(self, rows: list[Row]) -> Any:
+        return [self.stamped([(2 * i + twin, key, word) for i, key, word in rows for twin in (0, 1)])]
+
+
+class Hold(Watched):
+    """Says nothing until its input has ended, then everything at once."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.held: list[Row] = []
+
+    def through(self, rows: list[Row]) -> Any:
+        self.held += rows
+
+    def finish(self) -> Any:
+        for start in range(0, len(self.held), 3):
+            yield self.stamped(self.held[start : start + 3])
+
+
+class Sink(Watched):
+    """Keeps the rows that arrive."""
+
+    schema = None
+
+    def through(self, rows: list[Row]) -> Any:
+        self.ledger.arrived[self.stage_name].update(rows)
+
+
+class Totals(flux.Aggregate):
+    n = flux.count()
+    total = flux.sum("id")
+
+
+class TotalsSink(flux.Operator):
+    """Keeps the newest result of each key, and sees to it that counts only grow."""
+
+    ledger: Ledger
+    stage_name: str
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.ledger.totals_arrived(self.stage_name, self.context, batch)
+
+
+MODELS = {
+    Watched: lambda rows: rows,
+    Filter: lambda rows: [row for row in rows if row[0] % 3],
+    Shatter: lambda rows: rows,
+    Double: lambda rows: [(2 * i + twin, key, word) for i, key, word in rows for twin in (0, 1)],
+    Hold: lambda rows: rows,
+}
+
+
+@dataclass
+class Node:
+    """A source or a stage of a random flow. ``model``: rows that come out, given those of each version of the data."""
+
+    given: Flow | Source
+    name: str
+    kind: Any = None
+    inputs: list[Node] = field(default_factory=list)
+    data: SourceData | None = None
+    used: bool = False
+
+    def model(self, version: dict[tuple[str, int], int]) -> list[Row]:
+        if self.data is not None:
+            return self.data.rows(version)
+        rows = [row for node in self.inputs for row in node.model(version)]
+        return MODELS[self.kind](rows) if self.kind in MODELS else rows
+
+
+@dataclass
+class SourceData:
+    """``batches[p]``: those of partition p as every attempt reads them. ``other[p]``: as another attempt does, where
+    the input is not deterministic."""
+
+    name: str
+    batches: list[list[list[Row]]]
+    other: dict[int, list[list[Row]]] = field(default_factory=dict)
+
+    def of(self, partition: int, version: int) -> list[list[Row]]:
+        return self.other[partition] if version and partition in self.other else self.batches[partition]
+
+    def rows(self, version: dict[tuple[str, int], int]) -> list[Row]:
+        return [
+            row
+            for partition in range(len(self.batches))
+            for batch in self.of(partition, version.get((self.name, partition), 0))
+            for row in batch
+        ]
+
+    def read(self, partition: int, version: int = 0) -> Iterator[pa.RecordBatch]:
+        tick = 0
+        for rows in self.of(partition, version):
+            yield make_batch(rows, partition, tick)
+            tick += len(rows)
+
+
+@dataclass
+class Dataflow:
+    plan: Plan
+    sources: list[SourceData]
+    sinks: list[Node]
+    credit_floor: int
+
+
+class _Builder:
+    def __init__(self, rng: random.Random, ledger: Ledger, nondeterministic: bool) -> None:
+        self.rng = rng
+        self.ledger = ledger
+        self.nondeterministic = nondeterministic
+        self.nodes: list[Node] = []
+        self.sinks: list[Node] = []
+        self._ids = 0
+        self._spread = rng.choice([1, 3, 50])
+
+    # ---- data
+
+    def _rows(self, count: int) -> list[Row]:
+        rng = self.rng
+        rows = []
+        for _ in range(count):
+            self._ids += 1
+            rows.append((self._ids, rng.randrange(self._spread), "w" * rng.choice([1, 1, 5, 60])))
+        return rows
+
+    def _source_data(self, name: str, partitions: int, batches_max: int) -> SourceData:
+        rng = self.rng
+        rows_max = rng.choice([1, 6, 20])
+        batches = [
+            [self._rows(rng.choice([0, 1, rows_max, rng.randint(0, rows_max)])) for _ in range(rng.randint(0, batches_max))]
+            for _ in range(partitions)
+        ]
+        return SourceData(name, batches)
+
+    def _disturbed(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """Another reading of the same partition: rows changed, missing or added, or the same rows cut elsewhere."""
+        rng = self.rng
+        changed = [list(rows) for rows in batches]
+        kind = rng.choice(["other row", "cut", "shorter", "longer", "empty batch"])
+        at = rng.randrange(len(changed))
+        if kind == "cut" and at + 1 < len(changed) and changed[at]:
+            changed[at + 1].insert(0, changed[at].pop())
+        elif kind == "shorter":
+            changed = changed[:at]
+        elif kind == "longer":
+            changed.append(self._rows(2))
+        elif kind == "empty batch":
+            changed.insert(at, [])
+        else:
+            changed[at] = [*changed[at][:-1], *self._rows(1)]
+        return changed
+
+    def source(self) -> None:
+        rng = self.rng
+        name = f"source{len(self.nodes)}"
+        spark = rng.random() < 0.65
+        many = spark and rng.random() < 0.15
+        partitions = rng.randint(8, 25) if many else rng.randint(0 if spark else 1, 4)
+        data = self._source_data(name, partitions, 2 if many else rng.choice([3, 12, 30]))
+        if spark and self.nondeterministic:
+            for partition, batches in enumerate(data.batches):
+                if batches and rng.random() < 0.7:
+                    data.other[partition] = self._disturbed(batches)
+        if spark:
+            source = Source(name, dataframe=ROW)
+        else:
+            idle = rng.choice([0.0, 0.3])
+            source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
+        self.nodes.append(Node(source, name, data=data))
+
+    def _read(self, data: SourceData, partition: int, idle: float) -> Iterator[pa.RecordBatch | None]:
+        for batch in data.read(partition):
+            while self.rng.random() < idle:
+                yield None
+            yield batch
+
+    # ---- stages
+
+    def _stage(self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete") -> Node:
+        name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
+        target = type(name, (kind,), {"ledger": self.ledger, "stage_name": name})
+        stage = Stage(target, key, self.rng.randint(1, 5), 1, None, mode, name)
+        if kind is not Totals:
+            self.ledger.keys[name] = key
+        for node in inputs:
+            node.used = True
+        return Node(Flow(stage, [node.given for node in inputs]), name, kind, inputs)
+
+    def _key(self) -> tuple[str, ...]:
+        return self.rng.choice([(), ("key",), ("id",), ("word",), ("key", "word")])
+
+    def stage(self) -> None:
+        rng = self.rng
+        latest = self.nodes[-1]
+        inputs = [latest]
+        if rng.random() < 0.3:
+            inputs.append(rng.choice(self.nodes))  # perhaps the same again
+        rng.shuffle(inputs)
+        self.nodes.append(self._stage(rng.choice(list(MODELS)), inputs, self._key()))
+
+    def sink(self, node: Node) -> None:
+        if node.data is None and self.rng.random() < 0.25:
+            mode = self.rng.choice(["complete", "update"])
+            totals = self._stage(Totals, [node], ("key",), mode)
+            sink = self._stage(TotalsSink, [totals], ("key",))
+            self.ledger.totals[sink.name] = {}
+        else:
+            sink = self._stage(Sink, [node], self._key())
+            self.ledger.arrived[sink.name] = Counter()
+        self.sinks.append(sink)
+
+
+def _settings(rng: random.Random) -> Settings:
+    tiny = rng.choice(["1", "300", "2000", "100000"])
+    return replace(
+        Settings.of(),
+        log_max_bytes=int(rng.choice([tiny, "4000", "1000000"])),
+        credit_max_bytes=int(rng.choice([tiny, "1000", "1000000"])),
+        step_max_rows=rng.choice([1, 8, 4096]),
+        ack_interval=rng.choice([0.0, 0.005, 0.1]),
+        resend_timeout=rng.choice([0.004, 0.05, 0.5]),
+        heartbeat_interval=1.0,
+    )
+
+
+def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool) -> Dataflow:
+    builder = _Builder(rng, ledger, nondeterministic)
+    for _ in range(rng.choice([1, 1, 2])):
+        builder.source()
+    for _ in range(rng.randint(0, 3)):
+        builder.stage()
+    for node in builder.nodes:
+        if not node.used or rng.random() < 0.15:
+            builder.sink(node)
+    settings = _settings(rng)
+    plan = compile_plan(
+        [sink.given for sink in builder.sinks if isinstance(sink.given, Flow)], settings, lambda given: given, "q", SECRET
+    )
+    sources = {node.name: node.data for node in builder.nodes if node.data is not None}
+    return Dataflow(plan, [sources[source.name] for source in plan.sources], builder.sinks, rng.choice([1, 500, 64 << 10]))

@@ -1,0 +1,122 @@
+"""Links between processes as ZeroMQ gives them: in order within a connection, in any order between connections.
+
+A link is a DEALER that talks to a ROUTER. When its connection breaks it connects again by itself, and the other side
+sees a new identity; the one who sent is told nothing. Lost is what was under way in both directions, but not what
+the DEALER had still in its queue: that goes out under the new identity.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.faults import Faults
+from tests.simulation.world import World
+
+Identity = tuple[int, int]
+#: Called with what was sent, and on the way up with the identity of the connection that it came on.
+ToServer = Callable[[Identity, Any], None]
+ToClient = Callable[[Any], None]
+
+
+@dataclass
+class _Flying:
+    content: Any
+    generation: int
+    lost: bool = False
+
+
+class Link:
+    def __init__(self, network: Network, number: int, to_server: ToServer, to_client: ToClient, fragile: bool) -> None:
+        self.network = network
+        self.number = number
+        self.fragile = fragile
+        self.generation = 0
+        self._to_server, self._to_client = to_server, to_client
+        self._up: list[_Flying] = []
+        self._down: list[_Flying] = []
+        self._up_at = self._down_at = 0.0
+        self.closed = False
+
+    @property
+    def identity(self) -> Identity:
+        return (self.number, self.generation)
+
+    def send(self, content: Any) -> None:
+        """From the client to the server."""
+        flying = _Flying(content, self.generation, self._loses())
+        self._up.append(flying)
+        self._up_at = max(self._up_at, self.network.arrival())
+        self.network.world.at(self._up_at, self._arrive_up, flying)
+
+    def reply(self, identity: Identity, content: Any, delay_s: float = 0.0) -> None:
+        """From the server to the client; to a connection that is gone: dropped."""
+        if identity != self.identity or self.closed:
+            return
+        flying = _Flying(content, self.generation, self._loses())
+        self._down.append(flying)
+        self._down_at = max(self._down_at, self.network.arrival() + delay_s)
+        self.network.world.at(self._down_at, self._arrive_down, flying)
+
+    def _loses(self) -> bool:
+        lost = self.fragile and self.network.calm is False and self.network.loses()
+        self.network.counts["messages lost alone"] += lost
+        return lost
+
+    def _arrive_up(self, flying: _Flying) -> None:
+        self._up.remove(flying)
+        if not flying.lost:
+            self._to_server((self.number, flying.generation), flying.content)
+
+    def _arrive_down(self, flying: _Flying) -> None:
+        self._down.remove(flying)
+        if not flying.lost and not self.closed:
+            self._to_client(flying.content)
+
+    def break_(self) -> None:
+        self.network.counts["connections lost"] += 1
+        if any(not flying.lost for flying in self._up + self._down):
+            self.network.counts["connections lost with messages under way"] += 1
+        self.generation += 1
+        unwritten = self.network.world.random.randint(0, len(self._up))
+        for index, flying in enumerate(self._up):
+            if index >= len(self._up) - unwritten:
+                flying.generation = self.generation
+            else:
+                flying.lost = True
+        for flying in self._down:
+            flying.lost = True
+
+
+class Network:
+    def __init__(self, world: World, faults: Faults, counts: Counter[str]) -> None:
+        self.world = world
+        self.faults = faults
+        self.counts = counts
+        self.calm = False
+        self.links: list[Link] = []
+
+    def link(self, to_server: ToServer, to_client: ToClient, fragile: bool) -> Link:
+        """``fragile``: breaks and loses messages."""
+        link = Link(self, len(self.links), to_server, to_client, fragile)
+        self.links.append(link)
+        return link
+
+    def of(self, identity: Identity) -> Link:
+        return self.links[identity[0]]
+
+    def arrival(self) -> float:
+        delay = self.world.random.expovariate(1.0) * self.faults.delay_s
+        if not self.calm and self.world.chance(self.faults.spike_probability):
+            delay *= self.faults.spike
+        return self.world.now + delay
+
+    def loses(self) -> bool:
+        return self.world.chance(self.faults.loss_probability)
+
+    def break_one(self) -> None:
+        alive = [link for link in self.links if link.fragile and not link.closed]
+        if alive:
+            self.world.random.choice(alive).break_()

@@ -1,0 +1,336 @@
+"""The shells of the simulation: what performs the effects of the state machines and feeds them events.
+
+They do what ``flux.worker``, ``flux.ingress_loop`` and ``controller.server`` do with sockets and clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from flux.codec import decode_batches, decode_data, decode_order, encode, encode_batches
+from flux.control import EdgeComplete, Failure, Heartbeat, NewTable, Register, Rejected, Welcome
+from flux.errors import FluxError, NonDeterministicInputError, RefusedError
+from flux.ingress_task import IngressTask
+from flux.messages import Data
+from flux.producer import ToWorker
+from flux.shell import REGISTER_EVERY_S
+from flux.stage_worker import StageWorker, ToConnection
+from flux.worker import IDLE_SOURCE_S
+from tests.simulation.network import Identity, Link
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+#: Virtual time of one turn of a loop.
+TURN_S = 0.0002
+
+
+class Process:
+    """Takes turns: messages in, some work, effects out. ``paused_until``: stands still; ``dead``: takes no more."""
+
+    def __init__(self, sim: Simulation, role: str, index: int, attempt: int) -> None:
+        self.sim = sim
+        self.world = sim.world
+        self.role, self.index, self.attempt = role, index, attempt
+        self.edges: list[int] = []
+        self.inbox: deque[Any] = deque()
+        self.links: dict[int, Link] = {}
+        self.node = -1
+        self.dead = False
+        self.paused_until = 0.0
+        self.slowness = 1.0
+        self.endpoints: dict[int, str] = {}
+        self.control = sim.network.link(sim.controller_hears, self._hear_control, fragile=False)
+        self._registered_at = -1.0
+        self._turn_at = float("inf")
+        self.wake()
+
+    # ---- turns
+
+    def wake(self, delay_s: float = 0.0) -> None:
+        at = max(self.world.now + delay_s, self.paused_until)
+        if not self.dead and at < self._turn_at:
+            self._turn_at = at
+            self.world.at(at, self._turn, at)
+
+    def _turn(self, at: float) -> None:
+        if self.dead or at != self._turn_at:
+            return  # woken earlier
+        self._turn_at = float("inf")
+        if self.world.now < self.paused_until:
+            self.wake()
+            return
+        for _ in range(min(len(self.inbox), self.world.random.randint(1, 16))):
+            handle, given = self.inbox.popleft()
+            handle(*given)
+            if self.dead:
+                return
+        if self.node < 0:
+            self._register()
+        else:
+            self.turn()
+        if self.inbox:
+            self.wake(TURN_S * self.slowness)
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def pause(self, seconds: float) -> None:
+        self.paused_until = self.world.now + seconds
+
+    def die(self) -> None:
+        self.dead = True
+        self.control.closed = True
+        for link in self.links.values():
+            link.closed = True
+
+    # ---- the controller
+
+    def _register(self) -> None:
+        if self.world.now >= self._registered_at + REGISTER_EVERY_S:
+            self._registered_at = self.world.now
+            self.report(
+                Register(
+                    secret=self.sim.plan.secret, role=self.role, index=self.index, attempt=self.attempt, host="host",
+                    pid=self.index, endpoint=str(self.index), edges=self.edges,
+                )
+            )  # fmt: skip
+        self.wake(REGISTER_EVERY_S)
+
+    def report(self, message: Any) -> None:
+        self.control.send(encode(message))
+
+    def _hear_control(self, frame: bytes) -> None:
+        self.inbox.append((self._on_order, (decode_order(frame),)))
+        self.wake()
+
+    def _on_order(self, order: Any) -> None:
+        if isinstance(order, Welcome):
+            self.node = order.node
+            self.welcomed(order.incarnation)
+        elif isinstance(order, NewTable):
+            self.endpoints = dict(order.table.endpoints)
+            self.on_new_table(order)
+        elif isinstance(order, EdgeComplete):
+            self.on_edge_complete(order)
+        elif isinstance(order, Rejected):
+            self.die()
+        # Stop is not heeded, so that it shows whether everything comes to rest.
+
+    def welcomed(self, incarnation: int) -> None:
+        raise NotImplementedError
+
+    def on_new_table(self, order: NewTable) -> None:
+        raise NotImplementedError
+
+    def on_edge_complete(self, order: EdgeComplete) -> None:
+        pass
+
+    # ---- the data plane
+
+    def send(self, effect: ToWorker) -> None:
+        link = self.links.get(effect.worker)
+        if link is None:
+            server = self.sim.workers[int(self.endpoints[effect.worker])]
+            worker = effect.worker
+            link = self.sim.network.link(server.hear_data, lambda c: self._hear_answer(worker, c), fragile=True)
+            self.links[worker] = link
+        if self.sim.faults.encoded:
+            link.send((encode(effect.message), encode_batches(effect.batches)))
+        else:
+            link.send((effect.message, effect.batches))
+
+    def _hear_answer(self, worker: int, content: Any) -> None:
+        self.inbox.append((self.on_answer, (worker, decode_data(content) if isinstance(content, bytes) else content)))
+        self.wake()
+
+    def on_answer(self, worker: int, message: Any) -> None:
+        raise NotImplementedError
+
+
+class WorkerProcess(Process):
+    def __init__(self, sim: Simulation, slot: int) -> None:
+        super().__init__(sim, "worker", slot, slot)
+        self.core: StageWorker | None = None
+        self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
+        self._unread: dict[tuple[int, int], Any] = {}
+        self._beat_at = 0.0
+        self._watched: set[int] = set()
+        self._unheard: list[Any] = []  # waits in the socket until the loop begins
+
+    def welcomed(self, incarnation: int) -> None:
+        if self.core is None:
+            self.core = StageWorker(self.sim.plan, self.node)
+            self.core._credit.floor = self.sim.dataflow.credit_floor
+            self.sim.ledger.watch_worker(self.core)
+            self.inbox.extend(self._unheard)
+
+    def on_new_table(self, order: NewTable) -> None:
+        assert self.core is not None
+        self.core.on_table(order.table, self.world.now)
+        for edge, producers in order.complete.items():
+            self.core.on_edge_complete(edge, producers)
+        self._watch(self.core)
+        for source, partition in self.core.sources:
+            if (source, partition) not in self._unread:
+                read = self.sim.plan.sources[source].read
+                assert read is not None
+                self._unread[source, partition] = True
+                self._readers[source, partition] = iter(read(partition))
+
+    def _watch(self, core: StageWorker) -> None:
+        for thing, watch in [
+            *((replica, self.sim.ledger.watch_replica) for replica in core.replicas.values()),
+            *((producer, self.sim.ledger.watch_producer) for producer in core.producers.values()),
+        ]:
+            if id(thing) not in self._watched:
+                self._watched.add(id(thing))
+                watch(thing)
+
+    def on_edge_complete(self, order: EdgeComplete) -> None:
+        assert self.core is not None
+        self.core.on_edge_complete(order.edge, order.producers)
+
+    def hear_data(self, identity: Identity, content: Any) -> None:
+        self.inbox.append((self._on_data_plane, (identity, *content)))
+        self.wake()
+
+    def _on_data_plane(self, identity: Identity, message: Any, batches: Any) -> None:
+        core = self.core
+        if core is None:
+            self._unheard.append((self._on_data_plane, (identity, message, batches)))
+            return
+        if isinstance(message, bytes):
+            message = decode_data(message)
+            known = isinstance(message, Data) and core.knows(identity, message)
+            batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
+        core.on_data_plane(identity, message, batches, self.world.now)
+
+    def on_answer(self, worker: int, message: Any) -> None:
+        assert self.core is not None
+        self.core.on_answer(worker, message, self.world.now)
+
+    def turn(self) -> None:
+        core, now = self.core, self.world.now
+        assert core is not None
+        steps = self.world.random.randint(1, 4)
+        worked = 0
+        while worked < steps and core.work(now):
+            worked += 1
+        busy = bool(worked) or self._read(core)
+        for effect in core.poll(now):
+            if isinstance(effect, ToWorker):
+                self.send(effect)
+            elif isinstance(effect, ToConnection):
+                content = encode(effect.message) if self.sim.faults.encoded else effect.message
+                assert isinstance(effect.connection, tuple)
+                self.sim.network.of(effect.connection).reply(effect.connection, content)
+            else:
+                self.report(effect.message)
+        if now >= self._beat_at:
+            self._beat_at = now + self.sim.plan.settings.heartbeat_interval
+            self.report(Heartbeat(node=self.node, progress=0, stats=core.stats()))
+        self.sim.ledger.check_worker(core)
+        if busy:
+            self.wake(TURN_S * self.slowness)
+        else:
+            waiting = any(core.wants(*key) for key in self._readers)
+            rest = min(core.due(), self._beat_at, now + IDLE_SOURCE_S if waiting else self._beat_at) - now
+            self.wake(max(rest, TURN_S * self.slowness))
+
+    def _read(self, core: StageWorker) -> bool:
+        for key, reader in self._readers.items():
+            if not core.wants(*key):
+                self.sim.counts["turns with a full log"] += 1
+                continue
+            batch = next(reader, "end")
+            if batch is None:
+                continue
+            core.on_source(*key, None if batch == "end" else batch, self.world.now)
+            if batch == "end":
+                del self._readers[key]
+            return True
+        return False
+
+
+class IngressProcess(Process):
+    """One attempt of one task of the Spark job that reads a source."""
+
+    def __init__(self, sim: Simulation, source: int, partition: int, attempt: int, batches: Iterator[pa.RecordBatch]) -> None:
+        super().__init__(sim, "ingress", partition, attempt)
+        self.edges = [edge.id for edge in sim.plan.edges_of_source(source)]
+        self.source = source
+        self.core: IngressTask | None = None
+        self.drained = False
+        self._batches: Iterator[pa.RecordBatch] | None = batches
+        self._ready = False
+
+    @property
+    def midway(self) -> bool:
+        """Has sent something and not everything."""
+        return self.core is not None and self._batches is not None and self.core.streams.rows > 0
+
+    def welcomed(self, incarnation: int) -> None:
+        if self.core is None:
+            self.core = IngressTask(self.sim.plan, self.source, self.index, self.attempt)
+            for producer in self.core.producers.values():
+                self.sim.ledger.watch_producer(producer)
+
+    def on_new_table(self, order: NewTable) -> None:
+        assert self.core is not None
+        self.core.on_table(order.table, self.world.now)
+        self._ready = True
+
+    def on_answer(self, worker: int, message: Any) -> None:
+        assert self.core is not None
+        self._guarded(lambda: self.core.on_answer(worker, message, self.world.now))
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            call()
+        except RefusedError as error:
+            if error.code != "stale":
+                raise
+            self.sim.counts["attempts that gave way to a newer one"] += 1
+            self.sim.attempt_failed(self)
+        except NonDeterministicInputError as error:
+            self.fail(error)
+
+    def fail(self, error: FluxError) -> None:
+        self.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
+        self.dead = True  # its report still arrives
+
+    def turn(self) -> None:
+        self._guarded(self._turn_guarded)
+
+    def _turn_guarded(self) -> None:
+        core, now = self.core, self.world.now
+        assert core is not None
+        if self._ready and self._batches is not None:
+            if core.has_room:
+                self._append(core, now)
+            else:
+                self.sim.counts["turns with a full log"] += 1
+        for effect in core.poll(now):
+            self.send(effect)
+        for stream, producer in core.producers.items():
+            self.sim.ledger.check_log(producer.log, stream, "an ingress task")
+        if core.drained:
+            self.drained = True
+            self.sim.attempt_finished(self)
+            return
+        busy = self._ready and self._batches is not None and core.has_room
+        self.wake(TURN_S * self.slowness if busy else self.sim.plan.settings.resend_timeout / 4)
+
+    def _append(self, core: IngressTask, now: float) -> None:
+        assert self._batches is not None
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = None
+            core.finish(now)
+        else:
+            core.append(batch, now)

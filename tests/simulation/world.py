@@ -1,0 +1,40 @@
+"""Virtual time: a heap of events, and one seeded source of randomness."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+Action = Callable[..., None]
+
+
+class World:
+    """Time passes only from event to event; equal times keep the order in which they were planned."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    def at(self, when: float, action: Action, *given: Any) -> None:
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), action, given))
+
+    def after(self, delay_s: float, action: Action, *given: Any) -> None:
+        self.at(self.now + delay_s, action, *given)
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
+
+    def step(self) -> bool:
+        """The next event; False if there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action, given = heapq.heappop(self._heap)
+        self.events += 1
+        action(*given)
+        return True
