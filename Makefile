@@ -32,6 +32,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once, about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,test]'
+	@$(BIN)/python -m partitioning.warm_up
 	@touch $(STAMP)
 
 clean:

@@ -107,7 +107,10 @@ def _measure(
     query = start_query([sink(newest(source))], "latency", spark, collect=True, workers=workers, **options)
     try:
         progress = None
-        while (progress := await_any_progress(query, progress, 30)) is not None and query.status["isTriggerActive"]:
+        while (progress := await_any_progress(query, progress, 30)) is not None and query.phase in (
+            "starting",
+            "running",
+        ):
             console.print(
                 f"  {progress['totalInputRows']:>12,} rows in, {progress['inputRowsPerSecond']:>10,.0f} rows/s, "
                 f"latency of the last steps (p50, p99) {progress['stages'][1]['latencyMs']} ms"

@@ -75,7 +75,10 @@ def measure(
     )
     try:
         progress = None
-        while (progress := await_any_progress(query, progress, 120)) is not None and query.status["isTriggerActive"]:
+        while (progress := await_any_progress(query, progress, 120)) is not None and query.phase in (
+            "starting",
+            "running",
+        ):
             console.print(
                 f"  {progress['totalInputRows']:>12,} rows in, {progress['processedRowsPerSecond']:>12,.0f} rows/s applied, "
                 f"log {progress['backlog']['bytes'] >> 20:>5,} MiB"

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from flux.batches import split
 from flux.control import Failure, FromController, Heartbeat, NewTable
 from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
-from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register, split
+from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register
 from flux.transport import Sockets
 from partitioning.warm_up import warm_up
 
@@ -27,7 +28,7 @@ class Ingress:
         self.partition = partition
         self.sockets = Sockets(rendezvous.keys, plan.settings.message_max_bytes)
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
-        self.links = Links(self.sockets)
+        self.links = Links(self.sockets, plan.settings.message_max_bytes)
         self._ready = False
         self._node = -1
         self._turns = 0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from flux.batches import conform
 from flux.log import Meter
 from flux.plan import Plan
 from flux.producer import Producer, ToWorker
-from flux.replica import conform
 from flux.stage_worker import SourceStreams
 from partitioning.ids import StreamId
 from partitioning.table import Table

@@ -8,16 +8,18 @@ here and nowhere else, so that an order log for secondaries has one place to be 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flux.errors import SchemaError, UserCodeError
+from flux.batches import conform, split
+from flux.errors import UserCodeError
 from flux.operator import Batches, Context, Operator
 from flux.plan import StagePlan
 from flux.producer import Producer
 from flux.receiver import Slice
+from flux.settings import Settings
 from flux.snapshot import encode_snapshot
 from partitioning.cluster import cluster_by_key, whole
 
@@ -43,7 +45,7 @@ class Replica:
     """``add`` slices, ``step`` while ``ready``."""
 
     def __init__(
-        self, stage: StagePlan, partition: int, incarnation: int, outlets: list[Outlet], step_rows_max: int
+        self, stage: StagePlan, partition: int, incarnation: int, outlets: list[Outlet], limits: Settings
     ) -> None:
         self.stage = stage
         self.partition = partition
@@ -56,8 +58,11 @@ class Replica:
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
-        self._step_rows_max = step_rows_max
+        self._limits = limits
         self._queue: deque[Slice] = deque()
+        self._applying: list[Slice] = []
+        self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
+        self._unsent: pa.RecordBatch | None = None  # came when the logs were full
         self._ended: dict[int, set[int]] = {edge: set() for edge in stage.edges_in}
         self._expected: dict[int, set[int]] = {}
         self.operator = self._guard("open", None, self._open)
@@ -95,29 +100,51 @@ class Replica:
         """Whether there is something to do and room for what comes of it."""
         if self.finished or not all(outlet.producer.has_room for outlet in self.outlets):
             return False
-        return bool(self._queue) or self._input_ended
+        return self._output is not None or bool(self._queue) or self._input_ended
 
     # ---- steps
 
     def step(self, now: float) -> list[Slice]:
-        """Apply the next step; returns the slices that are applied now, in the order of each stream."""
+        """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
+        applied now, in the order of each stream."""
         assert self.ready
-        self.context.now = now
-        if not self._queue:
-            self._finish(now)
+        if self._output is None and not self._begin(now):
+            return self._applying  # the end of a stream, which the operator does not see
+        if not self._guard(self._doing, self._applying, self._emit):
             return []
-        slices = self._choose()
-        first = slices[0]
+        self._output = None
+        return self._complete(now)
+
+    @property
+    def _doing(self) -> str:
+        return "process" if self._applying else "finish"
+
+    def _begin(self, now: float) -> bool:
+        self.context.now = now
+        self._applying = self._choose() if self._queue else []
+        if not self._applying:
+            self.context.created = now
+            self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
+            return True
+        first = self._applying[0]
         if first.last:
             self._ended[first.stream.edge].add(first.stream.producer)
-            return slices
-        batch = self._joined(slices)
+            return False
+        batch = self._joined(self._applying)
         self.context.input = first.input
-        self.context.created = min(slice_.created for slice_ in slices)
-        self._guard("process", slices, lambda: self._emit(self.operator.process(batch)))
-        self.rows_in += batch.num_rows
-        self.context.step += 1
-        return slices
+        self.context.created = min(slice_.created for slice_ in self._applying)
+        self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
+        return True
+
+    def _complete(self, now: float) -> list[Slice]:
+        if self._applying:
+            self.rows_in += sum(slice_.batch.num_rows for slice_ in self._applying if slice_.batch is not None)
+            self.context.step += 1
+        else:
+            for outlet in self.outlets:
+                outlet.producer.finish(now)
+            self.finished = True
+        return self._applying
 
     def _choose(self) -> list[Slice]:
         """The oldest slice, and with it the following ones of the same input as long as they are few rows together."""
@@ -127,7 +154,11 @@ class Replica:
         rows = chosen[0].batch.num_rows
         while self._queue:
             head = self._queue[0]
-            if head.batch is None or head.input != chosen[0].input or rows + head.batch.num_rows > self._step_rows_max:
+            if (
+                head.batch is None
+                or head.input != chosen[0].input
+                or rows + head.batch.num_rows > self._limits.step_max_rows
+            ):
                 break
             rows += head.batch.num_rows
             chosen.append(self._queue.popleft())
@@ -140,23 +171,27 @@ class Replica:
             return slices[0].batch
         return pa.concat_batches([slice_.batch for slice_ in slices])
 
-    def _finish(self, now: float) -> None:
-        self.context.created = now
-        self._guard("finish", None, lambda: self._emit(self.operator.finish()))
-        for outlet in self.outlets:
-            outlet.producer.finish(now)
-        self.finished = True
-
-    def _emit(self, batches: Batches) -> None:
-        if batches is None:
-            return
-        for batch in batches:
+    def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
+        """Output batches checked and cut to size."""
+        for batch in output or ():
             checked = conform(batch, self.stage.output_schema, f"output of stage {self.stage.name}")
-            if checked.num_rows == 0:
-                continue
-            self.rows_out += checked.num_rows
+            yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
+
+    def _emit(self) -> bool:
+        """Hand on output as long as the logs have room; False if more is to come. However much a step gives, a log
+        stays within its bound and one batch."""
+        assert self._output is not None
+        while True:
+            if self._unsent is None:
+                self._unsent = next(self._output, None)
+                if self._unsent is None:
+                    return True
+            if not all(outlet.producer.has_room for outlet in self.outlets):
+                return False
+            batch, self._unsent = self._unsent, None
+            self.rows_out += batch.num_rows
             for outlet in self.outlets:
-                outlet.send(checked, self.context.created)
+                outlet.send(batch, self.context.created)
 
     def close(self) -> None:
         self._guard("close", None, self.operator.close)
@@ -202,22 +237,3 @@ class Replica:
             low, high = (low, middle) if fails(middle) else (middle, high)
         text = str(batch.slice(high - 1, 1).to_pylist()[0])
         return f"first bad row is number {high - 1} of the step: {text if len(text) < 500 else text[:500] + '...'}"
-
-
-def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatch:
-    """The batch with exactly the schema's fields; SchemaError names what was declared and what came."""
-    if not isinstance(batch, pa.RecordBatch):
-        raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {type(batch).__name__}")
-    if schema is None:
-        raise SchemaError(
-            f"{what}: rows came, but it declares no schema; give schema=... to the decorator, or yield nothing"
-        )
-    if batch.schema.equals(schema):
-        return batch
-    if batch.schema.names == schema.names and batch.schema.types == schema.types:
-        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-    raise SchemaError(f"{what}: declared ({_ddl(schema)}), got ({_ddl(batch.schema)})")
-
-
-def _ddl(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from flux.codec import decode_data, decode_order, encode, encode_batches
 from flux.control import FromController, Register, Rejected, Stop, ToController, Welcome
 from flux.errors import QueryFailed, QueryTimeout
@@ -34,8 +32,9 @@ class Rendezvous:
 class Links:
     """Data links to the workers of the newest table, opened when first needed."""
 
-    def __init__(self, sockets: Sockets) -> None:
+    def __init__(self, sockets: Sockets, message_max_bytes: int) -> None:
         self._sockets = sockets
+        self._message_max_bytes = message_max_bytes
         self._links: dict[int, Link] = {}
         self._worker_of: dict[Link, int] = {}
         self._endpoints: dict[int, str] = {}
@@ -53,7 +52,16 @@ class Links:
             link = self._sockets.link(self._endpoints[effect.worker])
             self._links[effect.worker] = link
             self._worker_of[link] = effect.worker
-        link.send([encode(effect.message), *encode_batches(effect.batches)])
+        frames = encode_batches(effect.batches)
+        for frame in frames:
+            if frame.size > self._message_max_bytes:
+                # The other end would cut the connection, and after that again and again.
+                raise QueryFailed(
+                    f"a message of {frame.size:,} bytes is larger than spark.flux.message.maxBytes "
+                    f"({self._message_max_bytes:,}): "
+                    "rows this large need a higher limit"
+                )
+        link.send([encode(effect.message), *frames])
 
     def answers(self, link: Any) -> Iterator[tuple[int, Any]]:
         worker = self._worker_of[link]
@@ -118,12 +126,3 @@ def refuse_rejected(order: FromController) -> None:
         raise QueryFailed(f"the controller refuses this process: {order.reason}")
     if isinstance(order, Stop):
         raise Stopped(order.reason)
-
-
-def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Views of at most so many rows, and about so many bytes, in order; the same for the same batch."""
-    if batch.num_rows == 0:
-        return
-    step = min(rows_max, max(1, batch.num_rows * bytes_max // max(batch.nbytes, 1)))
-    for start in range(0, batch.num_rows, step):
-        yield batch.slice(start, step)

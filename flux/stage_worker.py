@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flux.batches import conform
 from flux.checksum import extend
 from flux.collect import Collect
 from flux.control import PartitionFinished
@@ -26,7 +27,7 @@ from flux.messages import Ack, Chunk, Data, Fetch, Hello, Refuse, Reset, Resume
 from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
 from flux.receiver import Counters, Credit, Inbound
-from flux.replica import Outlet, Replica, conform
+from flux.replica import Outlet, Replica
 from partitioning.cluster import cluster_by_key, whole
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -163,7 +164,7 @@ class StageWorker:
             stream = StreamId(edge_id, partition)
             producer = self._producer(stream, edge, incarnation)
             outlets.append(Outlet(producer, edge.key))
-        replica = Replica(stage, partition, incarnation, outlets, self.plan.settings.step_max_rows)
+        replica = Replica(stage, partition, incarnation, outlets, self.plan.settings)
         for edge_id in stage.edges_in:
             producers = self.plan.edges[edge_id].producers
             if producers is not None:

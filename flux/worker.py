@@ -13,13 +13,14 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
+from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
 from flux.control import EdgeComplete, Failure, FromController, Heartbeat, NewTable
 from flux.errors import FluxError, ProtocolError, UserCodeError
 from flux.messages import Data
 from flux.plan import Plan
 from flux.producer import ToWorker
-from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register, split
+from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transport import Port, Sockets, own_address
 from partitioning.warm_up import warm_up
@@ -39,7 +40,7 @@ class Worker:
         self.sockets = Sockets(rendezvous.keys, plan.settings.message_max_bytes)
         self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
-        self.links = Links(self.sockets)
+        self.links = Links(self.sockets, plan.settings.message_max_bytes)
         self.core: StageWorker | None = None
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._read_turn: deque[tuple[int, int]] = deque()

@@ -38,3 +38,7 @@ def warm_up() -> None:
             made.result()
     kernels.count_rows(slots, np.zeros(1, np.int64))
     kernels.touched(slots, np.zeros(1, np.int64), 1, np.empty(rows, np.int32))
+
+
+if __name__ == "__main__":
+    warm_up()

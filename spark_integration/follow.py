@@ -26,14 +26,15 @@ def follow(query: Query, console: Console | None = None) -> None:
                 live.update(view(report))
     else:
         for report in _reports(query):
-            console.print(line(report), soft_wrap=True)
+            if report["numInputRows"] or report["processedRowsPerSecond"]:
+                console.print(line(report), soft_wrap=True)
 
 
 def _reports(query: Query) -> Any:
     """Each report once, the last one included."""
     seen = None
     while True:
-        over = not query.status["isTriggerActive"] and query.status["message"].partition(" ")[0] != "Waiting"
+        over = query.phase in ("finished", "ended")
         newest = query.lastProgress
         if newest is not None and newest is not seen:
             seen = newest

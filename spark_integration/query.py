@@ -71,6 +71,11 @@ class Query:
         return not self._terminated.is_set()
 
     @property
+    def phase(self) -> str:
+        """ "starting" (workers are awaited), "running", "finished" (all output is there) or "ended"."""
+        return self._server.phase
+
+    @property
     def status(self) -> dict[str, Any]:
         """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow."""
         phase = self._server.phase

@@ -118,7 +118,7 @@ class Process:
         elif isinstance(order, EdgeComplete):
             self.on_edge_complete(order)
         elif isinstance(order, Rejected):
-            self.die()
+            self.on_rejected()
         # Stop is not heeded, so that it shows whether everything comes to rest.
 
     def welcomed(self, incarnation: int) -> None:
@@ -129,6 +129,9 @@ class Process:
 
     def on_edge_complete(self, order: EdgeComplete) -> None:
         pass
+
+    def on_rejected(self) -> None:
+        raise AssertionError("no worker is ever rejected")
 
     # ---- the data plane
 
@@ -284,6 +287,10 @@ class IngressProcess(Process):
         assert self.core is not None
         self.core.on_table(order.table, self.world.now)
         self._ready = True
+
+    def on_rejected(self) -> None:
+        self.sim.counts["attempts that came after a newer one"] += 1
+        self.sim.attempt_failed(self)
 
     def on_answer(self, worker: int, message: Any) -> None:
         assert self.core is not None
