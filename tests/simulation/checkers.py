@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,10 @@ class Ledger:
 
     # ---- producers
 
-    def watch_producer(self, producer: Producer) -> None:
+    def watch_producer(self, producer: Producer, careless: Callable[[], bool] | None = None) -> None:
+        """``careless``: whether it shall send again, this time, what nobody asked for."""
+        if careless is not None:
+            self._make_careless(producer, careless)
         stream, log = producer.stream, producer.log
         append, evict = log.append, log.evict
 
@@ -94,6 +98,20 @@ class Ledger:
             return dropped
 
         log.append, log.evict = watched_append, watched_evict  # type: ignore[method-assign]
+
+    def _make_careless(self, producer: Producer, chance: Callable[[], bool]) -> None:
+        """Now and then it goes on from the start of its log instead of where it was told to."""
+        on_resume = producer.on_resume
+
+        def careless_resume(worker: int, message: Resume, now: float) -> None:
+            on_resume(worker, message, now)
+            cursor = producer._cursors.get(worker)
+            if cursor is not None and cursor.nonce == message.nonce and producer.log.base < cursor.next and chance():
+                self.counts["resumed too early on purpose"] += 1
+                cursor.first = cursor.next = producer.log.base
+                cursor.catching_up_to = 0
+
+        producer.on_resume = careless_resume  # type: ignore[method-assign]
 
     def _appended(self, stream: StreamId, entry: Entry) -> None:
         self._largest[stream] = max(self._largest[stream], entry.nbytes)

@@ -33,6 +33,10 @@ class Faults:
     deaths_per_s: float = 0.0
     #: Another attempt is started while the first is alive (speculation), and the first does not know.
     zombies_per_s: float = 0.0
+    #: An ingress task needs so long to read a batch.
+    read_s: float = 0.0
+    #: A producer sends again what was not asked for, as a careless one might.
+    repeats_probability: float = 0.0
     #: A retried task reads other rows.
     nondeterministic: bool = False
     #: Orders of the controller come late at some processes.
@@ -52,6 +56,8 @@ def draw(rng: random.Random) -> Faults:
     def sometimes(value: float, otherwise: float = 0.0) -> float:
         return value if rng.random() < kinds else otherwise
 
+    nondeterministic = rng.random() < 0.12
+    retries = rng.choice([1.0, 6.0])
     return Faults(
         calm_after_s=rng.choice([1.0, 4.0]),
         delay_s=rng.choice([0.0005, 0.002, 0.01]),
@@ -62,9 +68,11 @@ def draw(rng: random.Random) -> Faults:
         pauses_per_s=sometimes(rng.choice([1.0, 5.0])),
         pause_s=rng.choice([0.05, 1.0]),
         slowness=sometimes(rng.choice([5.0, 50.0]), 1.0),
-        deaths_per_s=sometimes(rng.choice([1.0, 6.0])),
-        zombies_per_s=sometimes(rng.choice([1.0, 6.0])),
-        nondeterministic=rng.random() < 0.1,
+        deaths_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
+        zombies_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
+        nondeterministic=nondeterministic,
+        read_s=rng.choice([0.0, 0.01, 0.1]),
+        repeats_probability=sometimes(0.5),
         late_order_probability=sometimes(0.3),
         late_order_s=rng.choice([0.1, 1.0]),
         edge_complete_delay_s=sometimes(rng.choice([0.05, 2.0])),

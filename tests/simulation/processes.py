@@ -16,7 +16,7 @@ from flux.control import EdgeComplete, Failure, Heartbeat, NewTable, Register, R
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.messages import Data
-from flux.producer import ToWorker
+from flux.producer import Producer, ToWorker
 from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
 from flux.worker import IDLE_SOURCE_S
@@ -147,6 +147,9 @@ class Process:
         else:
             link.send((effect.message, effect.batches))
 
+    def careless(self) -> bool:
+        return self.world.chance(self.sim.faults.repeats_probability)
+
     def _hear_answer(self, worker: int, content: Any) -> None:
         self.inbox.append((self.on_answer, (worker, decode_data(content) if isinstance(content, bytes) else content)))
         self.wake()
@@ -188,11 +191,14 @@ class WorkerProcess(Process):
     def _watch(self, core: StageWorker) -> None:
         for thing, watch in [
             *((replica, self.sim.ledger.watch_replica) for replica in core.replicas.values()),
-            *((producer, self.sim.ledger.watch_producer) for producer in core.producers.values()),
+            *((producer, self._watch_producer) for producer in core.producers.values()),
         ]:
             if id(thing) not in self._watched:
                 self._watched.add(id(thing))
                 watch(thing)
+
+    def _watch_producer(self, producer: Producer) -> None:
+        self.sim.ledger.watch_producer(producer, self.careless)
 
     def on_edge_complete(self, order: EdgeComplete) -> None:
         assert self.core is not None
@@ -271,6 +277,7 @@ class IngressProcess(Process):
         self.drained = False
         self._batches: Iterator[pa.RecordBatch] | None = batches
         self._ready = False
+        self._read_at = 0.0
 
     @property
     def midway(self) -> bool:
@@ -281,7 +288,7 @@ class IngressProcess(Process):
         if self.core is None:
             self.core = IngressTask(self.sim.plan, self.source, self.index, self.attempt)
             for producer in self.core.producers.values():
-                self.sim.ledger.watch_producer(producer)
+                self.sim.ledger.watch_producer(producer, self.careless)
 
     def on_new_table(self, order: NewTable) -> None:
         assert self.core is not None
@@ -318,10 +325,11 @@ class IngressProcess(Process):
         core, now = self.core, self.world.now
         assert core is not None
         if self._ready and self._batches is not None:
-            if core.has_room:
-                self._append(core, now)
-            else:
+            if not core.has_room:
                 self.sim.counts["turns with a full log"] += 1
+            elif now >= self._read_at:
+                self._read_at = now + self.world.random.random() * self.sim.faults.read_s
+                self._append(core, now)
         for effect in core.poll(now):
             self.send(effect)
         for stream, producer in core.producers.items():
@@ -330,8 +338,9 @@ class IngressProcess(Process):
             self.drained = True
             self.sim.attempt_finished(self)
             return
-        busy = self._ready and self._batches is not None and core.has_room
-        self.wake(TURN_S * self.slowness if busy else self.sim.plan.settings.resend_timeout / 4)
+        reads = self._ready and self._batches is not None and core.has_room
+        rest = self.sim.plan.settings.resend_timeout / 4
+        self.wake(max(min(rest, self._read_at - now) if reads else rest, TURN_S * self.slowness))
 
     def _append(self, core: IngressTask, now: float) -> None:
         assert self._batches is not None
