@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -68,10 +70,10 @@ class Stage:
         """A fresh operator: an instance of the class, or the function wrapped."""
         target: Any = self.target
         if inspect.isclass(target):
-            operator: Any = target()
+            made: Any = target()
             if self._schema is not None:
-                operator.schema = self._schema
-            return operator
+                made.schema = self._schema
+            return made
         return FunctionOperator(target, self._schema)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -89,6 +91,11 @@ class Stage:
         if attribute.startswith("__") or attribute == "target":
             raise AttributeError(attribute)
         return getattr(self.target, attribute)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """By reference where the module can be imported, as any class or function is shipped. By value the class would
+        be a copy, with methods taken from the module's own class, and their super() would not know the copy."""
+        return self.__qualname__ if _importable(self) else super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         return f"<flux stage {self.name}>"
@@ -208,6 +215,21 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
+
+
+def _importable(stage: Stage) -> bool:
+    """Whether another process finds this very stage by module and name."""
+    name = str(stage.__module__)
+    by_value: set[str] = set()
+    for pickler in ("cloudpickle", "pyspark.cloudpickle"):
+        listed = getattr(sys.modules.get(pickler), "list_registry_pickle_by_value", set)
+        by_value |= listed()
+    if name == "__main__" or any(name == shipped or name.startswith(f"{shipped}.") for shipped in by_value):
+        return False
+    try:
+        return operator.attrgetter(stage.__qualname__)(sys.modules.get(name)) is stage
+    except AttributeError:
+        return False
 
 
 def _is_dataframe(given: Any) -> bool:

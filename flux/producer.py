@@ -46,6 +46,7 @@ class Cursor:
     hosts: np.ndarray
     since: np.ndarray
     acked: np.ndarray
+    answered: bool = False
     nonce: int | None = None
     number: int = 0
     next: int = 0
@@ -121,6 +122,9 @@ class Producer:
         if not self.finished:
             self._push(Entry(self.log.end, None, self._everyone, 0, True, self._checksum, created))
             self.finished = True
+            if self._expected:  # an earlier attempt read more
+                sequence = max(self._expected)
+                raise self._not_deterministic(sequence, self._expected[sequence][1])
 
     def _push(self, entry: Entry) -> None:
         self.dirty = True
@@ -129,7 +133,7 @@ class Producer:
         if entry.sequence in self._expected:
             self._compare(entry.sequence, *self._expected.pop(entry.sequence))
         if (self._acked[entry.touches] >= entry.sequence).all():
-            self.log.evict(self._acked)  # a retried task makes again what is applied already
+            self._evict()  # a retried task makes again what is applied already
 
     # ---- the other side
 
@@ -184,6 +188,7 @@ class Producer:
             return
         if message.checksum_at >= 0:
             self._check(worker, message)
+        cursor.answered = True
         wanted = np.full(self.partitions, _NOT_MINE, np.int64)
         for partition, sequence in message.next:
             if 0 <= partition < self.partitions:
@@ -214,7 +219,9 @@ class Producer:
 
     def on_reset(self, worker: int, now: float) -> None:
         cursor = self._cursors.get(worker)
-        if cursor is not None:
+        # Without a nonce a greeting is out already, and this answers data sent before it: every message under way on a
+        # lost connection is answered by a Reset, and one new handshake is enough for all of them.
+        if cursor is not None and cursor.nonce is not None:
             cursor.nonce = None
             cursor.hello_due = min(cursor.hello_due, now)
 
@@ -232,6 +239,12 @@ class Producer:
         if self._cursors:
             self._acked = np.minimum.reduce([cursor.acked for cursor in self._cursors.values()])
             self._acked[self._acked == _NOT_MINE] = -1  # a partition without any replica: keep everything
+            self._evict()
+
+    def _evict(self) -> None:
+        # A batch that nobody needs from this attempt must still be here when a worker shows the checksum of what it
+        # has applied of an earlier attempt.
+        if self._cursors and all(cursor.answered for cursor in self._cursors.values()):
             self.log.evict(self._acked)
 
     # ---- determinism of a retried producer
@@ -263,26 +276,26 @@ class Producer:
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < self.log.end:
                 yield from self._data(worker, cursor, now)
-            if cursor.nonce is not None and now >= self._silent_at(cursor):
-                # Each try waits twice as long as the one before: a consumer that is busy for long in user code finds
-                # one greeting when it comes back, and not a queue of them with a retransmission each.
-                cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
+            if cursor.nonce is not None and self._silent(cursor, now):
                 cursor.hello_due = min(cursor.hello_due, now)
                 self.resent_handshakes += 1
             if now >= cursor.hello_due:
                 cursor.hello_due = now + self._resend_s * cursor.patience
                 cursor.heard = now
+                # Each try waits twice as long as the one before: a consumer that is busy for long in user code finds
+                # few greetings when it comes back, and not a queue of them with a retransmission each.
+                cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
                 yield ToWorker(
                     worker, Hello(self.stream.edge, self.stream.producer, self.incarnation, self._epoch, self._secret)
                 )
 
-    def _silent_at(self, cursor: Cursor) -> float:
-        """When to greet again a worker that owes an ack; never if it owes none."""
-        if not self.log:
-            return np.inf
-        head = self.log[self.log.base]
-        owes = (cursor.acked[head.touches & cursor.hosts] < head.sequence).any()
-        return cursor.heard + self._resend_s * cursor.patience if owes else np.inf
+    def _silent(self, cursor: Cursor, now: float) -> bool:
+        """Whether a worker owes an ack for too long."""
+        head = self.log[self.log.base] if self.log else None
+        if head is None or (cursor.acked[head.touches & cursor.hosts] >= head.sequence).all():
+            cursor.heard = now  # it owes nothing: its time begins with what is sent next
+            return False
+        return now >= cursor.heard + self._resend_s * cursor.patience
 
     def _data(self, worker: int, cursor: Cursor, now: float) -> Iterator[ToWorker]:
         # Entries without rows for this worker may have been evicted while it was out of credit.

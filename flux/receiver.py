@@ -70,28 +70,30 @@ class Inbound:
         self.held_bytes = 0
         self.checksum_at = -1
         self.checksum = 0
+        self.shown = (-1, 0)  # checksum_at and checksum as the producer's earlier lives had left them
         self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
         self.ack_due = False
         self.unacked_bytes = 0
 
     # ---- handshake
 
-    def greet(self, hello: Hello, connection: Hashable, nonce: int) -> int:
-        """Start over on a new connection. Returns the checksum position to show to a new life of the producer."""
-        show = self.checksum_at if 0 <= self.incarnation < hello.incarnation else -1
+    def greet(self, hello: Hello, connection: Hashable, nonce: int) -> None:
+        """Start over on a new connection."""
+        if 0 <= self.incarnation < hello.incarnation:
+            # Kept and shown with every Resume to this life, because the first one may be lost.
+            self.shown = (self.checksum_at, self.checksum)
         self.incarnation = hello.incarnation
         self.connection = connection
         self.nonce = nonce
         self.number = 0
         self.broken = False
         self.received_bytes = 0
-        return show
 
-    def resume(self, epoch: int, hosted: np.ndarray, show_checksum_at: int) -> Resume:
+    def resume(self, epoch: int, hosted: np.ndarray) -> Resume:
         ack = self.ack(epoch, hosted)
         return Resume(
             *self.stream, self.nonce, epoch, [(p, int(self.received[p])) for p in hosted.tolist()],
-            ack.through, ack.behind, ack.granted, show_checksum_at, self.checksum,
+            ack.through, ack.behind, ack.granted, *self.shown,
         )  # fmt: skip
 
     # ---- data

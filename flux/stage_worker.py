@@ -134,6 +134,7 @@ class StageWorker:
         self._share_log()
         for stream, producer in self.producers.items():
             producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
+        self._ready.update(self.replicas)  # fewer replicas to wait for may have made room in the logs
         early, self._early = self._early, []
         for connection, hello in early:
             self._on_hello(connection, hello, now)
@@ -266,8 +267,8 @@ class StageWorker:
             )
             return
         self._nonce += 1
-        show = inbound.greet(hello, connection, self._nonce)
-        self._answer(connection, inbound.resume(self.epoch, self._hosted_by(stream), show))
+        inbound.greet(hello, connection, self._nonce)
+        self._answer(connection, inbound.resume(self.epoch, self._hosted_by(stream)))
 
     def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
         self.counters.refused += 1

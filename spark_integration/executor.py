@@ -37,8 +37,10 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = _context()
         partition = context.partitionId()
+        names = plan.sources[source].schema.names
+        renamed = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
         try:
-            rows = Ingress(plan, rendezvous, source, partition).run(batches, context.taskAttemptId())
+            rows = Ingress(plan, rendezvous, source, partition).run(renamed, context.taskAttemptId())
         except Stopped:
             rows = -1  # the query is over; nobody looks at the result
         yield pa.RecordBatch.from_pydict(

@@ -152,6 +152,8 @@ class Query:
 
         def read() -> list[Any]:
             df = for_bulk_transfer(source.dataframe, self._settings.batch_max_rows)
+            # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
+            df = df.toDF(*(f"c{position}" for position in range(len(df.columns))))
             return df.mapInArrow(feed, "partition int, rows long").collect()
 
         def done(rows: list[Any]) -> None:

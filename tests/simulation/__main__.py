@@ -36,7 +36,9 @@ def main(
         table.add_row(name, f"{times:,}")
     console.print(table)
     seconds = time.perf_counter() - started
-    console.print(f"{len(chosen)} runs in {seconds:.1f} s ({len(chosen) / seconds:.1f} per second), {len(failed)} broke a law")
+    console.print(
+        f"{len(chosen)} runs in {seconds:.1f} s ({len(chosen) / seconds:.1f} per second), {len(failed)} broke a law"
+    )
     raise typer.Exit(bool(failed))
 
 

@@ -74,7 +74,9 @@ class Ledger:
         for row in batch.to_pylist():
             before = self.totals[stage].get(row["key"], (0, 0))
             if row["n"] <= before[0]:
-                raise Violation("order within a stream", f"{stage}: count of {row['key']} fell from {before[0]} to {row['n']}")
+                raise Violation(
+                    "order within a stream", f"{stage}: count of {row['key']} fell from {before[0]} to {row['n']}"
+                )
             self.totals[stage][row["key"]] = (row["n"], row["total"])
 
     # ---- producers

@@ -209,7 +209,10 @@ class _Builder:
         rng = self.rng
         rows_max = rng.choice([1, 6, 20])
         batches = [
-            [self._rows(rng.choice([0, 1, rows_max, rng.randint(0, rows_max)])) for _ in range(rng.randint(0, batches_max))]
+            [
+                self._rows(rng.choice([0, 1, rows_max, rng.randint(0, rows_max)]))
+                for _ in range(rng.randint(0, batches_max))
+            ]
             for _ in range(partitions)
         ]
         return SourceData(name, batches)
@@ -316,7 +319,13 @@ def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool) -> Dataflow
             builder.sink(node)
     settings = _settings(rng)
     plan = compile_plan(
-        [sink.given for sink in builder.sinks if isinstance(sink.given, Flow)], settings, lambda given: given, "q", SECRET
+        [sink.given for sink in builder.sinks if isinstance(sink.given, Flow)],
+        settings,
+        lambda given: given,
+        "q",
+        SECRET,
     )
     sources = {node.name: node.data for node in builder.nodes if node.data is not None}
-    return Dataflow(plan, [sources[source.name] for source in plan.sources], builder.sinks, rng.choice([1, 500, 64 << 10]))
+    return Dataflow(
+        plan, [sources[source.name] for source in plan.sources], builder.sinks, rng.choice([1, 500, 64 << 10])
+    )

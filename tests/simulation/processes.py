@@ -6,7 +6,7 @@ They do what ``flux.worker``, ``flux.ingress_loop`` and ``controller.server`` do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from flux.codec import decode_batches, decode_data, decode_order, encode, encode
 from flux.control import EdgeComplete, Failure, Heartbeat, NewTable, Register, Rejected, Welcome
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
 from flux.ingress_task import IngressTask
-from flux.messages import Data
+from flux.messages import Data, Hello
 from flux.producer import Producer, ToWorker
 from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
@@ -39,6 +39,7 @@ class Process:
         self.edges: list[int] = []
         self.inbox: deque[Any] = deque()
         self.links: dict[int, Link] = {}
+        self.core: StageWorker | IngressTask | None = None
         self.node = -1
         self.dead = False
         self.paused_until = 0.0
@@ -73,8 +74,16 @@ class Process:
             self._register()
         else:
             self.turn()
+        for producer in self.producers():
+            self.sim.counts["turns without credit"] += any(
+                cursor.nonce is not None and cursor.next < producer.log.end and cursor.sent_bytes >= cursor.granted
+                for cursor in producer._cursors.values()
+            )
         if self.inbox:
             self.wake(TURN_S * self.slowness)
+
+    def producers(self) -> Iterable[Producer]:
+        return [] if self.core is None else self.core.producers.values()
 
     def turn(self) -> None:
         raise NotImplementedError
@@ -161,7 +170,7 @@ class Process:
 class WorkerProcess(Process):
     def __init__(self, sim: Simulation, slot: int) -> None:
         super().__init__(sim, "worker", slot, slot)
-        self.core: StageWorker | None = None
+        self.core: StageWorker | None = None  # type: ignore[assignment]
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._unread: dict[tuple[int, int], Any] = {}
         self._beat_at = 0.0
@@ -217,6 +226,8 @@ class WorkerProcess(Process):
             message = decode_data(message)
             known = isinstance(message, Data) and core.knows(identity, message)
             batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
+        if isinstance(message, Hello) and message.epoch > core.epoch:
+            self.sim.counts["greetings of a newer epoch"] += 1
         core.on_data_plane(identity, message, batches, self.world.now)
 
     def on_answer(self, worker: int, message: Any) -> None:
@@ -269,11 +280,13 @@ class WorkerProcess(Process):
 class IngressProcess(Process):
     """One attempt of one task of the Spark job that reads a source."""
 
-    def __init__(self, sim: Simulation, source: int, partition: int, attempt: int, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(
+        self, sim: Simulation, source: int, partition: int, attempt: int, batches: Iterator[pa.RecordBatch]
+    ) -> None:
         super().__init__(sim, "ingress", partition, attempt)
         self.edges = [edge.id for edge in sim.plan.edges_of_source(source)]
         self.source = source
-        self.core: IngressTask | None = None
+        self.core: IngressTask | None = None  # type: ignore[assignment]
         self.drained = False
         self._batches: Iterator[pa.RecordBatch] | None = batches
         self._ready = False
@@ -315,8 +328,10 @@ class IngressProcess(Process):
             self.fail(error)
 
     def fail(self, error: FluxError) -> None:
+        """The controller ends the query, unless it has heard of a newer attempt; Spark tries again in any case."""
         self.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
-        self.dead = True  # its report still arrives
+        self.sim.counts["attempts that read other rows"] += 1
+        self.sim.attempt_failed(self)
 
     def turn(self) -> None:
         self._guarded(self._turn_guarded)
