@@ -23,9 +23,6 @@ from partitioning.hashing import check_key_type
 
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
-#: Copies that this release keeps.
-REPLICAS_SUPPORTED = 1
-
 #: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
 
@@ -104,10 +101,6 @@ class _Compiler:
         wanted = self.settings.partitions if stage.partitions is None else stage.partitions
         partitions = self._in_range(name, "partitions", wanted, PARTITIONS_MAX)
         replicas = self._in_range(name, "replicas", stage.replicas, REPLICAS_MAX)
-        if replicas > REPLICAS_SUPPORTED:
-            raise UsageError(
-                f"stage {name}: replicas={replicas}, but this release keeps {REPLICAS_SUPPORTED} copy of a partition"
-            )
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
         inputs = [self._input(given) for given in flow.inputs]
@@ -149,7 +142,7 @@ class _Compiler:
                 len(self.stages),
                 name,
                 partitions,
-                1,
+                stage.replicas,
                 (),
                 lambda: Collect(memory),
                 (stage.output_schema,),

@@ -15,7 +15,8 @@ from flux.control import Register
 
 @dataclass
 class Member:
-    """A registered process. ``heard``: time of its last message."""
+    """A registered process. ``heard``: time of its last message; ``epoch``: of the table it goes by; ``left``: an
+    ingress task that has done its work."""
 
     node: int
     connection: Hashable
@@ -23,6 +24,8 @@ class Member:
     heard: float
     stats: dict[str, Any] = field(default_factory=dict)
     progress: int = -1
+    epoch: int = -1
+    left: bool = False
 
 
 class Membership:

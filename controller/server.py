@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -13,9 +14,12 @@ from controller.progress import Progress
 from controller.state import Controller, Tell
 from flux.codec import decode_report, encode
 from flux.errors import FluxError, ProtocolError, QueryFailed
+from flux.lifeline import Lifelines
 from flux.plan import Plan
 from flux.shell import Rendezvous
 from flux.transport import Keys, Port, Sockets
+
+log = logging.getLogger("flux")
 
 #: How soon a command of another thread is noticed.
 COMMAND_S = 0.01
@@ -73,26 +77,30 @@ class Server:
 
     def _run(self) -> None:
         sockets = Sockets(self._keys, self._plan.settings.message_max_bytes)
+        lifelines: Lifelines | None = None
         try:
             try:
                 port = sockets.port(self._host)
+                lifelines = Lifelines(self._host, self._plan.secret)
             except Exception as error:
                 self._bound.put(error)
                 return
-            self._bound.put(Rendezvous(port.endpoint, self._keys, self._plan.secret))
+            self._bound.put(Rendezvous(port.endpoint, self._keys, self._plan.secret, lifelines.endpoint))
             progress_at = time.time() + self._plan.settings.progress_interval
             while not self._close.is_set():
-                self._turn(sockets, port)
+                self._turn(sockets, port, lifelines)
                 if time.time() >= progress_at and self.core.phase == "running":
                     progress_at = time.time() + self._plan.settings.progress_interval
                     self._note_progress()
-            self._turn(sockets, port)
+            self._turn(sockets, port, lifelines)
         finally:
             for event in (self.started, self.finished, self.ended):
                 event.set()
+            if lifelines is not None:
+                lifelines.close()
             sockets.close()
 
-    def _turn(self, sockets: Sockets, port: Port) -> None:
+    def _turn(self, sockets: Sockets, port: Port, lifelines: Lifelines) -> None:
         before = self.core.phase
         if port in sockets.wait(COMMAND_S):
             for connection, frames in port.receive():
@@ -102,9 +110,12 @@ class Server:
                     self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.time()))
                 except ProtocolError:
                     self.core.refused += 1
+        for worker in lifelines.poll():
+            self._tell(port, self.core.on_closed(worker, time.time()))
         while not self._commands.empty():
             self._tell(port, self._commands.get()())
         self._tell(port, self.core.on_tick(time.time()))
+        self._log_events()
         if self.core.phase != before:
             self.started.set()
             if self.core.phase in ("finished", "ended"):
@@ -113,9 +124,16 @@ class Server:
             if self.core.phase == "ended":
                 self.ended.set()
 
+    def _log_events(self) -> None:
+        """Take-overs and repairs, one line each."""
+        for event in self.core.repairs.news():
+            log.info("%s", event)
+
     def _note_progress(self) -> None:
-        table = self.core.table
-        self.progress.append(self._report.make(self.core.members, table.epoch if table else -1, time.time()))
+        core = self.core
+        epoch = core.table.epoch if core.table else -1
+        report = self._report.make(core.members, epoch, time.time())
+        self.progress.append(report | core.repairs.report(core.table))
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:

@@ -1,8 +1,9 @@
 """The controller's decisions as a state machine without I/O (DESIGN 2, 4, 7).
 
 starting -> running -> finished -> ended: it waits for the workers, publishes the table, learns which streams there
-are, hears that the last stages are through, and sends everybody home. Whatever goes wrong on the way ends the query
-with one error that says what would have prevented it. Rows never pass through here.
+are, hears that the last stages are through, and sends everybody home. A lost worker is taken out of the table in one
+epoch, and the sweep adds replicas until there are enough again. Whatever cannot be survived ends the query with one
+error that says what would have prevented it. Rows never pass through here.
 """
 
 from __future__ import annotations
@@ -14,18 +15,25 @@ from typing import Any
 
 import flux.errors
 from controller.membership import Member, Membership
-from controller.placement import first_table
+from controller.moves import drop, make_live, retain, with_worker, without_worker
+from controller.placement import Seat, first_table
+from controller.repairs import Repairs
 from flux.control import (
+    CopyState,
     EdgeComplete,
     Failure,
     FromController,
+    Goodbye,
     Heartbeat,
     HeartbeatSeen,
     NewTable,
     PartitionFinished,
     Register,
     Rejected,
+    ReplicaCaughtUp,
+    ReplicaDiverged,
     Stop,
+    TableSeen,
     ToController,
     Welcome,
 )
@@ -57,6 +65,7 @@ class Controller:
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
         self.refused = 0
+        self.repairs = Repairs(plan)
         self._deadline = now + plan.settings.workers_timeout
         self._unfinished = {(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
         self._keep = any(stage.collects for stage in plan.stages)
@@ -65,23 +74,40 @@ class Controller:
     # ---- what processes say
 
     def on_report(self, connection: Hashable, message: ToController, now: float) -> list[Tell]:
+        if isinstance(message, Register):
+            self._on_register(connection, message, now)
+        elif (member := self.members.by_connection(connection)) is None:
+            self.refused += 1  # has not proved the secret, or was given up
+        else:
+            self._on_member(member, message, now)
+        return self._take()
+
+    def _on_member(self, member: Member, message: ToController, now: float) -> None:
         match message:
-            case Register():
-                self._on_register(connection, message, now)
-            case _ if (member := self.members.by_connection(connection)) is None:
-                self.refused += 1  # has not proved the secret
             case Heartbeat():
                 member.heard, member.stats, member.progress = now, message.stats, message.progress
                 self._tell(member, HeartbeatSeen())
+            case TableSeen():
+                member.epoch = max(member.epoch, message.epoch)
+                self._sweep(now)
+            case ReplicaCaughtUp():
+                self._caught_up(message, now)
+            case ReplicaDiverged():
+                self._diverged(message, now)
             case PartitionFinished():
-                self._unfinished.discard((message.stage, message.partition))
-                if not self._unfinished and self.phase == "running":
-                    self.phase = "finished"
-                    if not self._keep:
-                        self._end(None)
+                self._on_finished(message)
+            case Goodbye():
+                member.left = True
+                self._sweep(now)
             case Failure():
                 self._end(_error(message))
-        return self._take()
+
+    def _on_finished(self, message: PartitionFinished) -> None:
+        self._unfinished.discard((message.stage, message.partition))
+        if not self._unfinished and self.phase == "running":
+            self.phase = "finished"
+            if not self._keep:
+                self._end(None)
 
     def _on_register(self, connection: Hashable, message: Register, now: float) -> None:
         if not hmac.compare_digest(message.secret, self.plan.secret):
@@ -103,7 +129,9 @@ class Controller:
         elif message.role == "ingress":
             self._admit(connection, message, now)
         elif now - known.heard > ALIVE_S:
-            self._lost(known)
+            self._lost(known, "another attempt of its task has come", now)
+            if self.phase != "ended":
+                self._admit(connection, message, now)
         # else: the older attempt is alive; this one asks again until that changes
 
     def _admit(self, connection: Hashable, message: Register, now: float) -> None:
@@ -112,41 +140,130 @@ class Controller:
                 Tell(connection, Rejected(reason=f"slot {message.index} of {self.slots} does not exist"))
             )
             return
-        self._greet(self.members.admit(connection, message, now))
-        if self.phase == "starting" and len(self.members.workers) == self.slots:
-            self._start()
+        member = self.members.admit(connection, message, now)
+        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt))
+        if message.role == "worker" and self.table is not None:
+            self._publish(with_worker(self.table, member.node, message.endpoint))
+            self._sweep(now)
+        elif self.table is not None:
+            self._tell(member, NewTable(table=self.table, complete=self.complete))
+        elif len(self.members.workers) == self.slots:
+            self._start(now)
 
     def _greet(self, member: Member) -> None:
         self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt))
         if self.table is not None:
             self._tell(member, NewTable(table=self.table, complete=self.complete))
 
-    def _start(self) -> None:
-        self.phase = "running"
-        workers = sorted(self.members.workers, key=lambda node: self.members.workers[node].about.index)
-        endpoints = {node: self.members.workers[node].about.endpoint for node in workers}
-        self.table = first_table(self.plan, workers, endpoints)
-        self._tell_all(NewTable(table=self.table, complete=self.complete))
-
-    def _lost(self, member: Member) -> None:
-        """With one copy of each partition a lost worker is the end; a second copy would have taken over."""
-        assert self.plan.stages
-        if self.table is None:
-            del self.members.workers[member.node]  # nothing was placed there yet
+    def _start(self, now: float) -> None:
+        workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
+        try:
+            table = first_table(self.plan, [Seat(m.node, m.about.executor, m.about.endpoint) for m in workers])
+        except QueryFailed as error:
+            self._end(error)
             return
-        lost = [
-            f"{stage.name}/{partition}"
-            for stage in self.plan.stages
-            for partition, replicas in enumerate(self.table.stages[stage.id])
-            if all(replica.worker == member.node for replica in replicas)
-        ]
+        self.phase = "running"
+        self._publish(table)
+
+    def _publish(self, table: Table) -> None:
+        self.table = table
+        self._tell_all(NewTable(table=table, complete=self.complete))
+
+    # ---- losses
+
+    def on_closed(self, worker: int, now: float) -> list[Tell]:
+        """The lifeline of a worker is closed: it is gone for certain."""
+        member = self.members.workers.get(worker)
+        if member is not None:
+            self._lost(member, "its connection closed", now)
+        return self._take()
+
+    def _lost(self, member: Member, why: str, now: float) -> None:
+        """Take a worker out of the table; survivors take over what it had."""
+        del self.members.workers[member.node]
+        if self.table is None or self.phase == "ended":
+            return
+        readers = [node for node in self.table.endpoints if node != member.node]
+        table, orphans = without_worker(self.table, member.node, self.repairs.is_safe, readers)
+        if orphans and self.phase == "running":
+            self._end(self._all_gone(member, orphans, why))
+            return
+        self.repairs.note_loss(member, why, self.table, table, now)
+        self._publish(table)
+        # Should it be alive after all, this tells it that it was given up.
+        self._tell(member, NewTable(table=table, complete=self.complete))
+        self._sweep(now)
+
+    def _all_gone(self, member: Member, orphans: list[tuple[int, int]], why: str) -> QueryFailed:
+        lost = [f"{self.plan.stages[stage].name}/{partition}" for stage, partition in orphans]
         named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
-        self._end(
-            QueryFailed(
-                f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost, and "
-                f"with it the only copy of {named}. Stages with replicas=1 do not survive the loss of a worker"
-            )
+        copies = sorted({self.plan.stages[stage].replicas for stage, _ in orphans})
+        advice = (
+            "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
+            if copies[0] == 1
+            else f"More losses at once than replicas={copies[0]} survives; a higher number, or more executors, would have helped"
         )
+        return QueryFailed(
+            f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost "
+            f"({why}), and with it the only safe copy of {named}. {advice}"
+        )
+
+    def _silent(self, now: float) -> None:
+        """Give up workers that say nothing, unless one holds the last safe copy of something: it may only be slow."""
+        settings = self.plan.settings
+        for member in list(self.members.workers.values()):
+            quiet = now - member.heard
+            if quiet <= settings.heartbeat_timeout or self.table is None:
+                continue
+            _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
+            if not orphans or quiet > settings.heartbeat_last_timeout:
+                self._lost(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+                if self.phase == "ended":
+                    return
+
+    # ---- repair
+
+    def _sweep(self, now: float) -> None:
+        if self.table is None or self.phase != "running":
+            return
+        processes = [*self.members.workers.values(), *self.members.ingress.values()]
+        epoch_of_all = min((member.epoch for member in processes if not member.left), default=-1)
+        for addition in self.repairs.confirmed(epoch_of_all):
+            addition.phase = "copy"
+        while (wanted := self.repairs.next(self.table, self.members)) is not None:
+            self._publish(retain(self.table, wanted.stage, wanted.partition, wanted.worker))
+            self.repairs.begin(wanted, self.table.epoch, now)
+        for addition in self.repairs.to_ask(now):
+            primary = self.table.stages[addition.stage][addition.partition][0].worker
+            order = CopyState(
+                stage=addition.stage,
+                partition=addition.partition,
+                worker=addition.worker,
+                incarnation=addition.incarnation,
+            )
+            self._tell(self.members.workers[primary], order)
+
+    def _caught_up(self, message: ReplicaCaughtUp, now: float) -> None:
+        if self.table is None:
+            return
+        if message.safe:
+            self.repairs.safe(message, now)
+            self._sweep(now)
+        elif self.repairs.caught_up(message):
+            self._publish(make_live(self.table, message.stage, message.partition, message.worker))
+
+    def _diverged(self, message: ReplicaDiverged, now: float) -> None:
+        """The secondary is dropped; the sweep builds it anew from the primary."""
+        if self.table is None or not self.repairs.note_divergence(message, self.table, now):
+            return
+        if (hopeless := self.repairs.too_divergent()) is not None:
+            name = f"{self.plan.stages[hopeless[0]].name}/{hopeless[1]}"
+            self._end(
+                QueryFailed(f"the replicas of {name} keep giving different output: its operator is not deterministic")
+            )
+            return
+        self._publish(drop(self.table, message.stage, message.partition, message.worker))
+        self._sweep(now)
 
     # ---- what the driver says
 
@@ -176,6 +293,9 @@ class Controller:
                     "can executors reach the driver?"
                 )
             )
+        if self.phase == "running":
+            self._silent(now)
+            self._sweep(now)
         return self._take()
 
     # ---- ends

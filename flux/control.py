@@ -70,12 +70,58 @@ class HeartbeatSeen(Control, frozen=True):
     """So that a worker without a controller notices and ends."""
 
 
+class TableSeen(Control, frozen=True):
+    """This process goes by the table of ``epoch``: from here on its producers keep what new replicas will need."""
+
+    node: int
+    epoch: int
+
+
+class ReplicaCaughtUp(Control, frozen=True):
+    """Primary: a replica follows the order without a gap. ``safe``: it has received all that is committed, and its
+    copy of the state holds nothing that is not."""
+
+    node: int
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+    safe: bool
+    stall_ms: float = 0.0
+
+
+class ReplicaDiverged(Control, frozen=True):
+    """Primary: a secondary gave other output for the same steps."""
+
+    node: int
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+    step: int
+
+
+class CopyState(Control, frozen=True):
+    """Controller to the worker of a primary: copy the state to a new replica (DESIGN 5, step 2)."""
+
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+
+
 class PartitionFinished(Control, frozen=True):
     """A partition of a stage has applied all of its input and handed on all of its output."""
 
     node: int
     stage: int
     partition: int
+
+
+class Goodbye(Control, frozen=True):
+    """An ingress task has done its work: all that it read is applied."""
+
+    node: int
 
 
 class Failure(Control, frozen=True):
@@ -92,5 +138,7 @@ class Stop(Control, frozen=True):
     reason: str
 
 
-ToController = Register | Heartbeat | PartitionFinished | Failure
-FromController = Welcome | Rejected | NewTable | EdgeComplete | HeartbeatSeen | Stop
+ToController = (
+    Register | Heartbeat | TableSeen | ReplicaCaughtUp | ReplicaDiverged | PartitionFinished | Goodbye | Failure
+)
+FromController = Welcome | Rejected | NewTable | EdgeComplete | HeartbeatSeen | CopyState | Stop

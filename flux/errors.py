@@ -32,6 +32,10 @@ class RefusedError(ProtocolError):
         self.code = code
 
 
+class Fenced(FluxError):
+    """This worker was given up while it was silent; its part has been taken over. It ends and comes back as a new one."""
+
+
 class UserCodeError(FluxError):
     """Code given by the user raised. Names stage, partition, stream, sequence and the first bad row."""
 

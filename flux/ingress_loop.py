@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from flux.batches import split
-from flux.control import Failure, FromController, Heartbeat, NewTable
+from flux.control import Failure, FromController, Goodbye, Heartbeat, NewTable, TableSeen
 from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
@@ -70,6 +70,7 @@ class Ingress:
         while not core.drained:
             self._turn(core, WAIT_S)
         self._beat(core, time.time())
+        self.control.report(Goodbye(node=self._node))
         return core.streams.rows
 
     def _turn(self, core: IngressTask, wait_s: float) -> None:
@@ -97,3 +98,4 @@ class Ingress:
             self.links.follow(order.table)
             core.on_table(order.table, now)
             self._ready = True
+            self.control.report(TableSeen(node=self._node, epoch=order.table.epoch))

@@ -43,11 +43,11 @@ class Meter:
 class Log:
     """Entries ``base`` .. ``end`` - 1, the oldest first."""
 
-    def __init__(self, bytes_max: int, meter: Meter | None = None) -> None:
+    def __init__(self, bytes_max: int, meter: Meter | None = None, base: int = 0) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
         self.meter = meter or Meter()
-        self.base = 0
+        self.base = base
         self._entries: deque[Entry] = deque()
 
     @property
@@ -70,6 +70,9 @@ class Log:
     def __getitem__(self, sequence: int) -> Entry:
         assert self.base <= sequence < self.end, (self.base, sequence, self.end)
         return self._entries[sequence - self.base]
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries)
 
     def evict(self, acked: np.ndarray) -> int:
         """Drop the oldest entries that all partitions they touch have acked; ``acked[p]`` is the highest sequence

@@ -22,13 +22,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """Producer: I am this life (``incarnation``) of the stream's producer; where shall I go on?"""
+    """Producer: I am this life (``incarnation``) of the stream's producer; where shall I go on? ``worker`` hosts the
+    replica of a stage that produces the stream, -1 for ingress."""
 
     edge: int
     producer: int
     incarnation: int
     epoch: int
     secret: bytes
+    worker: int = -1
 
 
 class Resume(Message, frozen=True):
@@ -86,6 +88,16 @@ class Ack(Message, frozen=True):
     granted: int
 
 
+class Standby(Message, frozen=True):
+    """Consumer: I read this stream from another replica of its producer; here is what I have applied, as in Ack."""
+
+    edge: int
+    producer: int
+    epoch: int
+    through: int
+    behind: list[tuple[int, int]]
+
+
 class Reset(Message, frozen=True):
     """Consumer: something is missing or I do not know you; say Hello again."""
 
@@ -121,4 +133,73 @@ class Chunk(Message, frozen=True):
     total: int
 
 
-DataPlane = Hello | Resume | Data | Ack | Reset | Refuse | Fetch | Chunk
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One step in the order of a partition: the slices (edge, producer, sequence) applied together, and the time that
+    the operator is told. No slices: the end of the input, ``finish``."""
+
+    now: float
+    created: float
+    slices: list[tuple[int, int, int]]
+
+
+class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
+    """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied; ``end`` is the end
+    of the primary's order log."""
+
+    stage: int
+    partition: int
+    incarnation: int
+    first: int
+    entries: list[Entry]
+    committed: int
+    end: int
+
+
+class Orders(Message, frozen=True):
+    """Primary to the other replicas on one worker: the order of steps. ``epoch`` is the one in which it is primary."""
+
+    secret: bytes
+    epoch: int
+    items: list[PartitionOrder]
+
+
+class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
+    """All entries below ``through`` are received, all steps below ``applied`` applied; ``checksum`` is the running
+    checksum of the output of the steps below ``checked``."""
+
+    stage: int
+    partition: int
+    incarnation: int
+    through: int
+    applied: int
+    checked: int
+    checksum: int
+
+
+class OrdersSeen(Message, frozen=True):
+    """Answer to Orders: what each replica has received. ``epoch`` is that of the question."""
+
+    epoch: int
+    items: list[PartitionSeen]
+
+
+class Install(Message, frozen=True):
+    """Primary to a new replica: a copy of its state at a step boundary, in one payload frame (DESIGN 5, step 2)."""
+
+    secret: bytes
+    stage: int
+    partition: int
+    incarnation: int
+
+
+class Installed(Message, frozen=True):
+    """Answer to Install: the state is there and the order is followed."""
+
+    stage: int
+    partition: int
+    incarnation: int
+
+
+DataPlane = (
+    Hello | Resume | Standby | Data | Ack | Reset | Refuse | Fetch | Chunk | Orders | OrdersSeen | Install | Installed
+)

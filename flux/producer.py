@@ -17,15 +17,19 @@ import pyarrow as pa
 
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
 from flux.log import Entry, Log, Meter
-from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
+from flux.messages import Ack, Data, Hello, Install, Orders, Refuse, Reset, Resume, Standby
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
 
 #: Ack of a partition that a worker does not host: never the minimum.
 _NOT_MINE = np.iinfo(np.int64).max
+#: No sequence is held back.
+NEVER = 1 << 62
 #: What a message costs in credit beside its rows, so that credit also bounds the number of small messages.
 MESSAGE_BYTES = 256
+#: Times the resend timeout: how often a replica that nobody reads from asks whether that is still so.
+STANDBY_PATIENCE = 4
 #: Times the resend timeout: a lost message is repaired within half a minute even after long silence.
 PATIENCE_MAX = 32.0
 
@@ -35,8 +39,9 @@ class ToWorker:
     """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
 
     worker: int
-    message: Hello | Data
+    message: Hello | Data | Orders | Install
     batches: tuple[pa.RecordBatch, ...] = ()
+    payload: bytes | None = None
 
 
 @dataclass
@@ -72,17 +77,22 @@ class Producer:
         resend_s: float,
         secret: bytes = b"",
         meter: Meter | None = None,
+        worker: int = -1,
+        base: int = 0,
     ) -> None:
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
-        self.log = Log(log_bytes_max, meter)
+        self.log = Log(log_bytes_max, meter, base)
         self.dirty = True  # poll may have something to send
         self.finished = False
+        #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
+        self.release_from = NEVER
         self.rows = 0
         self.resent_handshakes = 0
         self._resend_s = resend_s
         self._secret = secret
+        self._worker = worker
         self._epoch = -1
         self._table: Table | None = None
         self._stage = -1
@@ -166,7 +176,7 @@ class Producer:
             self._cursors[worker] = Cursor(mine, since[worker], acked, hello_due=now, heard=now)
         self._settle()
 
-    def on_answer(self, worker: int, message: Ack | Resume | Reset | Refuse, now: float) -> None:
+    def on_answer(self, worker: int, message: Ack | Resume | Standby | Reset | Refuse, now: float) -> None:
         """What a consumer answers. RefusedError if it will not have us."""
         self.dirty = True
         match message:
@@ -174,6 +184,8 @@ class Producer:
                 self.on_ack(worker, message, now)
             case Resume():
                 self.on_resume(worker, message, now)
+            case Standby():
+                self.on_standby(worker, message, now)
             case Reset():
                 self.on_reset(worker, now)
             case Refuse() if worker in self._cursors:
@@ -216,6 +228,15 @@ class Producer:
             cursor.heard, cursor.patience = now, 1.0
         # An ack is cumulative and true whatever handshake it belongs to; only its incarnations matter.
         self._take_ack(cursor, message.epoch, message.through, message.behind)
+
+    def on_standby(self, worker: int, message: Standby, now: float) -> None:
+        """The consumer reads from another replica. Greet it again now and then, in case its change of mind is lost."""
+        cursor = self._cursors.get(worker)
+        if cursor is not None and message.epoch >= self._epoch:
+            cursor.nonce = None
+            cursor.answered = True
+            cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
+            self._take_ack(cursor, message.epoch, message.through, message.behind)
 
     def on_reset(self, worker: int, now: float) -> None:
         cursor = self._cursors.get(worker)
@@ -274,7 +295,7 @@ class Producer:
         """What is to be sent now: greetings that are due, and data that credit allows."""
         self.dirty = False
         for worker, cursor in list(self._cursors.items()):
-            if cursor.nonce is not None and cursor.next < self.log.end:
+            if cursor.nonce is not None and cursor.next < min(self.log.end, self.release_from):
                 yield from self._data(worker, cursor, now)
             if cursor.nonce is not None and self._silent(cursor, now):
                 cursor.hello_due = min(cursor.hello_due, now)
@@ -286,7 +307,15 @@ class Producer:
                 # few greetings when it comes back, and not a queue of them with a retransmission each.
                 cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
                 yield ToWorker(
-                    worker, Hello(self.stream.edge, self.stream.producer, self.incarnation, self._epoch, self._secret)
+                    worker,
+                    Hello(
+                        self.stream.edge,
+                        self.stream.producer,
+                        self.incarnation,
+                        self._epoch,
+                        self._secret,
+                        self._worker,
+                    ),
                 )
 
     def _silent(self, cursor: Cursor, now: float) -> bool:
@@ -300,7 +329,8 @@ class Producer:
     def _data(self, worker: int, cursor: Cursor, now: float) -> Iterator[ToWorker]:
         # Entries without rows for this worker may have been evicted while it was out of credit.
         cursor.next = max(cursor.next, self.log.base)
-        while cursor.next < self.log.end and cursor.sent_bytes < cursor.granted:
+        end = min(self.log.end, self.release_from)
+        while cursor.next < end and cursor.sent_bytes < cursor.granted:
             entry = self.log[cursor.next]
             cursor.next += 1
             mine = entry.touches & cursor.hosts

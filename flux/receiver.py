@@ -9,13 +9,13 @@ Left to others: applying slices (replica), sockets (transport).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from flux.messages import Ack, Data, Hello, Reset, Resume
+from flux.messages import Ack, Data, Reset, Resume
 from partitioning.ids import StreamId
 
 
@@ -30,7 +30,9 @@ class Packet:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one batch for one partition, waiting to be applied. ``last``: the stream ends here, without rows."""
+    """Rows of one batch for one partition, waiting to be applied. ``last``: the stream ends here, without rows.
+    ``held``: counts against the stream's credit. A secondary's slices do not: it waits for its primary, which may wait
+    for acks that need these very bytes to move on elsewhere; the producer's log bounds them."""
 
     stream: StreamId
     sequence: int
@@ -39,6 +41,7 @@ class Slice:
     input: int
     last: bool
     created: float
+    held: bool = True
 
 
 @dataclass
@@ -63,6 +66,8 @@ class Inbound:
         self.received = np.zeros(partitions, np.int64)
         self.incarnation = -1
         self.connection: Hashable = None
+        self.source = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
+        self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
         self.nonce = -1
         self.number = 0
         self.broken = False
@@ -77,20 +82,21 @@ class Inbound:
 
     # ---- handshake
 
-    def greet(self, hello: Hello, connection: Hashable, nonce: int) -> None:
+    def greet(self, incarnation: int, connection: Hashable, nonce: int, source: int = -1) -> None:
         """Start over on a new connection."""
-        if 0 <= self.incarnation < hello.incarnation:
+        if 0 <= self.incarnation < incarnation:
             # Kept and shown with every Resume to this life, because the first one may be lost.
             self.shown = (self.checksum_at, self.checksum)
-        self.incarnation = hello.incarnation
+        self.incarnation = incarnation
         self.connection = connection
+        self.source = source
         self.nonce = nonce
         self.number = 0
         self.broken = False
         self.received_bytes = 0
 
-    def resume(self, epoch: int, hosted: np.ndarray) -> Resume:
-        ack = self.ack(epoch, hosted)
+    def resume(self, epoch: int, hosted: np.ndarray, awaited: Sequence[int] = ()) -> Resume:
+        ack = self.ack(epoch, hosted, awaited)
         return Resume(
             *self.stream, self.nonce, epoch, [(p, int(self.received[p])) for p in hosted.tolist()],
             ack.through, ack.behind, ack.granted, *self.shown,
@@ -99,9 +105,15 @@ class Inbound:
     # ---- data
 
     def take(
-        self, message: Data, batches: Sequence[pa.RecordBatch], hosted: np.ndarray, counters: Counters
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        hosted: np.ndarray,
+        secondary: Collection[int],
+        counters: Counters,
     ) -> list[tuple[int, Slice]] | Reset:
-        """Slices to queue by partition, or a Reset if something is missing, or nothing for what is old."""
+        """Slices to queue by partition, or a Reset if something is missing, or nothing for what is old. ``secondary``:
+        those of the hosted partitions that follow a primary elsewhere."""
         if message.nonce != self.nonce or self.broken:
             counters.stale += 1
             return []
@@ -113,12 +125,12 @@ class Inbound:
         nbytes = message.nbytes
         self.received_bytes += nbytes
         packet = Packet(self, nbytes, 0)
-        slices = self._slices(message, batches, hosted, packet, counters)
+        slices = self._slices(message, batches, hosted, secondary, packet, counters)
         self.received[hosted] = np.maximum(self.received[hosted], message.sequence + 1)
         if message.sequence > self.checksum_at:
             self.checksum_at, self.checksum = message.sequence, message.checksum
-        packet.pending = len(slices)
-        if slices:
+        packet.pending = sum(slice_.held for _, slice_ in slices)
+        if packet.pending:
             self.held_bytes += nbytes
         else:
             self.unacked_bytes += nbytes
@@ -128,42 +140,39 @@ class Inbound:
         return slices
 
     def _slices(
-        self, message: Data, batches: Sequence[pa.RecordBatch], hosted: np.ndarray, packet: Packet, counters: Counters
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        hosted: np.ndarray,
+        secondary: Collection[int],
+        packet: Packet,
+        counters: Counters,
     ) -> list[tuple[int, Slice]]:
         slices: list[tuple[int, Slice]] = []
-        received = self.received
         mine = set(hosted.tolist())
+
+        def take(partition: int, rows: pa.RecordBatch | None) -> None:
+            if self.received[partition] > message.sequence:
+                counters.duplicate += 1
+                return
+            held = partition not in secondary
+            slice_ = Slice(self.stream, message.sequence, rows, packet, self.input, rows is None, message.created, held)
+            slices.append((partition, slice_))
+
         index = 0
         for run, batch in zip(message.runs, batches, strict=True):
             offset = 0
-            for partition, rows in zip(
-                message.partitions[index : index + run], message.rows[index : index + run], strict=True
-            ):
-                if partition not in mine:
-                    counters.misrouted += 1
-                elif received[partition] > message.sequence:
-                    counters.duplicate += 1
+            named = slice(index, index + run)
+            for partition, rows in zip(message.partitions[named], message.rows[named], strict=True):
+                if partition in mine:
+                    take(partition, batch.slice(offset, rows))
                 else:
-                    part = batch.slice(offset, rows)
-                    slices.append(
-                        (
-                            partition,
-                            Slice(self.stream, message.sequence, part, packet, self.input, False, message.created),
-                        )
-                    )
+                    counters.misrouted += 1
                 offset += rows
             index += run
         if message.last:
             for partition in hosted.tolist():
-                if received[partition] > message.sequence:
-                    counters.duplicate += 1
-                else:
-                    slices.append(
-                        (
-                            partition,
-                            Slice(self.stream, message.sequence, None, packet, self.input, True, message.created),
-                        )
-                    )
+                take(partition, None)
         return slices
 
     # ---- progress
@@ -173,8 +182,8 @@ class Inbound:
         assert self.waiting[partition][0] == slice_.sequence
         self.waiting[partition].popleft()
         packet = slice_.packet
-        packet.pending -= 1
-        if packet.pending == 0:
+        packet.pending -= slice_.held
+        if slice_.held and packet.pending == 0:
             self.held_bytes -= packet.nbytes
             self.unacked_bytes += packet.nbytes
         self.ack_due = True
@@ -184,8 +193,24 @@ class Inbound:
         """Whether the producer may be short of credit unless it hears soon."""
         return self.unacked_bytes * 4 >= self.credit
 
-    def ack(self, epoch: int, hosted: np.ndarray) -> Ack:
-        """Cumulative ack of everything applied, and the credit that follows from what is still held."""
+    def discard(self, partition: int, slices: Sequence[Slice]) -> None:
+        """The replica of a partition is gone, and with it what waited for it."""
+        self.waiting.pop(partition, None)
+        self.received[partition] = 0
+        for slice_ in slices:
+            slice_.packet.pending -= slice_.held
+            if slice_.held and slice_.packet.pending == 0:
+                self.held_bytes -= slice_.packet.nbytes
+        self.ack_due = True
+
+    def next_to_apply(self, partition: int) -> int:
+        """Sequence of the first batch that the partition's state does not have yet."""
+        waiting = self.waiting.get(partition)
+        return waiting[0] if waiting else int(self.received[partition])
+
+    def ack(self, epoch: int, hosted: np.ndarray, awaited: Sequence[int] = ()) -> Ack:
+        """Cumulative ack of everything applied, and the credit that follows from what is still held. ``awaited``:
+        partitions that the table places here and whose state has not come yet."""
         received = self.received[hosted]
         through = int(received.max()) - 1 if len(received) else -1
         behind = [
@@ -194,6 +219,7 @@ class Inbound:
             if r - 1 < through and not self.waiting.get(p)
         ]
         behind += [(p, self.waiting[p][0] - 1) for p in hosted.tolist() if self.waiting.get(p)]
+        behind += [(p, -1) for p in awaited]
         self.ack_due = False
         self.unacked_bytes = 0
         granted = self.received_bytes + max(self.credit - self.held_bytes, 0)

@@ -1,8 +1,8 @@
 """One copy of one partition of a stage: what waits for it, in which order it is applied, when it is through (DESIGN 4).
 
-With one replica every step is committed at once: the primary takes slices in the order in which they came, groups
-small ones into one step, applies it and hands the output to the logs of its streams. The order of steps is decided
-here and nowhere else, so that an order log for secondaries has one place to be written.
+The primary takes slices in the order in which they came, groups small ones into one step, writes the step into the
+order log and applies it at once; a secondary applies committed steps in the order of that log. Release rule: what a
+step gives out is not sent before the step is committed. With one replica every step is committed at once.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from flux.batches import conform, split
+from flux.checksum import extend
 from flux.errors import UserCodeError
+from flux.messages import Entry
 from flux.operator import Batches, Context, Operator
+from flux.order import OrderLog
 from flux.plan import StagePlan
-from flux.producer import Producer
+from flux.producer import NEVER, Producer
 from flux.receiver import Slice
 from flux.settings import Settings
 from flux.snapshot import encode_snapshot
 from partitioning.cluster import cluster_by_key, whole
+from partitioning.ids import StreamId
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,10 @@ class Outlet:
         self.producer.append(data, created)
 
 
+#: How many steps a secondary may be behind and still be compared.
+CHECKSUMS_KEPT = 1024
+
+
 class Replica:
     """``add`` slices, ``step`` while ``ready``."""
 
@@ -58,8 +68,16 @@ class Replica:
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
+        self.primary = True
+        self.leads_since = incarnation
+        self.order = OrderLog()
+        self.applied = 0  # steps
+        self.checksum = 0  # running, of the output, step under way included
+        self._checksums: deque[tuple[int, int]] = deque(maxlen=CHECKSUMS_KEPT)  # steps applied, checksum then
         self._limits = limits
-        self._queue: deque[Slice] = deque()
+        self._waiting: dict[StreamId, deque[Slice]] = {}
+        self._arrivals: deque[StreamId] | None = deque()  # one per waiting slice; None: to be made up when needed
+        self._marks: deque[tuple[int, list[int]]] = deque()  # uncommitted step -> where its output begins in each log
         self._applying: list[Slice] = []
         self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
@@ -73,7 +91,11 @@ class Replica:
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def between_steps(self) -> bool:
+        return self._output is None
 
     def _open(self) -> Operator:
         operator = self.stage.make()
@@ -85,7 +107,13 @@ class Replica:
     # ---- input
 
     def add(self, slice_: Slice) -> None:
-        self._queue.append(slice_)
+        self._waiting.setdefault(slice_.stream, deque()).append(slice_)
+        if self._arrivals is not None:
+            self._arrivals.append(slice_.stream)
+
+    def waiting(self) -> dict[StreamId, list[Slice]]:
+        """Slices received and not yet applied, for whoever discards the replica."""
+        return {stream: list(slices) for stream, slices in self._waiting.items()}
 
     def expect(self, edge: int, producers: Iterable[int]) -> None:
         """These are all the streams of an edge."""
@@ -95,21 +123,91 @@ class Replica:
     def _input_ended(self) -> bool:
         return all(edge in self._expected and self._expected[edge] <= self._ended[edge] for edge in self.stage.edges_in)
 
+    # ---- copies
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the operator's own state and the output logs, between two steps."""
+        assert self.between_steps
+        return {
+            "applied": self.applied,
+            "checksum": self.checksum,
+            "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
+            "committed": self.order.committed,
+            "marks": list(self._marks),
+            "ended": {edge: sorted(ended) for edge, ended in self._ended.items()},
+            "finished": self.finished,
+            "rows": (self.rows_in, self.rows_out),
+        }
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Become what ``state`` describes; the operator has been restored."""
+        self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
+        self._checksums.append((self.applied, self.checksum))
+        self.order = OrderLog(self.applied)
+        self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[Entry]), state["committed"])
+        self._marks = deque((step, list(starts)) for step, starts in state["marks"])
+        self._ended = {edge: set(ended) for edge, ended in state["ended"].items()}
+        self.rows_in, self.rows_out = state["rows"]
+        self.follow()
+        self.release()
+
+    def restore(self, snapshot: Any) -> None:
+        self._guard("restore", None, lambda: self.operator.restore(snapshot))
+
+    # ---- roles
+
+    def lead(self, epoch: int, peers: dict[int, tuple[int, bool]]) -> None:
+        """Be primary with these other replicas: worker -> (incarnation, live)."""
+        if not self.primary:
+            self.primary, self._arrivals, self.leads_since = True, None, epoch
+        self.order.lead(peers, self.applied)
+        self.release()
+
+    def follow(self) -> None:
+        """Be secondary: somebody else decides the order."""
+        self.primary, self._arrivals = False, None
+        self.order.follow()
+
+    def release(self) -> None:
+        """Let go what is committed by now."""
+        while self._marks and self._marks[0][0] < self.order.committed:
+            self._marks.popleft()
+        starts = self._marks[0][1] if self._marks else [NEVER] * len(self.outlets)
+        for outlet, start in zip(self.outlets, starts, strict=True):
+            if outlet.producer.release_from != start:
+                outlet.producer.release_from = start
+                outlet.producer.dirty = True
+        self.order.trim(self.applied)
+
+    # ---- steps
+
     @property
     def ready(self) -> bool:
         """Whether there is something to do and room for what comes of it."""
         if self.finished or not all(outlet.producer.has_room for outlet in self.outlets):
             return False
-        return self._output is not None or bool(self._queue) or self._input_ended
+        if self._output is not None:
+            return True
+        if self.applied < self.order.end:
+            return (self.primary or self.applied < self.order.committed) and self._has(self.order[self.applied])
+        return self.primary and (any(self._waiting.values()) or self._input_ended)
 
-    # ---- steps
+    def _has(self, entry: Entry) -> bool:
+        """Whether all slices of an ordered step are here: rows and order come by different ways."""
+        wanted: dict[StreamId, int] = {}
+        for edge, producer, _ in entry.slices:
+            stream = StreamId(edge, producer)
+            wanted[stream] = wanted.get(stream, 0) + 1
+        if not entry.slices:
+            return True
+        return all(len(self._waiting.get(stream, ())) >= count for stream, count in wanted.items())
 
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
         applied now, in the order of each stream."""
         assert self.ready
         if self._output is None and not self._begin(now):
-            return self._applying  # the end of a stream, which the operator does not see
+            return self._complete(now)  # the end of a stream, which the operator does not see
         if not self._guard(self._doing, self._applying, self._emit):
             return []
         self._output = None
@@ -120,10 +218,23 @@ class Replica:
         return "process" if self._applying else "finish"
 
     def _begin(self, now: float) -> bool:
-        self.context.now = now
-        self._applying = self._choose() if self._queue else []
+        if self.applied == self.order.end:
+            self._applying = self._choose()
+            self.order.append(
+                Entry(
+                    now,
+                    min((slice_.created for slice_ in self._applying), default=now),
+                    [(*slice_.stream, slice_.sequence) for slice_ in self._applying],
+                )
+            )
+        else:
+            self._applying = self._ordered(self.order[self.applied])
+        entry = self.order[self.applied]
+        if self.applied >= self.order.committed:
+            self._marks.append((self.applied, [outlet.producer.next_sequence for outlet in self.outlets]))
+            self.release()
+        self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
         if not self._applying:
-            self.context.created = now
             self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
             return True
         first = self._applying[0]
@@ -132,37 +243,71 @@ class Replica:
             return False
         batch = self._joined(self._applying)
         self.context.input = first.input
-        self.context.created = min(slice_.created for slice_ in self._applying)
         self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
         return True
 
     def _complete(self, now: float) -> list[Slice]:
         if self._applying:
             self.rows_in += sum(slice_.batch.num_rows for slice_ in self._applying if slice_.batch is not None)
-            self.context.step += 1
         else:
             for outlet in self.outlets:
                 outlet.producer.finish(now)
             self.finished = True
+        self.applied += 1
+        if self.stage.replicas > 1:
+            self._checksums.append((self.applied, self.checksum))
+        self.order.trim(self.applied)
         return self._applying
 
+    @property
+    def checked(self) -> int:
+        """Steps that ``last_checksum`` is about."""
+        return self._checksums[-1][0] if self._checksums else 0
+
+    @property
+    def last_checksum(self) -> int:
+        return self._checksums[-1][1] if self._checksums else 0
+
+    def checksum_at(self, applied: int) -> int | None:
+        """Checksum of the output of the first ``applied`` steps; None: not there yet, or long ago."""
+        newest = self.checked
+        if not self._checksums or not self._checksums[0][0] <= applied <= newest:
+            return None
+        return self._checksums[applied - newest - 1][1]
+
     def _choose(self) -> list[Slice]:
-        """The oldest slice, and with it the following ones of the same input as long as they are few rows together."""
-        chosen = [self._queue.popleft()]
-        if chosen[0].batch is None:
-            return chosen
-        rows = chosen[0].batch.num_rows
-        while self._queue:
-            head = self._queue[0]
-            if (
+        """The oldest slice, and with it the following ones of the same input as long as they are few rows together.
+        Nothing if the input has ended."""
+        if self._arrivals is None:
+            self._arrivals = deque(stream for stream, slices in self._waiting.items() for _ in slices)
+        chosen: list[Slice] = []
+        rows = 0
+        while self._arrivals:
+            head = self._waiting[self._arrivals[0]][0]
+            if chosen and (
                 head.batch is None
                 or head.input != chosen[0].input
                 or rows + head.batch.num_rows > self._limits.step_max_rows
             ):
                 break
+            chosen.append(self._pop(self._arrivals.popleft()))
+            if head.batch is None:
+                break
             rows += head.batch.num_rows
-            chosen.append(self._queue.popleft())
         return chosen
+
+    def _ordered(self, entry: Entry) -> list[Slice]:
+        slices = [self._pop(StreamId(edge, producer)) for edge, producer, _ in entry.slices]
+        named = [(*slice_.stream, slice_.sequence) for slice_ in slices]
+        assert named == [tuple(one) for one in entry.slices], (self.where, named, entry.slices)
+        return slices
+
+    def _pop(self, stream: StreamId) -> Slice:
+        waiting = self._waiting[stream]
+        slice_ = waiting.popleft()
+        if not waiting:
+            del self._waiting[stream]
+        return slice_
 
     @staticmethod
     def _joined(slices: list[Slice]) -> pa.RecordBatch:
@@ -190,6 +335,8 @@ class Replica:
                 return False
             batch, self._unsent = self._unsent, None
             self.rows_out += batch.num_rows
+            if self.stage.replicas > 1:
+                self.checksum = extend(self.checksum, batch)
             for outlet in self.outlets:
                 outlet.send(batch, self.context.created)
 

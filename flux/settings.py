@@ -44,6 +44,10 @@ TABLE = (
     Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement", 0),
     Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream without an acknowledgement for so long says Hello again", 0.001),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
+    Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for so long is given up", 0.01),
+    Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same for a worker that holds the last safe copy of a partition", 0.01),
+    Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "replicas of a partition may share an executor where there are too few"),
+    Setting("repairs_at_once", "repair.atOnce", "int", "1", "partitions of a stage that the sweep repairs at the same time", 1, 1024),
     Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
     Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),
@@ -68,6 +72,10 @@ class Settings:
     ack_interval: float
     resend_timeout: float
     heartbeat_interval: float
+    heartbeat_timeout: float
+    heartbeat_last_timeout: float
+    same_executor: bool
+    repairs_at_once: int
     controller_timeout: float
     progress_interval: float
     stop_timeout: float
@@ -121,6 +129,7 @@ def _quantity(raw: Any, units: Mapping[str, float]) -> float:
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "int": int,
     "text": str,
+    "bool": lambda raw: {"true": True, "false": False}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),
     "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),
 }

@@ -27,6 +27,7 @@ class Rendezvous:
     endpoint: str
     keys: Keys | None
     secret: bytes
+    lifeline: str = ""
 
 
 class Links:
@@ -61,6 +62,8 @@ class Links:
                     f"({self._message_max_bytes:,}): "
                     "rows this large need a higher limit"
                 )
+        if effect.payload is not None:
+            frames.append(effect.payload)
         link.send([encode(effect.message), *frames])
 
     def answers(self, link: Any) -> Iterator[tuple[int, Any]]:

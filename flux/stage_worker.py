@@ -20,10 +20,26 @@ import pyarrow as pa
 from flux.batches import conform
 from flux.checksum import extend
 from flux.collect import Collect
-from flux.control import PartitionFinished
-from flux.errors import ProtocolError
+from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
+from flux.copy_state import ReplicaState, capture, decode, restore
+from flux.errors import Fenced, ProtocolError
 from flux.log import Meter
-from flux.messages import Ack, Chunk, Data, Fetch, Hello, Refuse, Reset, Resume
+from flux.messages import (
+    Ack,
+    Chunk,
+    Data,
+    Fetch,
+    Hello,
+    Install,
+    Installed,
+    Orders,
+    OrdersSeen,
+    Refuse,
+    Reset,
+    Resume,
+    Standby,
+)
+from flux.pairing import CaughtUp, Diverged, forget_unheard, on_seen, outgoing, seen
 from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
 from flux.receiver import Counters, Credit, Inbound
@@ -43,7 +59,7 @@ class ToConnection:
     """Effect: answer on a connection to the data port."""
 
     connection: Hashable
-    message: Resume | Ack | Reset | Refuse | Chunk
+    message: Resume | Standby | Ack | Reset | Refuse | Chunk | OrdersSeen | Installed
     payload: bytes | None = None
 
 
@@ -51,7 +67,7 @@ class ToConnection:
 class ToController:
     """Effect: report to the controller."""
 
-    message: PartitionFinished
+    message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged
 
 
 Effect = ToWorker | ToConnection | ToController
@@ -122,48 +138,81 @@ class StageWorker:
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
+        self._awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
+        self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
+        self._copies: list[CopyState] = []
 
     # ---- orders
 
     def on_table(self, table: Table, now: float) -> None:
+        """Follow the newest table. Raises Fenced if this worker is not in it."""
         if table.epoch <= self.epoch:
             return
+        if self.worker not in table.endpoints:
+            raise Fenced(f"worker {self.worker} is not in the table of epoch {table.epoch}")
         self.epoch, self.table = table.epoch, table
         self._install_replicas(table)
+        self._assign_roles(table)
         self._install_sources(table)
         self._share_log()
         for stream, producer in self.producers.items():
             producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
         self._ready.update(self.replicas)  # fewer replicas to wait for may have made room in the logs
+        self._choose_sources()
         early, self._early = self._early, []
         for connection, hello in early:
             self._on_hello(connection, hello, now)
+        self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
 
     def _install_replicas(self, table: Table) -> None:
         wanted = {
-            (stage.id, partition): replica.incarnation
+            (stage.id, partition): replica
             for stage in self.plan.stages
             for partition, replicas in enumerate(table.stages[stage.id])
             for replica in replicas
             if replica.worker == self.worker
         }
-        for key in [key for key, replica in self.replicas.items() if wanted.get(key) != replica.incarnation]:
-            self._discard(key)
-        for key, incarnation in wanted.items():
-            if key not in self.replicas:
-                self._create(*key, incarnation)
+        for key in list(self.replicas):
+            if key not in wanted or wanted[key].incarnation != self.replicas[key].incarnation:
+                self._discard(key)
+        self._awaited = {}
+        for key, replica in wanted.items():
+            if key in self.replicas:
+                continue
+            if replica.live:
+                self._create(*key, replica.incarnation)
+            else:
+                self._awaited[key] = replica.incarnation
+        self._note_hosted()
+
+    def _note_hosted(self) -> None:
         for stage in self.plan.stages:
             mine = sorted(partition for (s, partition) in self.replicas if s == stage.id)
             self._hosted[stage.id] = np.array(mine, np.int64)
         self._turn = deque(self.replicas)
 
-    def _create(self, stage_id: int, partition: int, incarnation: int) -> None:
+    def _assign_roles(self, table: Table) -> None:
+        for (stage, partition), replica in self.replicas.items():
+            self._assign_role(table, stage, partition, replica)
+        for stage_plan in self.plan.stages:
+            followers = (p for (s, p), replica in self.replicas.items() if s == stage_plan.id and not replica.primary)
+            self._secondary[stage_plan.id] = frozenset(followers)
+
+    def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
+        first, *others = table.stages[stage][partition]
+        if first.worker == self.worker:
+            replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
+        else:
+            replica.follow()
+
+    def _create(self, stage_id: int, partition: int, incarnation: int, bases: Sequence[int] = ()) -> Replica:
+        """A fresh replica. ``bases``: where its output logs begin, for one that gets a copy of another's state."""
         stage = self.plan.stages[stage_id]
         outlets = []
-        for edge_id in stage.edges_out:
+        for index, edge_id in enumerate(stage.edges_out):
             edge = self.plan.edges[edge_id]
             stream = StreamId(edge_id, partition)
-            producer = self._producer(stream, edge, incarnation)
+            producer = self._producer(stream, edge, incarnation, self.worker, bases[index] if bases else 0)
             outlets.append(Outlet(producer, edge.key))
         replica = Replica(stage, partition, incarnation, outlets, self.plan.settings)
         for edge_id in stage.edges_in:
@@ -174,19 +223,27 @@ class StageWorker:
                 replica.expect(edge_id, self._complete[edge_id])
         self.replicas[stage_id, partition] = replica
         self._ready.add((stage_id, partition))
+        return replica
 
     def _discard(self, key: tuple[int, int]) -> None:
         replica = self.replicas.pop(key)
         replica.close()
         self._ready.discard(key)
+        waiting = replica.waiting()
+        for stream, inbound in self._inbound.items():
+            if self.plan.edges[stream.edge].consumer == key[0]:
+                inbound.discard(key[1], waiting.get(stream, ()))
         for outlet in replica.outlets:
+            outlet.producer.log.clear()
             self.producers.pop(outlet.producer.stream, None)
 
-    def _producer(self, stream: StreamId, edge: EdgePlan, incarnation: int) -> Producer:
+    def _producer(
+        self, stream: StreamId, edge: EdgePlan, incarnation: int, worker: int = -1, base: int = 0
+    ) -> Producer:
         settings = self.plan.settings
         producer = Producer(
             stream, incarnation, edge.partitions, settings.log_max_bytes, settings.resend_timeout,
-            self.plan.secret, self.log_meter,
+            self.plan.secret, self.log_meter, worker, base,
         )  # fmt: skip
         self.producers[stream] = producer
         return producer
@@ -224,6 +281,8 @@ class StageWorker:
                 self._on_hello(connection, message, now)
             case Fetch():
                 self._on_fetch(connection, message)
+            case Orders():
+                self._on_orders(connection, message)
             case _:
                 raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
@@ -233,7 +292,12 @@ class StageWorker:
         return inbound is not None and inbound.connection == connection
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
-        """An answer from the data port of a worker that consumes a stream of ours."""
+        """An answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
+        if isinstance(message, OrdersSeen):
+            self._on_orders_seen(worker, message)
+            return
+        if isinstance(message, Installed):
+            return
         producer = self.producers.get(StreamId(message.edge, message.producer))
         if producer is None:
             return
@@ -254,21 +318,178 @@ class StageWorker:
         else:
             self._welcome(connection, hello, stream)
 
-    def _welcome(self, connection: Hashable, hello: Hello, stream: StreamId) -> None:
+    def _inbound_of(self, stream: StreamId) -> Inbound:
         inbound = self._inbound.get(stream)
         if inbound is None:
-            edge = self.plan.edges[hello.edge]
+            edge = self.plan.edges[stream.edge]
             inbound = Inbound(stream, edge.input, edge.partitions, self._credit.floor)
             self._inbound[stream] = inbound
             self._credit.admit(inbound)
-        if hello.incarnation < inbound.incarnation:
+        return inbound
+
+    def _welcome(self, connection: Hashable, hello: Hello, stream: StreamId) -> None:
+        inbound = self._inbound_of(stream)
+        if self.plan.edges[hello.edge].stage is not None:
+            self._welcome_replica(connection, hello, inbound)
+        elif hello.incarnation < inbound.incarnation:
             self._refuse(
                 connection, stream, "stale", f"incarnation {inbound.incarnation} of this producer has taken over"
             )
+        else:
+            self._subscribe(inbound, connection, hello.incarnation)
+
+    # ---- which replica of a producer to read from
+
+    def _welcome_replica(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
+        listed = self._producers_of(inbound.stream)
+        if listed.get(hello.worker, (-1, False))[0] != hello.incarnation:
+            self.counters.stale += 1  # dropped meanwhile; it will hear of it
             return
+        inbound.offers[hello.worker] = connection
+        live = listed[hello.worker][1]
+        if live and inbound.source in (-1, hello.worker):
+            self._subscribe(inbound, connection, 0, hello.worker)
+        else:
+            ack = inbound.ack(self.epoch, self._hosted_by(inbound.stream), self._awaited_by(inbound.stream))
+            self._answer(connection, Standby(*inbound.stream, self.epoch, ack.through, ack.behind))
+            self._ack_soon(inbound)
+
+    def _producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
+        """Replicas of the partition that produces a stage's stream: worker -> (incarnation, live)."""
+        stage = self.plan.edges[stream.edge].stage
+        assert stage is not None
+        assert self.table is not None
+        if stream.producer >= len(self.table.stages[stage]):
+            return {}
+        return {r.worker: (r.incarnation, r.live) for r in self.table.stages[stage][stream.producer]}
+
+    def _choose_sources(self) -> None:
+        """Go on reading from a survivor where the replica that was read from is gone."""
+        for stream, inbound in self._inbound.items():
+            if self.plan.edges[stream.edge].stage is None:
+                continue
+            listed = self._producers_of(stream)
+            inbound.offers = {worker: c for worker, c in inbound.offers.items() if worker in listed}
+            if inbound.source in listed and listed[inbound.source][1]:
+                continue
+            inbound.source, inbound.connection, inbound.nonce = -1, None, -1
+            candidates = [worker for worker in inbound.offers if listed[worker][1]]
+            if candidates:
+                # This worker's own replica first; else spread over the others.
+                chosen = self.worker if self.worker in candidates else candidates[self.worker % len(candidates)]
+                self._subscribe(inbound, inbound.offers[chosen], 0, chosen)
+
+    def _subscribe(self, inbound: Inbound, connection: Hashable, incarnation: int, source: int = -1) -> None:
         self._nonce += 1
-        inbound.greet(hello, connection, self._nonce)
-        self._answer(connection, inbound.resume(self.epoch, self._hosted_by(stream)))
+        inbound.greet(incarnation, connection, self._nonce, source)
+        hosted, awaited = self._hosted_by(inbound.stream), self._awaited_by(inbound.stream)
+        self._answer(connection, inbound.resume(self.epoch, hosted, awaited))
+        if len(inbound.offers) > 1:
+            self._ack_soon(inbound)
+
+    def _ack_soon(self, inbound: Inbound) -> None:
+        """Resume and Standby carry an ack to one replica of the producer; the others have to hear it too."""
+        inbound.ack_due = True
+        self._ack_at = 0.0
+
+    def _awaited_by(self, stream: StreamId) -> list[int]:
+        stage = self.plan.edges[stream.edge].consumer
+        return [partition for (s, partition) in self._awaited if s == stage]
+
+    # ---- order of steps
+
+    def _send_orders(self, now: float) -> Iterator[ToWorker]:
+        leaders = [replica for replica in self.replicas.values() if replica.order.peers]
+        for worker, items in outgoing(leaders, now, self.plan.settings.heartbeat_interval).items():
+            yield ToWorker(worker, Orders(self.plan.secret, self.epoch, items))
+
+    def _on_orders(self, connection: Hashable, message: Orders) -> None:
+        if not hmac.compare_digest(message.secret, self.plan.secret):
+            self.counters.refused += 1
+            return
+        answers = []
+        for item in message.items:
+            replica = self.replicas.get((item.stage, item.partition))
+            if replica is None or replica.incarnation != item.incarnation:
+                self.counters.stale += 1
+            elif replica.primary:
+                # A primary that was deposed and does not know yet; or we are, and the table that says so is on its way.
+                self.counters.stale += 1
+            elif replica.order.on_orders(
+                message.epoch, item.first, item.entries, item.committed, item.end, replica.applied
+            ):
+                replica.release()
+                self._ready.add((item.stage, item.partition))
+                answers.append(seen(replica))
+            else:
+                self.counters.stale += 1
+        if answers:
+            self._answer(connection, OrdersSeen(message.epoch, answers))
+
+    def _on_orders_seen(self, worker: int, message: OrdersSeen) -> None:
+        for item in message.items:
+            replica = self.replicas.get((item.stage, item.partition))
+            if replica is None or not replica.primary or message.epoch < replica.leads_since:
+                self.counters.stale += 1
+                continue
+            for report in on_seen(replica, worker, item):
+                self._effects.append(ToController(_to_control(self.worker, report)))
+            replica.release()
+
+    # ---- copies of state
+
+    def on_copy_state(self, order: CopyState) -> None:
+        """Copy at the next step boundary; safe to repeat."""
+        self._copies = [copy for copy in self._copies if copy != order] + [order]
+
+    def _send_copies(self) -> Iterator[ToWorker]:
+        orders, self._copies = self._copies, []
+        for order in orders:
+            replica = self.replicas.get((order.stage, order.partition))
+            peer = replica.order.peers.get(order.worker) if replica is not None else None
+            if replica is None or peer is None or peer.incarnation != order.incarnation or peer.live:
+                continue  # no longer wanted
+            if not replica.between_steps:
+                self._copies.append(order)
+                continue
+            inbounds = [i for i in self._inbound.values() if i.stream.edge in replica.stage.edges_in]
+            started = self._clock()
+            state = capture(replica, inbounds)
+            peer.stall_ms = (self._clock() - started) * 1e3
+            replica.order.copied(order.worker, replica.applied)
+            install = Install(self.plan.secret, order.stage, order.partition, order.incarnation)
+            yield ToWorker(order.worker, install, payload=state)
+
+    def on_install(self, connection: Hashable, message: Install, state: bytes | memoryview, now: float) -> None:
+        """A copy of a replica's state has come."""
+        if not hmac.compare_digest(message.secret, self.plan.secret):
+            self.counters.refused += 1
+            return
+        key = message.stage, message.partition
+        if self._awaited.get(key) == message.incarnation:
+            del self._awaited[key]
+            self._adopt(key, message.incarnation, decode(state), now)
+        known = self.replicas.get(key)
+        if known is None or known.incarnation != message.incarnation:
+            self.counters.stale += 1
+
+    def _adopt(self, key: tuple[int, int], incarnation: int, state: ReplicaState, now: float) -> None:
+        replica = self._create(*key, incarnation, [output.base for output in state.outputs])
+        restore(state, replica)
+        self._note_hosted()
+        self._secondary[key[0]] |= {key[1]}
+        self._share_log()
+        assert self.table is not None
+        for outlet in replica.outlets:
+            outlet.producer.on_table(self.table, self.plan.edges[outlet.producer.stream.edge].consumer, now)
+        for position in state.positions:
+            inbound = self._inbound_of(position.stream)
+            inbound.received[key[1]] = position.next
+            if inbound.connection is not None:
+                self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.source)
+            elif position.checksum_at > inbound.checksum_at:
+                inbound.incarnation = position.incarnation
+                inbound.checksum_at, inbound.checksum = position.checksum_at, position.checksum
 
     def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
         self.counters.refused += 1
@@ -285,7 +506,8 @@ class StageWorker:
             self._answer(connection, Reset(*stream, "say Hello first"))
             return
         hosted = self._hosted_by(stream)
-        taken = inbound.take(message, batches, hosted, self.counters)
+        secondary = self._secondary[self.plan.edges[stream.edge].consumer]
+        taken = inbound.take(message, batches, hosted, secondary, self.counters)
         if isinstance(taken, Reset):
             self._answer(connection, taken)
             return
@@ -376,6 +598,9 @@ class StageWorker:
             self._timers_at = now + self.plan.settings.resend_timeout / 4
             for producer in self.producers.values():
                 producer.dirty = True
+        forget_unheard(self.replicas.values(), now, self.plan.settings.heartbeat_interval)
+        yield from self._send_copies()
+        yield from self._send_orders(now)
         busy = True
         while busy:
             busy = False
@@ -401,10 +626,17 @@ class StageWorker:
     def _flush_acks(self) -> None:
         self._ack_at = np.inf
         for inbound in self._inbound.values():
-            if inbound.ack_due:
-                self._answer(inbound.connection, inbound.ack(self.epoch, self._hosted_by(inbound.stream)))
+            if not inbound.ack_due:
+                continue
+            ack = inbound.ack(self.epoch, self._hosted_by(inbound.stream), self._awaited_by(inbound.stream))
+            # To every replica of the producer, so that each can truncate its log.
+            for connection in inbound.offers.values() or [inbound.connection]:
+                if connection is not None:
+                    self._answer(connection, ack)
 
-    def _answer(self, connection: Hashable, message: Resume | Ack | Reset | Refuse) -> None:
+    def _answer(
+        self, connection: Hashable, message: Resume | Standby | Ack | Reset | Refuse | OrdersSeen | Installed
+    ) -> None:
         self._effects.append(ToConnection(connection, message))
 
     # ---- reports
@@ -432,11 +664,12 @@ class StageWorker:
         stats = []
         for stage in self.plan.stages:
             mine = [self.replicas[stage.id, partition] for partition in self._hosted.get(stage.id, ())]
+            leading = [replica for replica in mine if replica.primary]
             stats.append(
                 {
-                    "rows_in": sum(replica.rows_in for replica in mine),
-                    "rows_out": sum(replica.rows_out for replica in mine),
-                    "finished": sum(replica.finished for replica in mine),
+                    "rows_in": sum(replica.rows_in for replica in leading),
+                    "rows_out": sum(replica.rows_out for replica in leading),
+                    "finished": sum(replica.finished for replica in leading),
                     "queued": sum(replica.queued for replica in mine),
                     "busy_s": round(sum(replica.busy_s for replica in mine), 6),
                     "latency_ms": _percentiles_ms(self.latencies[stage.id]),
@@ -454,6 +687,11 @@ class StageWorker:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def _to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
+    kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
+    return kind(node=node, **asdict(report))
 
 
 def _percentiles_ms(seconds: deque[float]) -> list[float] | None:

@@ -150,11 +150,16 @@ class Link:
 
 def own_address(towards: str) -> str:
     """The address by which this machine is seen from ``towards`` (host or tcp://host:port). Nothing is sent."""
-    host = towards.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]") if "://" in towards else towards
+    host = host_and_port(towards)[0] if "://" in towards else towards
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _bracketed(host: Any) -> str:

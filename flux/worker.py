@@ -5,6 +5,7 @@ One thread does everything, so that nothing needs a lock; ZeroMQ's own thread mo
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ import pyarrow as pa
 
 from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
-from flux.control import EdgeComplete, Failure, FromController, Heartbeat, NewTable
-from flux.errors import FluxError, ProtocolError, UserCodeError
-from flux.messages import Data
+from flux.control import CopyState, EdgeComplete, Failure, FromController, Heartbeat, NewTable, PartitionFinished
+from flux.errors import Fenced, FluxError, ProtocolError, UserCodeError
+from flux.lifeline import hold
+from flux.messages import Data, Install
 from flux.plan import Plan
 from flux.producer import ToWorker
 from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register
@@ -46,6 +48,7 @@ class Worker:
         self._read_turn: deque[tuple[int, int]] = deque()
         self._unread: dict[tuple[int, int], deque[pa.RecordBatch]] = {}
         self._idle_until = 0.0
+        self._lifeline: socket.socket | None = None
         self._turns = 0
         self._beat_at = 0.0
         self._process = psutil.Process()
@@ -58,6 +61,8 @@ class Worker:
                 self.sockets, self.control, self.rendezvous,
                 role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
             )  # fmt: skip
+            if self.rendezvous.lifeline:
+                self._lifeline = hold(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
             self.core = StageWorker(self.plan, welcome.node, time.perf_counter)
             self._loop(self.core, early)
         except Stopped:
@@ -73,7 +78,7 @@ class Worker:
                 self._on_order(core, order, time.time())
             while True:
                 self._turn(core)
-        except (Stopped, SystemExit, KeyboardInterrupt):
+        except (Stopped, Fenced, SystemExit, KeyboardInterrupt):
             raise
         except Exception as error:
             self._report_failure(core, error)
@@ -113,6 +118,9 @@ class Worker:
             if not frames:
                 raise ProtocolError("an empty message")
             message = decode_data(frames[0])
+            if isinstance(message, Install):
+                core.on_install(connection, message, _only(frames[1:]), now)
+                return
             batches: list[pa.RecordBatch] = []
             if isinstance(message, Data) and core.knows(connection, message):
                 batches = decode_batches(message, frames[1:], self.plan.edges[message.edge].schema)
@@ -130,6 +138,8 @@ class Worker:
             self._open_sources(core)
         elif isinstance(order, EdgeComplete):
             core.on_edge_complete(order.edge, order.producers)
+        elif isinstance(order, CopyState):
+            core.on_copy_state(order)
 
     # ---- sources
 
@@ -199,7 +209,8 @@ class Worker:
                 assert isinstance(effect.connection, bytes)
                 self.port.send(effect.connection, frames)
             else:
-                self._beat(core, now)  # so that the last progress report has the last counts
+                if isinstance(effect.message, PartitionFinished):
+                    self._beat(core, now)  # so that the last progress report has the last counts
                 self.control.report(effect.message)
 
     def _heartbeat(self, core: StageWorker, now: float) -> None:
@@ -240,4 +251,12 @@ class Worker:
             if self.core is not None:
                 self.core.close()
         finally:
+            if self._lifeline is not None:
+                self._lifeline.close()
             self.sockets.close()
+
+
+def _only(frames: Any) -> Any:
+    if len(frames) != 1:
+        raise ProtocolError(f"a copy of state has one payload frame, {len(frames)} came")
+    return frames[0]

@@ -1,0 +1,72 @@
+"""AddReplica and DropReplica as changes of the table (DESIGN 5): pure functions, a new table each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from partitioning.table import ReplicaAt, Table
+
+Replicas = tuple[ReplicaAt, ...]
+
+
+def _changed(table: Table, stage: int, partition: int, change: Callable[[Replicas], Replicas]) -> Table:
+    rows = list(table.stages[stage])
+    rows[partition] = change(rows[partition])
+    stages = list(table.stages)
+    stages[stage] = tuple(rows)
+    return Table(table.epoch + 1, tuple(stages), table.sources, table.endpoints)
+
+
+def retain(table: Table, stage: int, partition: int, worker: int) -> Table:
+    """Step 1: list the new replica, not live; producers keep log entries for it from here on."""
+    return _changed(table, stage, partition, lambda replicas: (*replicas, ReplicaAt(worker, table.epoch + 1, False)))
+
+
+def make_live(table: Table, stage: int, partition: int, worker: int) -> Table:
+    """Step 3: from now on the primary needs its acks to commit."""
+
+    def change(replicas: Replicas) -> Replicas:
+        return tuple(ReplicaAt(r.worker, r.incarnation, True) if r.worker == worker else r for r in replicas)
+
+    return _changed(table, stage, partition, change)
+
+
+def drop(table: Table, stage: int, partition: int, worker: int) -> Table:
+    """Without this replica; if it was the primary, the next in the list is. The caller has seen to it that that one
+    is safe."""
+    return _changed(table, stage, partition, lambda replicas: tuple(r for r in replicas if r.worker != worker))
+
+
+def without_worker(
+    table: Table, worker: int, safe: Callable[[int, int, ReplicaAt], bool], readers: list[int]
+) -> tuple[Table, list[tuple[int, int]]]:
+    """The table after the loss of a worker, in one epoch, and the partitions of which nothing safe is left.
+
+    Where the primary is gone, a safe replica takes over, and replicas that are not safe are dropped: what they were
+    given may not be what the survivors agree on. ``readers``: workers that take over its partitions of sources."""
+    lost: list[tuple[int, int]] = []
+    stages = []
+    for stage, partitions in enumerate(table.stages):
+        rows = []
+        for partition, replicas in enumerate(partitions):
+            left = tuple(replica for replica in replicas if replica.worker != worker)
+            if replicas and replicas[0].worker == worker:
+                left = tuple(replica for replica in left if safe(stage, partition, replica))
+            if replicas and not left:
+                lost.append((stage, partition))
+            rows.append(left)
+        stages.append(tuple(rows))
+    sources = tuple(
+        tuple(
+            readers[number % len(readers)] if owner == worker and readers else owner
+            for number, owner in enumerate(owners)
+        )
+        for owners in table.sources
+    )
+    endpoints = {node: endpoint for node, endpoint in table.endpoints.items() if node != worker}
+    return Table(table.epoch + 1, tuple(stages), sources, endpoints), lost
+
+
+def with_worker(table: Table, worker: int, endpoint: str) -> Table:
+    """A worker has joined; nothing is placed there yet."""
+    return Table(table.epoch + 1, table.stages, table.sources, {**table.endpoints, worker: endpoint})

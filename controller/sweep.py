@@ -1,0 +1,83 @@
+"""The sweep: carries out additions of replicas stage by stage in topological order, a few partitions at a time (DESIGN 5).
+
+An addition goes retain -> copy -> live -> safe, each step entered when the one before is confirmed. Every order is safe
+to repeat. What a loss made impossible is dropped, and the next look at the table plans it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from flux.plan import Plan
+from partitioning.table import ReplicaAt, Table
+
+
+@dataclass
+class Addition:
+    """One AddReplica under way. ``phase``: "retain" until all go by ``epoch``, "copy" until it follows the order,
+    "live" until it is safe."""
+
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+    epoch: int
+    started: float
+    phase: str = "retain"
+    asked: float = -1.0
+    why: str = "too few replicas"
+    stall_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An addition to begin."""
+
+    stage: int
+    partition: int
+    worker: int
+
+
+def under_replicated(plan: Plan, table: Table) -> list[tuple[int, int]]:
+    """Partitions with fewer replicas than their stage asks for, in topological order."""
+    return [
+        (stage.id, partition)
+        for stage in plan.stages
+        for partition, replicas in enumerate(table.stages[stage.id])
+        if len(replicas) < stage.replicas
+    ]
+
+
+def next_additions(
+    plan: Plan,
+    table: Table,
+    under_way: Iterable[Addition],
+    at_once: int,
+    may_hold: Callable[[int, tuple[ReplicaAt, ...]], bool],
+) -> list[Wanted]:
+    """What to begin now. Stages are taken in order: none begins while one before it has something under way.
+    ``may_hold(worker, replicas)``: whether the worker may hold another copy beside those."""
+    busy = list(under_way)
+    load = dict.fromkeys(table.endpoints, 0)
+    for partitions in table.stages:
+        for replicas in partitions:
+            for replica in replicas:
+                load[replica.worker] = load.get(replica.worker, 0) + 1
+    wanted: list[Wanted] = []
+    first = min((addition.stage for addition in busy), default=None)
+    for stage, partition in under_replicated(plan, table):
+        if len(busy) + len(wanted) >= at_once:
+            break
+        first = stage if first is None else first
+        if stage != first:
+            break
+        if any((addition.stage, addition.partition) == (stage, partition) for addition in busy):
+            continue
+        replicas = table.stages[stage][partition]
+        fit = [worker for worker in load if may_hold(worker, replicas)]
+        if fit:
+            chosen = min(fit, key=lambda worker: (load[worker], worker))
+            load[chosen] += 1
+            wanted.append(Wanted(stage, partition, chosen))
+    return wanted

@@ -1,0 +1,107 @@
+"""A replica's state as one value that travels: step 2 of AddReplica (DESIGN 5).
+
+Taken by the primary between two steps: operator state, input positions, output logs, step number, the order received
+but not yet applied, and where uncommitted output begins, so that the new replica holds back what the primary holds back.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from flux.log import Entry as LogEntry
+from flux.producer import Producer
+from flux.receiver import Inbound
+from flux.replica import Replica
+from flux.snapshot import decode_snapshot, encode_snapshot
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+
+_LogTuple = tuple[bytes | None, bytes, bytes, int, bool, int, float]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream's input goes on, and what tells a retried producer apart."""
+
+    stream: StreamId
+    next: int
+    incarnation: int
+    checksum_at: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class OutputLog:
+    base: int
+    finished: bool
+    entries: tuple[_LogTuple, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """Everything about one replica between two steps. ``replica`` is Replica.state()."""
+
+    snapshot: bytes
+    replica: dict[str, object]
+    positions: tuple[Position, ...]
+    outputs: tuple[OutputLog, ...]
+
+
+def capture(replica: Replica, inbounds: Iterable[Inbound]) -> bytes:
+    state = ReplicaState(
+        encode_snapshot(replica.operator.snapshot(), replica.where),
+        replica.state(),
+        tuple(
+            Position(i.stream, i.next_to_apply(replica.partition), i.incarnation, i.checksum_at, i.checksum)
+            for i in inbounds
+        ),
+        tuple(_output(outlet.producer) for outlet in replica.outlets),
+    )
+    return pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def decode(data: bytes | memoryview) -> ReplicaState:
+    """Only of bytes from a connection that has proved the query's secret."""
+    state = pickle.loads(data)
+    assert isinstance(state, ReplicaState)
+    return state
+
+
+def restore(state: ReplicaState, replica: Replica) -> None:
+    """Make a fresh replica what the copied one was. Its producers were made with the logs' bases."""
+    snapshot = decode_snapshot(state.snapshot)
+    if snapshot is not None:
+        replica.restore(snapshot)
+    replica.adopt(state.replica)
+    for outlet, output in zip(replica.outlets, state.outputs, strict=True):
+        for entry in output.entries:
+            _append(outlet.producer, entry, replica.stage.output_schema)
+
+
+def _output(producer: Producer) -> OutputLog:
+    return OutputLog(producer.log.base, producer.finished, tuple(_pack(entry) for entry in producer.log.entries()))
+
+
+def _pack(entry: LogEntry) -> _LogTuple:
+    data = entry.data
+    if data is None:
+        return None, b"", b"", 0, entry.last, entry.checksum, entry.created
+    order, offsets = data.order.astype(np.int32).tobytes(), data.offsets.astype(np.int64).tobytes()
+    batch = data.batch.serialize().to_pybytes()
+    return batch, order, offsets, data.nbytes, entry.last, entry.checksum, entry.created
+
+
+def _append(producer: Producer, packed: _LogTuple, schema: pa.Schema | None) -> None:
+    batch, order, offsets, nbytes, last, checksum, created = packed
+    if last:
+        producer.finish(created)
+        return
+    assert batch is not None
+    rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
+    data = Clustered(rows, np.frombuffer(order, np.int32), np.frombuffer(offsets, np.int64), nbytes)
+    producer.append(data, created, checksum)

@@ -1,0 +1,106 @@
+"""Keeping the replicas of one worker in step with those on other workers: the traffic of order logs (DESIGN 4).
+
+Orders for all replicas on the same worker travel in one message. They go out as soon as there is something new, and
+again until acked, so that a lost message costs one interval and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from flux.messages import PartitionOrder, PartitionSeen
+from flux.order import Peer
+from flux.replica import Replica
+
+#: Entries in one message at most: a replica that is far behind is not served in one piece.
+ENTRIES_MAX = 1024
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """A replica that is being added follows the order without a gap; ``safe``: it has all that is committed."""
+
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+    safe: bool
+    stall_ms: float
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A secondary gave other output than its primary for the same steps."""
+
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+    step: int
+
+
+def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[int, list[PartitionOrder]]:
+    """What the primaries among these have to say, by worker."""
+    by_worker: dict[int, list[PartitionOrder]] = {}
+    for replica in replicas:
+        order = replica.order
+        for worker, peer in order.peers.items():
+            if peer.acked is None:
+                continue
+            if peer.acked < peer.sent and now - peer.sent_at >= again_s:
+                peer.sent = peer.acked
+            if peer.sent >= order.end and peer.heard_commit >= order.committed:
+                continue
+            first = max(peer.sent, order.base)
+            entries = order.since(first)[:ENTRIES_MAX]
+            by_worker.setdefault(worker, []).append(
+                PartitionOrder(
+                    replica.stage.id, replica.partition, peer.incarnation, first, entries, order.committed, order.end
+                )
+            )
+            peer.sent, peer.sent_at, peer.heard_commit = first + len(entries), now, order.committed
+    return by_worker
+
+
+def forget_unheard(replicas: Iterable[Replica], now: float, again_s: float) -> bool:
+    """Timers: commits are repeated as long as a replica is behind. True if something is to be sent again."""
+    due = False
+    for replica in replicas:
+        for peer in replica.order.peers.values():
+            if peer.acked is not None and now - peer.sent_at >= again_s and _behind(replica, peer):
+                peer.heard_commit = -1
+                due = True
+    return due
+
+
+def _behind(replica: Replica, peer: Peer) -> bool:
+    return peer.acked is not None and (peer.acked < replica.order.end or peer.applied < replica.order.committed)
+
+
+def seen(replica: Replica) -> PartitionSeen:
+    """What a secondary answers."""
+    return PartitionSeen(
+        replica.stage.id, replica.partition, replica.incarnation, replica.order.end,
+        replica.applied, replica.checked, replica.last_checksum,
+    )  # fmt: skip
+
+
+def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[CaughtUp | Diverged]:
+    """A secondary's answer at its primary; what the controller is to hear of it."""
+    if not replica.order.on_seen(worker, item.incarnation, item.through):
+        return
+    peer = replica.order.peers[worker]
+    peer.applied = max(peer.applied, item.applied)
+    expected = replica.checksum_at(item.checked)
+    if item.checked > peer.checked and expected is not None:
+        peer.checked = item.checked
+        if expected != item.checksum:
+            yield Diverged(replica.stage.id, replica.partition, worker, item.incarnation, item.checked)
+    reached = peer.acked is not None and peer.acked >= replica.order.committed
+    if not peer.live and reached and not peer.reported:
+        peer.reported = True
+        yield CaughtUp(replica.stage.id, replica.partition, worker, item.incarnation, False, peer.stall_ms)
+    if peer.live and reached and replica.order.committed >= peer.copied_at and not peer.safe:
+        peer.safe = True
+        yield CaughtUp(replica.stage.id, replica.partition, worker, item.incarnation, True, peer.stall_ms)
