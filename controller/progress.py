@@ -22,7 +22,8 @@ class Progress:
     _counts: dict[str, float] = field(default_factory=dict)
 
     def make(self, members: Membership, epoch: int, now: float) -> dict[str, Any]:
-        workers = [(member, member.stats) for member in members.workers.values()]
+        by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
+        workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
         everyone = [stats for _, stats in workers] + ingress
         rows = _total(everyone, "source_rows")

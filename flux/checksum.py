@@ -15,12 +15,26 @@ import xxhash
 def extend(checksum: int, batch: pa.RecordBatch) -> int:
     """Checksum of a stream after ``batch``, given the one before it. Not a cryptographic hash."""
     digest = xxhash.xxh3_64(checksum.to_bytes(8, "little") + batch.num_rows.to_bytes(8, "little"))
-    for column in batch.columns:
+    for given in batch.columns:
+        column = _plain(given)
         if column.null_count:
             digest.update(np.packbits(pc.is_null(column).to_numpy(zero_copy_only=False)).data)
             column = pc.drop_null(column)
         _update(digest, column)
     return digest.intdigest()
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same rows without a dictionary, which would make them depend on its order, and without string views, of
+    which Arrow cannot leave out the nulls."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _plain(column.dictionary_decode())
+    if kind == pa.string_view():
+        return column.cast(pa.large_string())
+    if kind == pa.binary_view():
+        return column.cast(pa.large_binary())
+    return column
 
 
 def _update(digest: xxhash.xxh3_64, column: pa.Array) -> None:

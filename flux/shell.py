@@ -109,6 +109,8 @@ def register(
         now = time.time()
         control.check(now)
         if now - asked >= REGISTER_EVERY_S:
+            if asked and _closed(rendezvous.endpoint):
+                raise Stopped("the query ended before this process could register")
             asked = now
             control.report(message)
         if control.link in sockets.wait(REGISTER_EVERY_S / 2):
@@ -118,6 +120,18 @@ def register(
             welcomes = [order for order in orders if isinstance(order, Welcome)]
             if welcomes:
                 return welcomes[-1], [order for order in orders if not isinstance(order, Welcome)]
+
+
+def _closed(endpoint: str) -> bool:
+    """Whether nobody listens there any more. The port was open before its address was given to anyone."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # not known: the time limit decides
+    return False
 
 
 class Stopped(Exception):

@@ -149,7 +149,10 @@ class Worker:
                 read = self.plan.sources[source].read
                 assert read is not None
                 self._unread[source, partition] = deque()
-                self._readers[source, partition] = iter(read(partition))
+                try:
+                    self._readers[source, partition] = iter(read(partition))
+                except Exception as error:
+                    raise self._source_failed(source, partition, error) from error
                 self._read_turn.append((source, partition))
 
     def _read(self, core: StageWorker, now: float) -> bool:
@@ -175,8 +178,7 @@ class Worker:
                 core.on_source(*key, None, now)
                 return True
             except Exception as error:
-                name = self.plan.sources[key[0]].name
-                raise UserCodeError(f"source {name}, partition {key[1]}: {type(error).__name__}: {error}") from error
+                raise self._source_failed(*key, error) from error
             if batch is None:
                 return False
             if isinstance(batch, pa.RecordBatch):
@@ -186,6 +188,10 @@ class Worker:
         if unread:
             core.on_source(*key, unread.popleft(), now)
         return True
+
+    def _source_failed(self, source: int, partition: int, error: Exception) -> UserCodeError:
+        name = self.plan.sources[source].name
+        return UserCodeError(f"source {name}, partition {partition}: {type(error).__name__}: {error}")
 
     # ---- work and out
 

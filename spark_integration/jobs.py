@@ -52,6 +52,6 @@ class Jobs:
 def reason_of(error: BaseException) -> str:
     """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
     text = (isinstance(error, CapturedException) and error._desc) or str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     raised = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception", "Failed", "Timeout"))]
     return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:2000]

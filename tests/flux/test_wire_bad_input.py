@@ -97,8 +97,8 @@ def attacked_half_way(**options: Any) -> Iterator[ThreadQuery]:
         assert query.raised == []
 
 
-def until_applied(query: ThreadQuery, at_least: int) -> None:
-    end = time.monotonic() + 30
+def until_applied(query: ThreadQuery, at_least: int, limit_s: float = 30) -> None:
+    end = time.monotonic() + limit_s
     while True:
         stats = [member.stats for member in list(query.server.core.members.workers.values())]
         if sum(s["stages"][0]["rows_in"] for s in stats if s) >= at_least:
@@ -382,6 +382,26 @@ def test_a_peer_with_other_keys_cannot_talk_to_an_encrypted_query_and_one_with_i
         with connected(query.ports()[0], query.keys) as stranger:
             stranger.send(encode(hello(b"guess")))
             assert isinstance(decode_data(stranger.recv()), Refuse)
+
+
+# ---- an input that says nothing for long
+
+
+@pytest.mark.xfail(strict=True, reason="the ingress loop does not turn while its input blocks: flux/ingress_loop.py")
+def test_rows_that_are_read_arrive_while_the_input_is_silent() -> None:
+    gate = threading.Event()
+
+    def one_then_silence() -> Iterator[pa.RecordBatch]:
+        yield batches(1)[0]
+        assert gate.wait(60)
+
+    with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA)))) as query:
+        query.started().feed([one_then_silence()])
+        try:
+            until_applied(query, ROWS, limit_s=3)
+        finally:
+            gate.set()
+        query.wait()
 
 
 def until(look: Callable[[], bool], limit_s: float = 10.0) -> None:

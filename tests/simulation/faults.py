@@ -1,7 +1,7 @@
 """What can go wrong in a run: an explicit list, each kind drawn per seed. None of them may change a result.
 
-Worker crashes are not among them: with one copy of each partition a crash ends the query. ``Process.dead`` in
-``processes`` is where they go once there are copies.
+Two may end a run with an error, and only with the right one: input that reads otherwise when it is read again, and
+the crash of a worker, which one copy of each partition does not survive.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Faults:
     repeats_probability: float = 0.0
     #: A retried task reads other rows.
     nondeterministic: bool = False
+    #: A worker dies, and Spark starts its task again.
+    crash: bool = False
     #: Orders of the controller come late at some processes.
     late_order_probability: float = 0.0
     late_order_s: float = 0.0
@@ -71,6 +73,7 @@ def draw(rng: random.Random) -> Faults:
         deaths_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
         zombies_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
         nondeterministic=nondeterministic,
+        crash=rng.random() < 0.05,
         read_s=rng.choice([0.0, 0.01, 0.1]),
         repeats_probability=sometimes(0.5),
         late_order_probability=sometimes(0.3),

@@ -105,7 +105,7 @@ class Process:
             self.report(
                 Register(
                     secret=self.sim.plan.secret, role=self.role, index=self.index, attempt=self.attempt, host="host",
-                    pid=self.index, endpoint=str(self.index), edges=self.edges,
+                    pid=self.index, endpoint=str(self.attempt), edges=self.edges,
                 )
             )  # fmt: skip
         self.wake(REGISTER_EVERY_S)
@@ -147,7 +147,7 @@ class Process:
     def send(self, effect: ToWorker) -> None:
         link = self.links.get(effect.worker)
         if link is None:
-            server = self.sim.workers[int(self.endpoints[effect.worker])]
+            server = self.sim.listening[self.endpoints[effect.worker]]
             worker = effect.worker
             link = self.sim.network.link(server.hear_data, lambda c: self._hear_answer(worker, c), fragile=True)
             self.links[worker] = link
@@ -168,13 +168,14 @@ class Process:
 
 
 class WorkerProcess(Process):
-    def __init__(self, sim: Simulation, slot: int) -> None:
-        super().__init__(sim, "worker", slot, slot)
+    def __init__(self, sim: Simulation, slot: int, attempt: int) -> None:
+        super().__init__(sim, "worker", slot, attempt)
         self.core: StageWorker | None = None  # type: ignore[assignment]
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._unread: dict[tuple[int, int], Any] = {}
         self._beat_at = 0.0
         self._watched: set[int] = set()
+        sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
 
     def welcomed(self, incarnation: int) -> None:

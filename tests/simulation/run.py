@@ -15,7 +15,7 @@ import msgspec
 from controller.state import Controller, Tell
 from flux.codec import decode_report, encode
 from flux.control import EdgeComplete, NewTable
-from flux.errors import NonDeterministicInputError
+from flux.errors import NonDeterministicInputError, QueryFailed
 from partitioning.ids import StreamId
 from tests.simulation import faults as faults_
 from tests.simulation import flows
@@ -76,7 +76,8 @@ class Simulation:
         self.network = Network(self.world, self.faults, self.counts)
         slots = rng.randint(1, 3)
         self.controller = Controller(self.plan, slots, self.world.now)
-        self.workers = [WorkerProcess(self, slot) for slot in range(slots)]
+        self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
+        self.workers = [WorkerProcess(self, slot, slot) for slot in range(slots)]
         if self.faults.slowness > 1:
             self.workers[0].slowness = self.faults.slowness
         self.jobs: list[SparkJob] = []
@@ -84,6 +85,8 @@ class Simulation:
         self.versions: dict[tuple[str, int], set[int]] = {}
         self._attempt_ids = itertools.count()
         self._calm_at = self.world.now + self.faults.calm_after_s
+        if self.faults.crash:
+            self.world.after(self.world.random.random() * self.faults.calm_after_s, self._crash_one)
         for rate, strike in [
             (self.faults.breaks_per_s, self.network.break_one),
             (self.faults.pauses_per_s, self._pause_one),
@@ -108,7 +111,7 @@ class Simulation:
         self._check_end()
 
     def _at_rest(self) -> bool:
-        if self.controller.error is not None:
+        if self.controller.error is not None or self.counts["workers that crashed"]:
             return True
         cores = [worker.core for worker in self.workers if worker.core is not None]
         return all(producer.drained for core in cores for producer in core.producers.values()) and not any(
@@ -228,6 +231,15 @@ class Simulation:
         self.counts["pauses"] += 1
         process.pause(self.world.random.random() * self.faults.pause_s)
 
+    def _crash_one(self) -> None:
+        self.counts["workers that crashed"] += 1
+        dead = self.world.random.choice(self.workers)
+        dead.die()
+        self.world.after(self.world.random.random(), self._restart, dead)
+
+    def _restart(self, dead: WorkerProcess) -> None:
+        self.workers[dead.index] = WorkerProcess(self, dead.index, dead.attempt + len(self.workers))
+
     def _kill_one(self) -> None:
         alive = self._alive()
         if alive:
@@ -260,6 +272,9 @@ class Simulation:
             if isinstance(error, NonDeterministicInputError) and self.faults.nondeterministic:
                 self.counts["runs ended by non-deterministic input"] += 1
                 return
+            if isinstance(error, QueryFailed) and self.faults.crash and "was lost" in str(error):
+                self.counts["runs ended by the loss of a worker"] += 1
+                return
             raise Violation("no run fails", f"{type(error).__name__}: {error}")
         self._check_drained()
         self._check_rows()
@@ -268,6 +283,8 @@ class Simulation:
         self.counts["handshakes repeated after silence"] += sum(producer.resent_handshakes for producer in producers)
 
     def _check_drained(self) -> None:
+        if self.counts["workers that crashed"]:
+            return  # all was over by then
         for worker in self.workers:
             core = worker.core
             if core is None:

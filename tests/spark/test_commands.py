@@ -26,7 +26,20 @@ def test_the_main_job_ends_with_0_and_says_that_its_answer_is_sparks() -> None:
 
 
 def test_the_throughput_benchmark_prints_one_json_object_last() -> None:
-    done = run("-m", "flux", "bench", "throughput", "--rows", "300000", "--source", "spark", "--shape", "wide", "--peer", "--json")
+    done = run(
+        "-m",
+        "flux",
+        "bench",
+        "throughput",
+        "--rows",
+        "300000",
+        "--source",
+        "spark",
+        "--shape",
+        "wide",
+        "--peer",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert {"rows_per_s", "peer_rows_per_s", "ratio", "p50_ms", "p99_ms", "peak_log_bytes"} <= set(result)

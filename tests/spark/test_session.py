@@ -34,7 +34,15 @@ def test_wide_rows_make_batches_of_fewer_rows(spark) -> None:  # type: ignore[no
 
 def test_a_progress_report_fits_the_screen() -> None:
     worker = {"id": 0, "host": "h", "rowsIn": 5, "rowsPerSecond": 2.0, "queued": 0, "logBytes": 1 << 20, "rssBytes": 0}
-    stage = {"name": "Totals", "finished": 1, "partitions": 2, "rowsIn": 5, "rowsOut": 1, "rowsPerSecond": 2.0, "queued": 0}
+    stage = {
+        "name": "Totals",
+        "finished": 1,
+        "partitions": 2,
+        "rowsIn": 5,
+        "rowsOut": 1,
+        "rowsPerSecond": 2.0,
+        "queued": 0,
+    }
     report = {
         "totalInputRows": 1234567,
         "processedRowsPerSecond": 2.0,

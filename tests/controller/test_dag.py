@@ -1,0 +1,160 @@
+"""From flows to a plan: topological numbers, edges, keys, and errors that say what is wrong with a flow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from flux.api import Flow, Source
+from flux.errors import FluxError, SchemaError, UsageError
+from flux.plan import Plan
+from flux.settings import Settings
+
+ROWS = pa.schema([("k", pa.string()), ("x", pa.int64()), ("f", pa.list_(pa.int64()))])
+
+
+def rows(name: str = "rows") -> Source:
+    return Source(name, dataframe=ROWS)
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def stage(name: str, **options: Any) -> Any:
+    return flux.stage(name=name, **options)(same)
+
+
+class Sink(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None: ...
+
+
+class Total(flux.Aggregate):
+    n = flux.count()
+    total = flux.sum("x")
+
+
+def compiled(*flows: Any, collect: int = 0) -> Plan:
+    return compile_plan(list(flows), Settings.of(), lambda schema: schema, "q", b"", collect)
+
+
+def edges(plan: Plan) -> list[tuple[str, str, int]]:
+    def giver(edge: Any) -> str:
+        return plan.sources[edge.source].name if edge.stage is None else plan.stages[edge.stage].name
+
+    return [(giver(edge), plan.stages[edge.consumer].name, edge.input) for edge in plan.edges]
+
+
+def test_stages_are_numbered_in_topological_order() -> None:
+    x = rows()
+    first = stage("A")(x)
+    plan = compiled(stage("C")(x, stage("B")(first)), first)
+    assert [each.name for each in plan.stages] == ["A", "B", "C"]
+    assert edges(plan) == [("rows", "A", 0), ("A", "B", 0), ("rows", "C", 0), ("B", "C", 1)]
+    assert plan.stages[2].edges_in == (2, 3)
+    assert plan.stages[0].edges_out == (1,)
+    assert [each.name for each in plan.terminal] == ["C"]
+
+
+def test_a_flow_used_twice_is_one_stage_with_two_edges() -> None:
+    first = stage("A", partitions=3)(rows())
+    plan = compiled(stage("B")(first, first))
+    assert edges(plan) == [("rows", "A", 0), ("A", "B", 0), ("A", "B", 1)]
+    assert [edge.producers for edge in plan.edges] == [None, 3, 3]
+
+
+def test_one_source_that_feeds_two_stages_is_read_once() -> None:
+    x = rows()
+    plan = compiled(stage("A")(x), stage("B")(x))
+    assert len(plan.sources) == 1
+    assert len(plan.edges_of_source(0)) == 2
+
+
+def test_a_stage_used_twice_gets_a_number() -> None:
+    a = stage("A")
+    assert [each.name for each in compiled(a(a(a(rows())))).stages] == ["A", "A#2", "A#3"]
+    assert [each.name for each in compiled(stage("B")(rows("S"), rows("S"))).sources] == ["S", "S#2"]
+
+
+def test_key_columns_are_found_by_position_in_each_input() -> None:
+    other = Source("other", dataframe=pa.schema([("x", pa.int64()), ("k", pa.string())]))
+    plan = compiled(stage("A", key=["k", "x"], partitions=5)(rows(), other))
+    assert [(edge.key, edge.partitions) for edge in plan.edges] == [((0, 1), 5), ((1, 0), 5)]
+
+
+def test_output_schemas_flow_from_stage_to_stage() -> None:
+    plan = compiled(stage("B", key="n")(flux.stage(key="k")(Total)(rows())))
+    assert plan.stages[1].schemas[0].names == ["k", "n", "total"]
+    assert plan.edges[1].key == (1,)
+
+
+def test_partitions_default_to_the_setting() -> None:
+    assert compiled(stage("A")(rows())).stages[0].partitions == 32
+
+
+def test_output_to_fetch_gets_a_collecting_stage_behind() -> None:
+    plan = compiled(stage("A")(rows()), collect=2)
+    last = plan.stages[-1]
+    assert (last.name, last.partitions, last.collects, last.output_schema) == ("A.toDF", 2, True, None)
+    assert plan.terminal == [last]
+
+
+def _cycle() -> Flow:
+    first = stage("A")(rows())
+    second = stage("B")(first)
+    return first.connect(second)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (_cycle, UsageError, r"the flow has a cycle: B -> A -> B|the flow has a cycle: A -> B -> A"),
+        (lambda: stage("A", key="nope")(rows()), SchemaError, "stage A: key 'nope' is not a column .* k, x, f"),
+        (lambda: stage("A", key="f")(rows()), SchemaError, "stage A: column 'f' of type list.* cannot be a key"),
+        (lambda: stage("A", partitions=0)(rows()), UsageError, "stage A: partitions must be .* 1 to 4096, got 0"),
+        (lambda: stage("A", partitions=4097)(rows()), UsageError, "1 to 4096, got 4097"),
+        (lambda: stage("A", partitions=True)(rows()), UsageError, "got True"),
+        (lambda: stage("A", partitions="8")(rows()), UsageError, "got '8'"),
+        (lambda: stage("A", replicas=0)(rows()), UsageError, "stage A: replicas must be .* 1 to 3, got 0"),
+        (lambda: stage("A", replicas=4)(rows()), UsageError, "got 4"),
+        (lambda: stage("A")(flux.stage()(Sink)(rows())), UsageError, "stage Sink is a sink .* cannot feed"),
+        (
+            lambda: flux.stage(key="x")(type("Empty", (flux.Aggregate,), {}))(rows()),
+            SchemaError,
+            "stage Empty: .*measure",
+        ),
+        (lambda: Flow(stage("A"), []), UsageError, "stage A has no input"),
+    ],
+)
+def test_a_flow_that_cannot_run_is_refused_with_the_reason(make: Any, error: type[FluxError], says: str) -> None:
+    with pytest.raises(error, match=says) as caught:
+        compiled(make())
+    assert type(caught.value) is error
+
+
+def test_a_key_that_two_columns_have_is_refused() -> None:
+    twice = Source("twice", dataframe=pa.schema([("k", pa.int64()), ("k", pa.int64())]))
+    with pytest.raises(SchemaError, match="key 'k' is the name of several columns"):
+        compiled(stage("A", key="k")(twice))
+
+
+def test_a_sink_has_no_output_to_fetch() -> None:
+    with pytest.raises(UsageError, match="stage Sink has no output"):
+        compiled(flux.stage()(Sink)(rows()), collect=1)
+
+
+def test_an_operator_that_needs_arguments_cannot_be_a_stage() -> None:
+    class Needy(flux.Operator):
+        def __init__(self, limit: int) -> None: ...
+
+    with pytest.raises(UsageError, match=r"stage Needy: .* without arguments"):
+        compiled(flux.stage()(Needy)(rows()))
+
+
+def test_no_flow_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="no flow was given"):
+        compiled()

@@ -1,0 +1,318 @@
+"""The sending end of a stream, told as stories: what a consumer says, and what is sent then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flux.errors import NonDeterministicInputError, RefusedError
+from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
+from flux.producer import MESSAGE_BYTES, Producer
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+
+#: Worker 10 hosts partitions 0 and 2, worker 11 hosts partition 1.
+PLACES = (10, 11, 10)
+GREETING = ("Hello", 10), ("Hello", 11)
+
+
+def table(epoch: int = 0, places: tuple[int, ...] = PLACES, incarnations: tuple[int, ...] = (0, 0, 0)) -> Table:
+    replicas = tuple((ReplicaAt(worker, i),) for worker, i in zip(places, incarnations, strict=True))
+    return Table(epoch, (replicas,), (), dict.fromkeys(places, ""))
+
+
+def producer(log_bytes_max: int = 1 << 20, incarnation: int = 0) -> Producer:
+    made = Producer(StreamId(4, 1), incarnation, 3, log_bytes_max, resend_s=1.0, secret=b"s")
+    made.on_table(table(), 0, 0.0)
+    return made
+
+
+def batch(*counts: int) -> Clustered:
+    """So many rows of 8 bytes for partitions 0, 1, 2."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    rows = pa.record_batch({"x": pa.array(np.arange(offsets[-1]), pa.int64())})
+    return Clustered(rows, np.arange(3, dtype=np.int32), offsets, rows.nbytes)
+
+
+def resume(worker: int, needed: int = 0, nonce: int = 1, granted: int = 1 << 20, epoch: int = 0, **more: Any) -> Resume:
+    mine = [partition for partition, place in enumerate(PLACES) if place == worker]
+    return Resume(4, 1, nonce, epoch, [(p, needed) for p in mine], needed - 1, [], granted, **more)
+
+
+def ack(
+    through: int, granted: int = 1 << 20, nonce: int = 1, behind: tuple[tuple[int, int], ...] = (), epoch: int = 0
+) -> Ack:
+    return Ack(4, 1, nonce, epoch, through, list(behind), granted)
+
+
+def sent(p: Producer, now: float = 0.0) -> list[Any]:
+    return [
+        ("Hello", effect.worker) if isinstance(effect.message, Hello) else (effect.worker, effect.message.sequence)
+        for effect in p.poll(now)
+    ]
+
+
+def messages(p: Producer, worker: int, now: float = 0.0) -> list[Data]:
+    return [e.message for e in p.poll(now) if e.worker == worker and isinstance(e.message, Data)]
+
+
+def welcomed(p: Producer, **given: Any) -> Producer:
+    list(p.poll(0.0))
+    for worker in (10, 11):
+        p.on_answer(worker, resume(worker, **given), 0.0)
+    return p
+
+
+def test_each_worker_is_greeted_and_gets_only_what_has_rows_for_it() -> None:
+    p = producer()
+    p.append(batch(1, 0, 1), 0.0)
+    p.append(batch(0, 2, 0), 0.0)
+    assert sent(p) == [*GREETING]
+    p.on_answer(10, resume(10), 0.0)
+    assert sent(p) == [(10, 0)]
+    p.on_answer(11, resume(11), 0.0)
+    assert sent(p) == [(11, 1)]
+
+
+def test_one_message_carries_the_slices_of_all_partitions_of_a_worker() -> None:
+    p = welcomed(producer())
+    p.append(batch(2, 1, 3), 7.0)
+    (message,) = messages(p, 10)
+    assert (message.partitions, message.rows, message.runs) == ([0, 2], [2, 3], [1, 1])
+    assert (message.number, message.first, message.sequence, message.created) == (0, 0, 0, 7.0)
+
+
+def test_partitions_that_lie_next_to_each_other_travel_as_one_frame() -> None:
+    p = producer()
+    assert p.order is not None
+    assert p.order.tolist() == [0, 2, 1]
+    welcomed(p)
+    rows = pa.record_batch({"x": pa.array(range(6), pa.int64())})
+    p.append(Clustered(rows, p.order, np.array([0, 2, 5, 6]), rows.nbytes), 0.0)
+    (message,) = messages(p, 10)
+    assert (message.partitions, message.rows, message.runs) == ([0, 2], [2, 3], [2])
+
+
+def test_numbers_say_what_was_left_out() -> None:
+    p = welcomed(producer())
+    for counts in [(1, 0, 0), (0, 1, 0), (0, 0, 1)]:
+        p.append(batch(*counts), 0.0)
+    assert [(m.number, m.first, m.sequence) for m in messages(p, 10)] == [(0, 0, 0), (1, 1, 2)]
+
+
+def test_a_worker_without_credit_holds_back_nobody_else() -> None:
+    p = welcomed(producer(), granted=1)
+    for _ in range(3):
+        p.append(batch(1, 1, 0), 0.0)
+    assert sent(p) == [(10, 0), (11, 0)]  # one message may go beyond what was granted
+    p.on_answer(11, ack(0, granted=1 + 2 * (MESSAGE_BYTES + 8)), 0.0)
+    assert sent(p) == [(11, 1), (11, 2)]
+    p.on_answer(10, ack(0, granted=MESSAGE_BYTES + 9), 0.0)
+    assert sent(p) == [(10, 1)]
+
+
+def test_an_old_ack_does_not_take_credit_back() -> None:
+    p = welcomed(producer(), granted=10_000)
+    p.on_answer(10, ack(-1, granted=1), 0.0)
+    p.append(batch(1, 0, 0), 0.0)
+    assert sent(p) == [(10, 0)]
+
+
+def test_a_full_log_stops_the_owner_until_the_slowest_has_acked() -> None:
+    p = welcomed(producer(log_bytes_max=16))
+    p.append(batch(1, 1, 0), 0.0)
+    assert not p.has_room
+    p.on_answer(10, ack(0), 0.0)
+    assert not p.has_room
+    p.on_answer(11, ack(0), 0.0)
+    assert p.has_room
+
+
+def test_an_ack_may_leave_out_partitions_that_are_behind() -> None:
+    p = welcomed(producer())
+    p.append(batch(1, 0, 1), 0.0)
+    p.on_answer(10, ack(0, behind=((2, -1),)), 0.0)
+    assert len(p.log) == 1
+    p.on_answer(10, ack(0), 0.0)
+    assert len(p.log) == 0
+
+
+def test_a_late_ack_of_an_earlier_handshake_still_tells_what_is_applied_but_grants_nothing() -> None:
+    p = welcomed(producer(), nonce=2, granted=1)
+    p.append(batch(1, 0, 0), 0.0)
+    p.append(batch(1, 0, 0), 0.0)
+    assert sent(p) == [(10, 0)]
+    p.on_answer(10, ack(0, nonce=1, granted=1 << 20), 0.0)
+    assert (p.log.base, sent(p)) == (1, [])
+
+
+def test_an_ack_by_an_older_table_does_not_count_for_a_newer_replica() -> None:
+    p = welcomed(producer())
+    p.append(batch(1, 0, 0), 0.0)
+    p.on_table(table(1, incarnations=(1, 0, 0)), 0, 0.0)
+    p.on_answer(10, ack(0, epoch=0), 0.0)
+    assert len(p.log) == 1
+
+
+def test_a_stream_ends_with_a_message_to_every_partition_and_is_drained_by_their_acks() -> None:
+    p = welcomed(producer())
+    p.finish(0.0)
+    assert sent(p) == [(10, 0), (11, 0)]
+    assert not p.has_room
+    assert not p.drained
+    p.on_answer(10, ack(0), 0.0)
+    p.on_answer(11, ack(0), 0.0)
+    assert p.drained
+
+
+def test_a_batch_without_rows_is_sent_to_nobody_and_leaves_at_once() -> None:
+    p = welcomed(producer())
+    p.append(batch(0, 0, 0), 0.0)
+    assert (sent(p), len(p.log), p.next_sequence) == ([], 0, 1)
+
+
+def test_a_resumed_worker_gets_everything_from_where_it_says() -> None:
+    p = welcomed(producer())
+    for _ in range(3):
+        p.append(batch(1, 0, 0), 0.0)
+    assert sent(p) == [(10, 0), (10, 1), (10, 2)]
+    p.on_answer(10, resume(10, needed=1, nonce=2), 0.0)
+    again = messages(p, 10)
+    assert [(m.nonce, m.number, m.first, m.sequence) for m in again] == [(2, 0, 1, 1), (2, 1, 2, 2)]
+
+
+def test_partitions_that_need_different_batches_each_get_theirs() -> None:
+    p = producer()
+    list(p.poll(0.0))
+    for _ in range(2):
+        p.append(batch(1, 0, 1), 0.0)
+    p.on_answer(10, Resume(4, 1, 1, 0, [(0, 1), (2, 0)], 0, [(2, -1)], 1 << 20), 0.0)
+    assert [(m.sequence, m.partitions) for m in messages(p, 10)] == [(0, [2]), (1, [0, 2])]
+
+
+def test_many_resets_lead_to_one_greeting() -> None:
+    p = welcomed(producer())
+    for _ in range(3):
+        p.append(batch(1, 0, 0), 0.0)
+    assert len(sent(p)) == 3
+    greetings = []
+    for _ in range(3):  # each message of a lost connection is answered by one
+        p.on_answer(10, Reset(4, 1, "say Hello first"), 0.1)
+        greetings += sent(p, 0.1)
+    assert greetings == [("Hello", 10)]
+
+
+def test_a_worker_that_owes_an_ack_is_greeted_again_and_each_time_after_a_longer_silence() -> None:
+    p = welcomed(producer())
+    p.append(batch(1, 0, 0), 0.0)
+    sent(p)
+    greeted = [now for now in np.arange(0, 40, 0.5) if ("Hello", 10) in sent(p, float(now))]
+    assert [later - earlier for earlier, later in zip(greeted, greeted[1:], strict=False)] == [2, 4, 8, 16]
+
+
+def test_a_greeting_that_nobody_answers_is_repeated_more_and_more_rarely() -> None:
+    p = producer()
+    greeted = [now for now in np.arange(0, 60, 0.5) if ("Hello", 11) in sent(p, float(now))]
+    assert greeted == [0, 1, 3, 7, 15, 31]
+
+
+def test_an_idle_stream_does_not_greet_again_when_a_batch_comes_at_last() -> None:
+    p = welcomed(producer())
+    assert sent(p, 99.9) == []
+    p.append(batch(1, 0, 0), 100.0)
+    assert sent(p, 100.0) == [(10, 0)]
+    assert sent(p, 100.5) == []
+
+
+def test_an_answer_by_an_older_table_is_asked_for_again() -> None:
+    p = producer()
+    list(p.poll(0.0))
+    p.on_table(table(epoch=3), 0, 0.0)
+    p.append(batch(1, 0, 0), 0.0)
+    p.on_answer(10, resume(10, epoch=2), 0.0)
+    assert sent(p, 0.05) == []
+    assert sent(p, 0.2) == [("Hello", 10)]
+
+
+def test_workers_that_left_the_table_are_waited_for_no_longer() -> None:
+    p = welcomed(producer())
+    p.append(batch(0, 1, 0), 0.0)
+    p.on_table(table(1, places=(10, 10, 10), incarnations=(0, 1, 0)), 0, 0.0)
+    assert sent(p, 0.0) == [("Hello", 10)]
+    p.on_answer(10, Resume(4, 1, 5, 1, [(0, 0), (1, 0), (2, 0)], -1, [], 1 << 20), 0.0)
+    assert sent(p) == [(10, 0)]
+
+
+def test_a_refusal_is_an_error_that_says_why() -> None:
+    with pytest.raises(RefusedError, match=r"worker 10 refuses stream 4\.1: newer") as caught:
+        producer().on_answer(10, Refuse(4, 1, "stale", "newer"), 0.0)
+    assert caught.value.code == "stale"
+
+
+# ---- a retried task: the consumers have applied batches of an earlier attempt
+
+
+def retried() -> Producer:
+    p = producer(incarnation=1)
+    list(p.poll(0.0))
+    return p
+
+
+def test_a_retry_makes_again_what_is_applied_and_sends_what_is_not() -> None:
+    p = retried()
+    p.on_answer(10, resume(10, needed=2, checksum_at=1, checksum=101), 0.0)
+    p.on_answer(11, resume(11, needed=0), 0.0)
+    for sequence in range(3):
+        p.append(batch(1, 0, 0), 0.0, checksum=100 + sequence)
+    assert p.log.base == 2
+    assert sent(p) == [(10, 2)]
+
+
+def test_a_retry_that_reads_other_rows_is_an_error_that_names_the_partition() -> None:
+    p = retried()
+    p.on_answer(10, resume(10, needed=1, checksum_at=0, checksum=100), 0.0)
+    with pytest.raises(NonDeterministicInputError, match=r"partition 1 .* at or before batch 0 than worker 10"):
+        p.append(batch(1, 0, 0), 0.0, checksum=999)
+
+
+def test_other_rows_are_found_out_also_when_the_worker_answers_late() -> None:
+    p = retried()
+    p.append(batch(1, 0, 0), 0.0, checksum=999)
+    with pytest.raises(NonDeterministicInputError):
+        p.on_answer(10, resume(10, needed=1, checksum_at=0, checksum=100), 0.0)
+
+
+def test_nothing_is_forgotten_before_every_worker_has_said_what_it_has() -> None:
+    p = retried()
+    p.append(batch(0, 0, 0), 0.0, checksum=999)  # an empty batch is of no use to anyone, but for the comparison
+    with pytest.raises(NonDeterministicInputError):
+        p.on_answer(10, resume(10, needed=1, checksum_at=0, checksum=100), 0.0)
+
+
+def test_a_retry_that_reads_less_is_an_error() -> None:
+    p = retried()
+    p.on_answer(10, resume(10, needed=3, checksum_at=2, checksum=102), 0.0)
+    p.append(batch(1, 0, 0), 0.0, checksum=100)
+    with pytest.raises(NonDeterministicInputError, match="batch 2"):
+        p.finish(0.0)
+
+
+def test_a_retry_that_reads_less_is_an_error_also_when_the_worker_answers_late() -> None:
+    p = retried()
+    p.finish(0.0)
+    with pytest.raises(NonDeterministicInputError, match="batch 2"):
+        p.on_answer(10, resume(10, needed=3, checksum_at=2, checksum=102), 0.0)
+
+
+def test_a_retry_of_a_finished_task_has_nothing_to_send() -> None:
+    p = retried()
+    for worker in (10, 11):
+        p.on_answer(worker, resume(worker, needed=2, checksum_at=1, checksum=100), 0.0)
+    p.append(batch(1, 1, 0), 0.0, checksum=100)
+    p.finish(0.0)
+    assert p.drained
+    assert sent(p) == []

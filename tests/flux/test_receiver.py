@@ -1,0 +1,177 @@
+"""The receiving end of a stream: every sequence once, in order, and never more than was granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.messages import Data, Hello, Reset
+from flux.receiver import Counters, Credit, Inbound, Slice
+from partitioning.ids import StreamId
+
+STREAM = StreamId(4, 1)
+#: This worker hosts partitions 1 and 3 of 5.
+HOSTED = np.array([1, 3])
+
+
+def hello(incarnation: int = 0) -> Hello:
+    return Hello(*STREAM, incarnation, 0, b"")
+
+
+def greeted(credit: int = 1000, incarnation: int = 0) -> Inbound:
+    inbound = Inbound(STREAM, 0, 5, credit)
+    inbound.greet(hello(incarnation), "first", 7)
+    return inbound
+
+
+def data(number: int, sequence: int, rows: dict[int, int], first: int | None = None, **more: Any) -> tuple[Data, list]:
+    """``rows``: partition -> number of rows; they lie next to each other."""
+    batches = [pa.record_batch({"x": pa.array(range(sum(rows.values())))})] if rows else []
+    message = Data(
+        *STREAM, more.pop("nonce", 7), number, sequence if first is None else first, sequence, list(rows),
+        list(rows.values()), [len(rows)] if rows else [], 100, **more,
+    )  # fmt: skip
+    return message, batches
+
+
+def take(inbound: Inbound, message: tuple[Data, list], counters: Counters | None = None) -> Any:
+    return inbound.take(*message, HOSTED, counters or Counters())
+
+
+def numbered(taken: list[tuple[int, Slice]]) -> list[tuple[int, int]]:
+    return [(partition, slice_.sequence) for partition, slice_ in taken]
+
+
+def apply(inbound: Inbound, taken: list[tuple[int, Slice]]) -> None:
+    for partition, slice_ in taken:
+        inbound.applied(partition, slice_)
+
+
+def test_a_message_gives_each_partition_its_slice() -> None:
+    taken = take(greeted(), data(0, 0, {1: 2, 3: 1}))
+    assert numbered(taken) == [(1, 0), (3, 0)]
+    assert [slice_.batch.column("x").to_pylist() for _, slice_ in taken] == [[0, 1], [2]]
+
+
+def test_a_slice_taken_before_is_dropped_and_counted() -> None:
+    inbound, counters = greeted(), Counters()
+    take(inbound, data(0, 0, {1: 1}))
+    inbound.greet(hello(), "second", 8)
+    assert take(inbound, data(0, 0, {1: 1}, nonce=8), counters) == []
+    assert counters.duplicate == 1
+    assert numbered(take(inbound, data(1, 1, {1: 1}, nonce=8), counters)) == [(1, 1)]
+
+
+def test_a_missing_message_leads_to_one_reset_and_what_follows_is_dropped() -> None:
+    inbound, counters = greeted(), Counters()
+    assert isinstance(take(inbound, data(1, 1, {1: 1}), counters), Reset)
+    assert take(inbound, data(2, 2, {1: 1}), counters) == []
+    assert (counters.gap, counters.stale) == (1, 1)
+    assert inbound.resume(0, HOSTED).next == [(1, 0), (3, 0)]
+
+
+def test_a_message_that_skips_batches_without_saying_so_is_a_gap() -> None:
+    counters = Counters()
+    assert isinstance(take(greeted(), data(0, 3, {1: 1}, first=1), counters), Reset)
+    assert counters.gap == 1
+
+
+def test_a_message_that_says_what_it_skips_is_in_order() -> None:
+    inbound = greeted()
+    assert numbered(take(inbound, data(0, 3, {1: 1}, first=0))) == [(1, 3)]
+    assert inbound.resume(0, HOSTED).next == [(1, 4), (3, 4)]
+
+
+def test_data_of_another_handshake_changes_nothing() -> None:
+    inbound, counters = greeted(), Counters()
+    assert take(inbound, data(0, 0, {1: 1}, nonce=6), counters) == []
+    assert (counters.stale, inbound.received_bytes) == (1, 0)
+
+
+def test_rows_for_a_partition_that_is_not_here_are_dropped_and_counted() -> None:
+    counters = Counters()
+    taken = take(greeted(), data(0, 0, {2: 5, 3: 1}), counters)
+    assert numbered(taken) == [(3, 0)]
+    assert taken[0][1].batch.column("x").to_pylist() == [5]
+    assert counters.misrouted == 1
+
+
+def test_the_end_of_a_stream_is_a_slice_for_every_partition() -> None:
+    taken = take(greeted(), data(0, 0, {}, last=True))
+    assert [(partition, slice_.last, slice_.batch) for partition, slice_ in taken] == [(1, True, None), (3, True, None)]
+
+
+def test_an_ack_says_what_is_applied_and_not_what_was_received() -> None:
+    inbound = greeted()
+    taken = take(inbound, data(0, 0, {1: 1})) + take(inbound, data(1, 1, {1: 1, 3: 1}))
+    assert dict(inbound.ack(0, HOSTED).behind) == {1: -1, 3: 0}
+    apply(inbound, taken[:1])
+    ack = inbound.ack(0, HOSTED)
+    assert (ack.through, dict(ack.behind)) == (1, {1: 0, 3: 0})
+    apply(inbound, taken[1:])
+    assert (inbound.ack(0, HOSTED).through, inbound.ack(0, HOSTED).behind) == (1, [])
+
+
+def test_credit_returns_when_the_last_slice_of_a_message_is_applied() -> None:
+    inbound = greeted(credit=150)
+    taken = take(inbound, data(0, 0, {1: 1, 3: 1}))
+    assert inbound.ack(0, HOSTED).granted == 150
+    apply(inbound, taken[:1])
+    assert inbound.ack(0, HOSTED).granted == 150
+    apply(inbound, taken[1:])
+    assert inbound.ack(0, HOSTED).granted == 250
+
+
+def test_a_new_handshake_grants_only_what_is_not_held_any_more() -> None:
+    inbound = greeted(credit=150)
+    taken = take(inbound, data(0, 0, {1: 1}))
+    inbound.greet(hello(), "second", 8)
+    assert inbound.resume(0, HOSTED).granted == 50
+    apply(inbound, taken)
+    assert inbound.ack(0, HOSTED).granted == 150
+
+
+def test_a_message_of_nothing_but_duplicates_returns_its_credit_at_once() -> None:
+    inbound = greeted(credit=150)
+    apply(inbound, take(inbound, data(0, 0, {1: 1})))
+    inbound.greet(hello(), "second", 8)
+    take(inbound, data(0, 0, {1: 1}, nonce=8))
+    assert inbound.ack_due
+    assert inbound.ack_urgent
+    assert inbound.ack(0, HOSTED).granted == 250
+
+
+def test_a_new_life_of_the_producer_is_shown_the_checksum_with_every_resume() -> None:
+    inbound = greeted()
+    take(inbound, data(0, 0, {1: 1}, checksum=55))
+    assert inbound.resume(0, HOSTED).checksum_at == -1  # the same life knows what it has sent
+    for nonce in (8, 9):  # the first answer may be lost
+        inbound.greet(hello(incarnation=1), f"connection {nonce}", nonce)
+        resume = inbound.resume(0, HOSTED)
+        assert (resume.checksum_at, resume.checksum) == (0, 55)
+
+
+def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
+    inbound = greeted()
+    take(inbound, data(0, 0, {1: 1}, checksum=55))
+    inbound.greet(hello(incarnation=1), "second", 8)
+    take(inbound, data(0, 1, {1: 1}, nonce=8, checksum=66))
+    assert inbound.resume(0, HOSTED).checksum_at == 0
+    inbound.greet(hello(incarnation=2), "third", 9)
+    assert inbound.resume(0, HOSTED).checksum_at == 1
+
+
+def test_streams_share_a_worker_s_credit_evenly_down_to_a_floor() -> None:
+    credit = Credit(1000, floor=300)
+    streams = [Inbound(StreamId(0, producer), 0, 1, 0) for producer in range(5)]
+    shares = []
+    for inbound in streams:
+        credit.admit(inbound)
+        shares.append(inbound.credit)
+    assert shares == [1000, 500, 333, 300, 300]
+    for inbound in streams[1:]:
+        credit.release(inbound.stream)
+    credit.admit(streams[1])
+    assert streams[0].credit == 500

@@ -1,0 +1,325 @@
+"""One worker's share of a plan as a state machine: events in, effects out, no socket and no sleep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from flux.api import Flow, Source
+from flux.control import PartitionFinished
+from flux.errors import RefusedError, UserCodeError
+from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
+from flux.plan import Plan
+from flux.settings import Settings
+from flux.stage_worker import StageWorker, ToConnection, ToController
+from partitioning.table import ReplicaAt, Table
+
+SCHEMA = pa.schema([("x", pa.int64())])
+SECRET = b"s"
+
+
+class Kept(flux.Operator):
+    """A sink that keeps its batches."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.batches: list[list[int]] = []
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.batches.append(batch.column("x").to_pylist())
+
+
+class Split(flux.Operator):
+    """One batch of output per row."""
+
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> Any:
+        for row in range(batch.num_rows):
+            yield batch.slice(row, 1)
+
+
+class Bad(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None:
+        for number, x in enumerate(batch.column("x").to_pylist()):
+            if x < 0:
+                raise ValueError(f"row {number} is negative")
+
+
+def planned(*stages: Any, source: Source | None = None, **options: Any) -> Plan:
+    """A chain of stages behind one source that Spark reads, or the source given."""
+    flow: Any = source or Source("rows", dataframe=SCHEMA)
+    for each in stages:
+        flow = each(flow)
+    assert isinstance(flow, Flow)
+    settings = replace(Settings.of(), **options)
+    return compile_plan([flow], settings, lambda schema: schema, "q", SECRET)
+
+
+def table(plan: Plan, epoch: int = 0, worker: int = 0, others: dict[tuple[int, int], int] | None = None) -> Table:
+    """Everything on one worker but for ``others``: (stage, partition) -> worker."""
+    stages = tuple(
+        tuple((ReplicaAt((others or {}).get((stage.id, p), worker), 0),) for p in range(stage.partitions))
+        for stage in plan.stages
+    )
+    sources = tuple((worker,) * (source.partitions or 0) for source in plan.sources)
+    return Table(epoch, stages, sources, {worker: "", **dict.fromkeys((others or {}).values(), "")})
+
+
+def worker(plan: Plan, **more: Any) -> StageWorker:
+    core = StageWorker(plan, 0)
+    core.on_table(table(plan, **more), 0.0)
+    return core
+
+
+def rows(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"x": pa.array(values, pa.int64())})
+
+
+class Feeder:
+    """The producer of stream 0.0, seen from the worker that consumes it with one partition."""
+
+    def __init__(self, core: StageWorker, connection: str = "feeder", incarnation: int = 0, producer: int = 0) -> None:
+        self.core, self.connection, self.incarnation, self.producer = core, connection, incarnation, producer
+        self.nonce, self.number, self.first = -1, 0, 0
+
+    def hello(self, epoch: int = 0, secret: bytes = SECRET) -> list[Any]:
+        self.core.on_data_plane(self.connection, Hello(0, self.producer, self.incarnation, epoch, secret), [], 0.0)
+        answers = self.answers()
+        if answers and isinstance(answers[-1], Resume):
+            self.nonce, self.number, self.first = answers[-1].nonce, 0, answers[-1].next[0][1]
+        return answers
+
+    def send(self, sequence: int, *values: int, last: bool = False) -> list[Any]:
+        n = len(values)
+        some = [[0], [n], [1]] if n else [[], [], []]
+        message = Data(0, self.producer, self.nonce, self.number, self.first, sequence, *some, 100, last)
+        self.number, self.first = self.number + 1, sequence + 1
+        self.core.on_data_plane(self.connection, message, [rows(*values)] if n else [], 0.0)
+        return self.answers()
+
+    def answers(self, now: float = 0.0) -> list[Any]:
+        effects = list(self.core.poll(now))
+        return [e.message for e in effects if isinstance(e, ToConnection) and e.connection == self.connection]
+
+
+def kept(core: StageWorker, stage: int = 0, partition: int = 0) -> list[list[int]]:
+    operator = core.replicas[stage, partition].operator
+    assert isinstance(operator, Kept)
+    return operator.batches
+
+
+def work(core: StageWorker) -> int:
+    steps = 0
+    while core.work(0.0):
+        steps += 1
+    return steps
+
+
+SINK = flux.stage(partitions=1)(Kept)
+
+
+def test_rows_are_taken_applied_and_acked() -> None:
+    core = worker(planned(SINK, ack_interval=0.005))
+    feeder = Feeder(core)
+    (resume,) = feeder.hello()
+    assert (resume.next, resume.through, resume.checksum_at) == ([(0, 0)], -1, -1)
+    assert feeder.send(0, 1, 2) == []
+    assert work(core) == 1
+    assert kept(core) == [[1, 2]]
+    assert feeder.answers(0.001) == []  # acks wait for company, but not for long
+    (ack,) = feeder.answers(0.006)
+    assert isinstance(ack, Ack)
+    assert (ack.through, ack.nonce) == (0, resume.nonce)
+
+
+def test_small_slices_are_put_together_into_one_step() -> None:
+    core = worker(planned(SINK, step_max_rows=3))
+    feeder = Feeder(core)
+    feeder.hello()
+    for sequence, values in enumerate([(1,), (2, 3), (4,), (5, 6, 7, 8)]):
+        feeder.send(sequence, *values)
+    assert work(core) == 3
+    assert kept(core) == [[1, 2, 3], [4], [5, 6, 7, 8]]
+
+
+def test_a_producer_that_has_heard_of_a_newer_table_is_answered_when_that_table_comes() -> None:
+    plan = planned(SINK)
+    core = worker(plan)
+    feeder = Feeder(core)
+    assert feeder.hello(epoch=1) == []
+    core.on_table(table(plan, epoch=1), 0.0)
+    (resume,) = feeder.answers()
+    assert (resume.epoch, resume.next) == (1, [(0, 0)])
+
+
+def test_a_worker_without_a_table_keeps_greetings_and_only_the_newest_of_each_stream() -> None:
+    plan = planned(SINK)
+    core = StageWorker(plan, 0)
+    assert Feeder(core, "broken").hello() == []
+    assert Feeder(core, "second").hello() == []
+    assert Feeder(core, "other", producer=1).hello() == []
+    core.on_table(table(plan), 0.0)
+    effects = list(core.poll(0.0))
+    assert [e.connection for e in effects if isinstance(e, ToConnection)] == ["second", "other"]
+
+
+@pytest.mark.parametrize(
+    ("hello", "code"),
+    [
+        (Hello(0, 0, 0, 0, b"other"), "secret"),
+        (Hello(9, 0, 0, 0, SECRET), "edge"),
+        (Hello(0, -1, 0, 0, SECRET), "edge"),
+    ],
+)
+def test_strangers_are_refused_and_change_nothing(hello: Hello, code: str) -> None:
+    core = worker(planned(SINK))
+    core.on_data_plane("stranger", hello, [], 0.0)
+    (effect,) = (e for e in core.poll(0.0) if isinstance(e, ToConnection))
+    assert isinstance(effect.message, Refuse)
+    assert (effect.message.code, core.counters.refused, core.held_bytes) == (code, 1, 0)
+
+
+def test_an_older_life_of_a_producer_is_refused_when_a_newer_has_come() -> None:
+    core = worker(planned(SINK))
+    old, new = Feeder(core, "old", incarnation=1), Feeder(core, "new", incarnation=2)
+    old.hello()
+    old.send(0, 1)
+    (resume,) = new.hello()
+    assert resume.next == [(0, 1)]
+    (reset,) = old.send(1, 2)
+    assert isinstance(reset, Reset)
+    (refuse,) = old.hello()
+    assert (refuse.code, work(core), kept(core)) == ("stale", 1, [[1]])
+
+
+def test_data_on_a_connection_that_has_not_greeted_is_answered_by_a_reset() -> None:
+    core = worker(planned(SINK))
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.connection = "after the break"
+    (reset,) = feeder.send(0, 1)
+    assert isinstance(reset, Reset)
+    (resume,) = feeder.hello()
+    assert resume.next == [(0, 0)]
+    feeder.send(0, 1)
+    assert work(core) == 1
+
+
+def test_a_stage_finishes_when_every_stream_of_a_complete_edge_has_ended() -> None:
+    core = worker(planned(SINK))
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1)
+    feeder.send(1, last=True)
+    work(core)
+    assert not core.replicas[0, 0].finished  # there may be more producers
+    core.on_edge_complete(0, [0, 1])
+    assert work(core) == 0
+    second = Feeder(core, "second", producer=1)
+    second.hello()
+    second.send(0, last=True)
+    work(core)
+    assert [e.message for e in core.poll(0.0) if isinstance(e, ToController)] == [
+        PartitionFinished(node=0, stage=0, partition=0)
+    ]
+
+
+def test_a_complete_edge_without_any_producer_ends_the_stage_at_once() -> None:
+    core = worker(planned(SINK))
+    core.on_edge_complete(0, [])
+    assert work(core) == 1
+    assert core.replicas[0, 0].finished
+
+
+def test_what_a_worker_sends_to_itself_takes_the_same_way_without_leaving_it() -> None:
+    source = flux.source(lambda p: iter(()), SCHEMA, 2, "numbers")
+    core = worker(planned(flux.stage(partitions=2)(Split), SINK, source=source))
+    for partition in (0, 1):
+        core.on_source(0, partition, rows(partition, 10 + partition), 0.0)
+        core.on_source(0, partition, None, 0.0)
+    effects: list[Any] = []
+    for tick in range(50):
+        work(core)
+        effects += core.poll(tick * 0.01)
+    assert sorted(x for batch in kept(core, 1) for x in batch) == [0, 1, 10, 11]
+    assert [type(effect) for effect in effects] == [ToController]
+    assert (core.log_meter.bytes, core.held_bytes) == (0, 0)
+
+
+def test_output_that_does_not_fit_into_the_log_waits_within_its_step() -> None:
+    plan = planned(flux.stage(partitions=1)(Split), SINK, log_max_bytes=1)
+    core = worker(plan, others={(1, 0): 5})
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1, 2, 3)
+    (producer,) = core.producers.values()
+    core.on_answer(5, Resume(1, 0, 1, 0, [(0, 0)], -1, [], 1 << 20), 0.0)
+    sent: list[int] = []
+    acked: list[int] = []
+    for sequence in range(3):
+        work(core)
+        assert len(producer.log) == 1, "the bound and one batch"
+        for effect in core.poll(sequence):
+            if isinstance(effect.message, Data):
+                sent.append(effect.message.sequence)
+            elif isinstance(effect.message, Ack):
+                acked.append(sequence)
+        core.on_answer(5, Ack(1, 0, 1, 0, sequence, [], 1 << 20), 0.0)
+    assert sent == [0, 1, 2]
+    assert acked == [2], "a step is acked when all of its output is in the log"
+
+
+def test_a_source_is_read_only_while_its_log_has_room() -> None:
+    source = flux.source(lambda p: iter(()), SCHEMA, 1, "numbers")
+    core = worker(planned(SINK, source=source, log_max_bytes=1), others={(0, 0): 5})
+    assert core.wants(0, 0)
+    core.on_source(0, 0, rows(1), 0.0)
+    assert not core.wants(0, 0)
+
+
+def test_an_error_in_user_code_names_stage_partition_stream_and_row() -> None:
+    core = worker(planned(flux.stage(partitions=1)(Bad)))
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1, 2, -3, 4)
+    with pytest.raises(
+        UserCodeError,
+        match=r"stage Bad, partition 0: process\(\) raised ValueError: row 2 is negative "
+        r"\(at stream 0\.0 sequence 0; first bad row is number 2 of the step: \{'x': -3\}\)",
+    ):
+        core.work(0.0)
+
+
+def test_a_refusal_by_another_worker_is_an_error() -> None:
+    plan = planned(flux.stage(partitions=1)(Split), SINK)
+    core = worker(plan, others={(1, 0): 5})
+    with pytest.raises(RefusedError):
+        core.on_answer(5, Refuse(1, 0, "secret", "wrong secret"), 0.0)
+
+
+def test_an_answer_for_a_stream_of_someone_else_changes_nothing() -> None:
+    core = worker(planned(SINK))
+    core.on_answer(5, Ack(7, 7, 1, 0, 3, [], 0), 0.0)
+    assert np.isfinite(core.due())
+
+
+def test_a_table_that_is_not_newer_is_ignored() -> None:
+    plan = planned(SINK)
+    core = worker(plan, epoch=4)
+    before = dict(core.replicas)
+    core.on_table(table(plan, epoch=3, worker=9), 0.0)
+    assert (core.epoch, core.replicas) == (4, before)
+
+
+def test_a_replica_that_the_newest_table_does_not_list_is_discarded() -> None:
+    plan = planned(SINK)
+    core = worker(plan)
+    core.on_table(table(plan, epoch=1, worker=9), 0.0)
+    assert core.replicas == {}

@@ -1,0 +1,328 @@
+"""Mistakes of the user that need no Spark to show: each is refused, or ends the query, with an error that says where."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness import Rows, ThreadQuery, dataframe
+
+import flux
+from controller.dag import compile_plan
+from flux.api import Flow
+from flux.settings import TABLE, Settings
+from spark_integration.settings import count_slots
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([0] * len(values)), pa.array(values, pa.int64())], schema=SCHEMA)
+
+
+def compiled(*flows: Flow, **options: Any) -> Any:
+    return compile_plan(list(flows), Settings.of(None, **options), lambda schema: schema, "q", b"s")
+
+
+def failure(stage: flux.Stage, *batches: pa.RecordBatch) -> flux.FluxError:
+    """How a query ends that feeds these batches to the stage."""
+    with ThreadQuery(stage(dataframe(SCHEMA)), workers=1, step_max_rows=1) as query:
+        query.started()
+        query.feed([batches])
+        return query.error()
+
+
+# ---- the dataflow
+
+
+@flux.stage(key="k")
+class Sums(flux.Aggregate):
+    total = flux.sum("v")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 4097, 5000, "8", 2.0, True])
+def test_a_number_of_partitions_that_cannot_be_is_refused(wrong: Any) -> None:
+    stage = flux.stage(key="k", partitions=wrong, name="Sums")(Sums.target)
+    with pytest.raises(flux.UsageError, match=rf"stage Sums: partitions .* from 1 to 4096, got {wrong!r}"):
+        compiled(stage(dataframe(SCHEMA)))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 9, "2"])
+def test_a_number_of_replicas_that_cannot_be_is_refused(wrong: Any) -> None:
+    stage = flux.stage(key="k", replicas=wrong, name="Sums")(Sums.target)
+    with pytest.raises(flux.UsageError, match=rf"stage Sums: replicas .* from 1 to 3, got {wrong!r}"):
+        compiled(stage(dataframe(SCHEMA)))
+
+
+def test_the_limits_themselves_are_accepted() -> None:
+    for partitions in (1, 4096):
+        stage = flux.stage(key="k", partitions=partitions)(Sums.target)
+        assert compiled(stage(dataframe(SCHEMA))).stages[0].partitions == partitions
+    assert compiled(Sums(dataframe(SCHEMA)), partitions="7").stages[0].partitions == 7
+
+
+def test_an_unknown_key_column_is_refused_with_those_that_exist() -> None:
+    stage = flux.stage(key=("k", "user"))(Sums.target)
+    with pytest.raises(flux.SchemaError, match=r"stage Sums: key 'user' is not a column of its input; there are k, v"):
+        compiled(stage(dataframe(SCHEMA)))
+
+
+def test_a_key_column_that_is_there_twice_is_refused() -> None:
+    twice = pa.schema([("k", pa.int64()), ("k", pa.int64()), ("v", pa.int64())])
+    with pytest.raises(flux.SchemaError, match="stage Sums: key 'k' is the name of several columns"):
+        compiled(Sums(dataframe(twice)))
+
+
+def test_a_measure_over_a_column_that_does_not_exist_or_does_not_fit_is_refused() -> None:
+    with pytest.raises(flux.SchemaError, match=r"stage Sums.*no column 'v'; there are k, w"):
+        compiled(Sums(dataframe(pa.schema([("k", pa.int64()), ("w", pa.int64())]))))
+    with pytest.raises(flux.SchemaError, match=r"stage Sums.*'v'"):
+        compiled(Sums(dataframe(pa.schema([("k", pa.int64()), ("v", pa.string())]))))
+
+
+def test_inputs_whose_types_differ_are_refused() -> None:
+    other = pa.schema([("k", pa.int64()), ("v", pa.int32())])
+    with pytest.raises(flux.SchemaError, match=r"'v' is int64 in input 0 but int32 in input 1"):
+        compiled(Sums(dataframe(SCHEMA), dataframe(other)))
+
+
+def test_a_cycle_is_refused_with_its_stages() -> None:
+    @flux.stage
+    def first(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+    @flux.stage
+    def second(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+    start = first(dataframe(SCHEMA))
+    end = second(start)
+    start.connect(end)
+    with pytest.raises(flux.UsageError, match=r"cycle: .*first.*second|cycle: .*second.*first"):
+        compiled(end)
+    itself = first(dataframe(SCHEMA))
+    itself.connect(itself)
+    with pytest.raises(flux.UsageError, match=r"cycle: first -> first"):
+        compiled(itself)
+
+
+def test_a_sink_cannot_feed_another_stage() -> None:
+    with pytest.raises(flux.UsageError, match=r"stage Sink is a sink .* cannot feed another"):
+        compiled(Sums(Rows().stage(dataframe(SCHEMA))))
+
+
+@pytest.mark.parametrize("given", [[1, 2], "table", 3, None, dict])
+def test_what_is_neither_dataframe_nor_flow_nor_source_is_no_input(given: Any) -> None:
+    with pytest.raises(flux.UsageError, match=f"an input must be .* got {type(given).__name__}"):
+        Sums(dataframe(SCHEMA)).connect(given)
+
+
+def test_a_class_that_is_no_operator_cannot_be_a_stage() -> None:
+    with pytest.raises(flux.UsageError, match=r"class Plain must derive from flux\.Operator"):
+
+        @flux.stage(key="k")
+        class Plain:
+            pass
+
+
+def test_an_operator_that_needs_arguments_is_refused_when_the_plan_is_made() -> None:
+    @flux.stage
+    class Needy(flux.Operator):
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+    with pytest.raises(flux.UsageError, match=r"stage Needy: .* without arguments: .*path"):
+        compiled(Needy(dataframe(SCHEMA)))
+
+
+# ---- slots and settings
+
+
+def test_too_few_task_slots_are_counted_aloud() -> None:
+    with pytest.raises(flux.UsageError) as raised:
+        count_slots(0, True, 1, {})  # what a DataFrame on local[1] needs
+    assert str(raised.value).startswith(
+        "too few task slots: 1 workers + 1 for the Spark tasks that read the input or fetch the output = 2 slots are "
+        "needed, 1 exist, 1 are free."
+    )
+    assert "local[2]" in str(raised.value)
+    with pytest.raises(
+        flux.UsageError, match=r"3 workers = 3 slots are needed, 4 exist, 2 held by query x, 2 are free"
+    ):
+        count_slots(3, False, 4, {"x": 2})
+    assert count_slots(0, True, 2, {}).workers == 1
+    assert count_slots(0, True, 8, {"x": 2}).workers == 3
+    assert count_slots(0, False, 8, {"x": 2}).workers == 6
+    assert count_slots(7, True, 8, {}).workers == 7
+
+
+@pytest.mark.parametrize(
+    ("setting", "raw"),
+    [(s, raw) for s in TABLE for raw in ("many", "12 parsecs", "", "-1 s", [1]) if s.kind != "text"],
+    ids=lambda value: getattr(value, "name", repr(value)),
+)
+def test_a_setting_that_cannot_be_read_names_key_value_and_an_example(setting: Any, raw: Any) -> None:
+    named = rf"spark\.flux\.{re.escape(setting.key)}: cannot read {re.escape(repr(raw))} .*example '{setting.default}'"
+    with pytest.raises(flux.UsageError, match=named):
+        Settings.of(None, **{setting.name: raw})
+    if isinstance(raw, str):
+        with pytest.raises(flux.UsageError, match=named):
+            Settings.of({f"spark.flux.{setting.key}": raw})
+
+
+def test_a_setting_out_of_range_says_what_is_accepted() -> None:
+    with pytest.raises(flux.UsageError, match=r"spark\.flux\.partitions: '0' is out of range, at least 1"):
+        Settings.of({"spark.flux.partitions": "0"})
+    with pytest.raises(flux.UsageError, match=r"spark\.flux\.partitions: 4097 is out of range, at most 4096"):
+        Settings.of(None, partitions=4097)
+
+
+def test_unknown_settings_are_refused_with_those_that_exist() -> None:
+    with pytest.raises(flux.UsageError, match=r"unknown option 'log_max_byte'; known are .*log_max_bytes"):
+        Settings.of(None, log_max_byte="1m")
+    with pytest.raises(flux.UsageError, match=r"unknown setting spark\.flux\.worker; known are .*workers"):
+        Settings.of({"spark.flux.worker": "1", "spark.other": "x"})
+
+
+def test_units_mean_what_they_say() -> None:
+    settings = Settings.of({"spark.flux.log.maxBytes": "1.5 kb"}, ack_interval="20ms", credit_max_bytes=4096)
+    assert (settings.log_max_bytes, settings.ack_interval, settings.credit_max_bytes) == (1536, 0.02, 4096)
+
+
+# ---- the user's code
+
+
+def operator(**methods: Callable[..., Any]) -> flux.Stage:
+    given = {"schema": pa.schema([("v", pa.int64())]), "process": lambda self, rows: None} | methods
+    return flux.stage(key="k", partitions=1)(type("Mine", (flux.Operator,), given))
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def method(*_: Any) -> None:
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize("method", ["open", "finish", "snapshot"])
+def test_code_that_raises_is_named_with_stage_and_partition(method: str) -> None:
+    error = failure(operator(**{method: raising(ValueError("what now?"))}), batch(1))
+    assert isinstance(error, flux.UserCodeError)
+    assert str(error).startswith("stage Mine, partition 0: ")
+    assert "raised ValueError: what now?" in str(error)
+
+
+def test_a_row_that_process_cannot_take_is_shown_with_stream_and_sequence() -> None:
+    def process(self: Any, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            if row["v"] == 13:
+                raise ValueError("unlucky")
+
+    error = failure(operator(process=process), batch(1, 2), batch(3, 13, 5), batch(6))
+    assert isinstance(error, flux.UserCodeError)
+    assert str(error) == (
+        "stage Mine, partition 0: process() raised ValueError: unlucky (at stream 0.0 sequence 1; first bad row is number "
+        "1 of the step: {'k': 0, 'v': 13})"
+    )
+
+
+def test_code_that_fails_by_what_it_remembers_blames_no_row() -> None:
+    def process(self: Any, rows: pa.RecordBatch) -> None:
+        self.seen = getattr(self, "seen", 0) + rows.num_rows
+        if self.seen > 3:
+            raise MemoryError("too many")
+
+    error = failure(operator(process=process), batch(1, 2), batch(3), batch(4))
+    assert isinstance(error, flux.UserCodeError)
+    assert "no single row is at fault" in str(error)
+    assert "MemoryError: too many" in str(error)
+
+
+def test_an_assertion_of_the_user_is_the_users_fault_and_not_ours() -> None:
+    assert isinstance(failure(operator(process=raising(AssertionError("never"))), batch(1)), flux.UserCodeError)
+
+
+@pytest.mark.parametrize(
+    "made", [{"v": 1}, "text", 5, pa.table({"v": [1]}), None], ids=lambda made: type(made).__name__
+)
+def test_output_that_is_no_batch_is_refused_by_its_type(made: Any) -> None:
+    def process(self: Any, rows: pa.RecordBatch) -> Iterator[Any]:
+        yield made
+
+    error = failure(operator(process=process), batch(1))
+    wanted = f"output of stage Mine: expected a pyarrow.RecordBatch, got {type(made).__name__}"
+    assert isinstance(error, flux.FluxError)
+    assert wanted in str(error)
+    assert "stage Mine, partition 0" in str(error)
+
+
+def test_other_columns_than_declared_are_refused_with_both() -> None:
+    @flux.stage(schema=pa.schema([("v", pa.int64()), ("n", pa.string())]), partitions=1)
+    def renamed(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"v": rows.column("v"), "m": ["x"] * rows.num_rows})
+
+    error = failure(renamed, batch(1))
+    assert "output of stage renamed: declared (v int64, n string), got (v int64, m string)" in str(error)
+
+
+def test_a_sink_that_yields_rows_is_told_to_declare_a_schema() -> None:
+    error = failure(operator(schema=None, process=lambda self, rows: [rows]), batch(1))
+    assert "declares no schema; give schema=... to the decorator, or yield nothing" in str(error)
+
+
+def test_a_snapshot_that_cannot_travel_is_refused_before_any_row() -> None:
+    seen: list[int] = []
+
+    def process(self: Any, rows: pa.RecordBatch) -> None:
+        seen.append(rows.num_rows)
+
+    locked = operator(snapshot=lambda self: {"state": threading.Lock()}, process=process)
+    error = failure(locked, batch(1))
+    assert isinstance(error, flux.SnapshotError)
+    assert re.match(r"stage Mine, partition 0: the snapshot, a dict, cannot be serialised .*lock", str(error))
+    assert seen == []
+
+
+def test_a_source_that_raises_is_named_with_its_partition() -> None:
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        yield batch(1)
+        raise OSError(f"file {partition} is gone")
+
+    source = flux.source(read, schema=SCHEMA, partitions=1, name="files")
+    with ThreadQuery(Rows().stage(source), workers=1) as query:
+        error = query.error()
+    assert isinstance(error, flux.UserCodeError)
+    assert "source files, partition 0" in str(error)
+    assert "file 0 is gone" in str(error)
+
+
+def test_a_source_that_yields_other_rows_than_declared_is_refused_by_name() -> None:
+    def read(partition: int) -> Iterator[Any]:
+        yield pa.RecordBatch.from_pydict({"other": [1]})
+
+    source = flux.source(read, schema=SCHEMA, partitions=1, name="files")
+    with ThreadQuery(Rows().stage(source), workers=1) as query:
+        error = query.error()
+    assert isinstance(error, flux.SchemaError)
+    assert "source files: declared (k int64, v int64), got (other int64)" in str(error)
+
+
+def test_a_source_that_cannot_even_start_is_named() -> None:
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        raise OSError("no such folder")
+
+    source = flux.source(read, schema=SCHEMA, partitions=1, name="files")
+    with ThreadQuery(Rows().stage(source), workers=1) as query:
+        error = query.error()
+    assert isinstance(error, flux.UserCodeError)
+    assert "source files, partition 0" in str(error)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 4097, "2", None])
+def test_a_source_with_impossible_partitions_is_refused_at_once(partitions: Any) -> None:
+    with pytest.raises(flux.UsageError, match="partitions must be 1 to 4096"):
+        flux.source(lambda p: [], schema=SCHEMA, partitions=partitions)

@@ -1,0 +1,200 @@
+"""The handle of a running query behaves like that of a StreamingQuery, and its end is the end of everything."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left_behind")]
+
+pytest.importorskip("pyspark")
+WAIT_S = 60.0
+
+
+def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
+    """A few rows now and then, without end."""
+    start = time.monotonic()
+    for number in range(1 << 30):
+        while time.monotonic() < start + number * 0.01:
+            yield None
+        yield pa.RecordBatch.from_pydict({"k": [partition, number]})
+
+
+def endless() -> flux.Flow:
+    @flux.stage(key="k", partitions=4)
+    class Nothing(flux.Operator):
+        def process(self, batch: pa.RecordBatch) -> None:
+            pass
+
+    return Nothing(flux.source(ticks, schema="k BIGINT", partitions=3, name="ticks"))
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (found := look()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+def test_a_running_query_tells_who_it_is_and_what_it_does(spark: Any) -> None:
+    from spark_integration.query import active_queries
+
+    query = endless().start(queryName="clicks", spark=spark, progress_interval="100ms", workers=2)
+    try:
+        assert str(uuid.UUID(query.id)) == query.id
+        assert query.name == "clicks"
+        assert query.isActive
+        assert query.status["message"] in ("Waiting for 2 workers", "Processing rows")
+        assert [active.id for active in active_queries()] == [query.id]
+        until(lambda: query.lastProgress and query.lastProgress["totalInputRows"] > 0, "no rows")
+        assert query.status["message"] == "Processing rows"
+        assert query.status["isTriggerActive"] is True
+        assert query.status["isDataAvailable"] in (True, False)
+        assert "clicks" in repr(query)
+        assert query.exception() is None
+        assert query.awaitTermination(0.2) is False
+        until(lambda: len(query.recentProgress) >= 4, "progress is not renewed")
+    finally:
+        query.stop()
+    assert not query.isActive
+    assert query.status["message"] == "Stopped"
+    assert query.status["isTriggerActive"] is False
+    assert query.awaitTermination() is None
+    assert query.awaitTermination(1) is True
+    assert query.exception() is None
+    query.stop()  # a second time is no harm
+    query.stop(timeout=1)
+
+
+def test_progress_reports_have_what_a_streaming_query_has_and_they_add_up(spark: Any) -> None:
+    query = endless().start(spark=spark, progress_interval="50ms", workers=2)
+    try:
+        until(lambda: len(query.recentProgress) >= 5 and query.lastProgress["totalInputRows"], "no progress")
+    finally:
+        query.stop()
+    reports = query.recentProgress
+    assert query.lastProgress == reports[-1]
+    for report in reports:
+        assert {
+            "id", "name", "timestamp", "numInputRows", "inputRowsPerSecond", "processedRowsPerSecond", "totalInputRows",
+            "epoch", "backlog", "peakLogBytes", "stages", "workers",
+        } <= report.keys()  # fmt: skip
+        assert report["id"] == query.id
+        assert report["name"] is None
+        assert [stage["name"] for stage in report["stages"]] == ["Nothing"]
+        assert report["stages"][0]["partitions"] == 4
+        assert [worker["slot"] for worker in report["workers"]] == [0, 1]
+        for worker in report["workers"]:
+            assert {"id", "host", "rowsIn", "queued", "logBytes", "heldBytes", "rssBytes", "counters"} <= worker.keys()
+        assert report["stages"][0]["rowsIn"] == sum(worker["rowsIn"] for worker in report["workers"])
+    assert [report["timestamp"] for report in reports] == sorted(report["timestamp"] for report in reports)
+    assert sum(report["numInputRows"] for report in reports) == reports[-1]["totalInputRows"] > 0
+
+
+@pytest.mark.parametrize("timeout", [0, -1.5])
+def test_a_timeout_must_be_positive(spark: Any, timeout: float) -> None:
+    query = endless().start(spark=spark, workers=1)
+    try:
+        with pytest.raises(flux.UsageError, match=str(timeout)):
+            query.awaitTermination(timeout)
+    finally:
+        query.stop()
+
+
+def test_await_termination_raises_what_ended_the_query(spark: Any) -> None:
+    @flux.stage(partitions=1)
+    class Fussy(flux.Operator):
+        def process(self, batch: pa.RecordBatch) -> None:
+            if 40 in batch.column("k").to_pylist():
+                raise ValueError("40 is too much")
+
+    query = Fussy(flux.source(ticks, schema="k BIGINT", partitions=1, name="ticks")).start(spark=spark, workers=1)
+    with pytest.raises(flux.UserCodeError, match="40 is too much"):
+        query.awaitTermination(WAIT_S)
+    with pytest.raises(flux.UserCodeError):
+        query.awaitTermination()
+    assert isinstance(query.exception(), flux.UserCodeError)
+    assert not query.isActive
+    assert query.status["message"].startswith("Failed: stage Fussy")
+    query.stop()  # of a query that has failed: nothing to do, and no error
+    assert isinstance(query.exception(), flux.UserCodeError)
+
+
+def test_stop_with_too_short_a_timeout_says_so_and_the_query_still_ends(spark: Any) -> None:
+    query = endless().start(spark=spark, workers=1)
+    with pytest.raises(flux.QueryTimeout, match=query.id):
+        query.stop(timeout=0.0001)
+    assert query.awaitTermination(WAIT_S) is True
+    assert not query.isActive
+
+
+def test_a_query_can_be_stopped_while_its_workers_are_still_coming(spark: Any) -> None:
+    query = endless().start(spark=spark, workers=2)
+    query.stop(timeout=30)
+    assert not query.isActive
+    assert query.exception() is None
+
+
+def test_stop_ends_an_ingress_that_is_held_up_by_back_pressure(spark: Any, tmp_path: Path) -> None:
+    @flux.stage(key="k", partitions=2)
+    class Stuck(flux.Operator):
+        def process(self, batch: pa.RecordBatch) -> None:
+            time.sleep(0.05)
+
+    df = spark.range(0, 400_000, 1, 2).selectExpr("id as k", "repeat('x', 100) as wide")
+    query = Stuck(df).start(
+        workers=2, log_max_bytes="1m", credit_max_bytes="64k", batch_max_rows=1000, step_max_rows=1,
+        progress_interval="50ms",
+    )  # fmt: skip
+    try:
+        full = until(
+            lambda: query.lastProgress and query.lastProgress["backlog"]["bytes"] > 1 << 20, "no back-pressure"
+        )
+        assert full
+        assert query.lastProgress["totalInputRows"] < 400_000
+        started = time.monotonic()
+    finally:
+        query.stop(timeout=30)
+    assert time.monotonic() - started < 10  # the tasks end by themselves, nobody has to cancel them
+    assert not query.isActive
+    assert query.exception() is None
+
+
+def test_slots_held_by_another_query_are_counted_and_named(spark: Any) -> None:
+    first = endless().start(queryName="first", spark=spark, workers=2)
+    try:
+        with pytest.raises(flux.UsageError) as raised:
+            endless().start(spark=spark, workers=3)
+        for part in ("too few task slots", "3 workers", "4 exist", "2 held by query first", "2 are free", "local[5]"):
+            assert part in str(raised.value)
+        second = endless().start(queryName="second", spark=spark, workers=2)
+        try:
+            until(lambda: second.status["message"] == "Processing rows", "the second query does not start")
+            assert first.isActive
+        finally:
+            second.stop()
+        assert first.isActive
+        third = endless().start(spark=spark, workers=2)  # what the second held is free again
+        third.stop()
+    finally:
+        first.stop()
+
+
+def test_a_cancelled_spark_job_ends_the_query_with_a_reason(spark: Any) -> None:
+    query = endless().start(spark=spark, workers=1)
+    try:
+        until(lambda: query.status["message"] == "Processing rows", "the query does not start")
+        spark.sparkContext.cancelAllJobs()
+        with pytest.raises(flux.QueryFailed, match=r"(?i)workers.*cancel"):
+            query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
