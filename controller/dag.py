@@ -204,8 +204,13 @@ class _Compiler:
             declared = given.schema if given.dataframe is None else given.dataframe
             self.sources.append(
                 SourcePlan(
-                    len(self.sources), self._unique(given.name), self.to_arrow(declared), given.partitions, given.read
-                )
+                    len(self.sources),
+                    self._unique(given.name),
+                    self.to_arrow(declared),
+                    given.partitions,
+                    given.read,
+                    given.seeks,
+                )  # fmt: skip
             )
         return self._source_ids[id(given)]
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import pyarrow as pa
@@ -160,22 +160,24 @@ class Source:
         self,
         name: str,
         dataframe: DataFrame | None = None,
-        read: Callable[[int], Iterator[pa.RecordBatch | None]] | None = None,
+        read: Callable[..., Iterable[pa.RecordBatch | None]] | None = None,
         partitions: int | None = None,
         schema: Any = None,
+        seeks: bool = False,
     ) -> None:
         self.name = name
         self.dataframe = dataframe
         self.read = read
         self.partitions = partitions
         self.schema = schema
+        self.seeks = seeks
 
     def __repr__(self) -> str:
         return f"<flux source {self.name}>"
 
 
 def source(
-    read: Callable[[int], Iterable[pa.RecordBatch | None]],
+    read: Callable[..., Iterable[pa.RecordBatch | None]],
     schema: Any,
     partitions: int,
     name: str | None = None,
@@ -183,12 +185,20 @@ def source(
     """A source read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
 
     ``read`` is shipped with the task and called once per life of the worker that reads the partition. It must not
-    block: yield None for "nothing just now". schema: DDL string, StructType or pyarrow schema of the batches."""
+    block: yield None for "nothing just now". When that worker is lost, another calls ``read`` again and must get the
+    same batches from the start; a function of two arguments, ``read(p, start)``, may leave out the first ``start``
+    batches (those without rows not counted), and its batches must stay within ``spark.flux.batch.*``. schema: DDL
+    string, StructType or pyarrow schema of the batches."""
     if not callable(read):
         raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
     if not isinstance(partitions, int) or not 1 <= partitions <= 4096:
         raise UsageError(f"flux.source: partitions must be 1 to 4096, got {partitions!r}")
-    return Source(name or getattr(read, "__name__", "source"), read=read, partitions=partitions, schema=schema)  # type: ignore[arg-type]
+    try:
+        required = [p for p in inspect.signature(read).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError):
+        required = []
+    named = str(name or getattr(read, "__name__", "source"))
+    return Source(named, read=read, partitions=partitions, schema=schema, seeks=len(required) == 2)
 
 
 class Flow:

@@ -5,7 +5,7 @@ Built and checked by ``controller.dag``; everything here is data that any proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,18 +14,20 @@ from flux.operator import Operator
 from flux.settings import Settings
 
 #: Reads one partition of a source inside the workers. A ``None`` means "nothing just now, ask again".
-Reader = Callable[[int], Iterator[pa.RecordBatch | None]]
+Reader = Callable[..., Iterable[pa.RecordBatch | None]]
 
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """``partitions`` is None for a Spark DataFrame: how many tasks its job has shows when it runs."""
+    """``partitions`` is None for a Spark DataFrame: how many tasks its job has shows when it runs. ``seeks``: ``read``
+    takes the number of the batch to begin with as its second argument."""
 
     id: int
     name: str
     schema: pa.Schema
     partitions: int | None = None
     read: Reader | None = None
+    seeks: bool = False
 
 
 @dataclass(frozen=True)

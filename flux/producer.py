@@ -118,6 +118,22 @@ class Producer:
     def next_sequence(self) -> int:
         return self.log.end
 
+    def floor(self) -> tuple[int, int] | None:
+        """Where a retried producer may begin: the first batch that any worker needs, and the checksum of the stream
+        before it. None: not all workers have answered yet; (0, 0) where nobody can say."""
+        if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
+            return None
+        start = min(cursor.first for cursor in self._cursors.values())
+        known = self._expected.get(start - 1)
+        return (start, known[0]) if known is not None else (0, 0)
+
+    def begin_at(self, sequence: int, checksum: int) -> None:
+        """Leave out the batches before ``sequence``, which nobody needs."""
+        assert not self.log
+        assert self.log.base == 0
+        self.log.base, self._checksum = sequence, checksum
+        self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
+
     def append(self, data: Clustered, created: float, checksum: int = 0) -> None:
         """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept)."""
         assert not self.finished

@@ -76,12 +76,27 @@ Effect = ToWorker | ToConnection | ToController
 class SourceStreams:
     """The streams of one partition of a source: one per edge that leaves the source, fed with the same batches."""
 
-    def __init__(self, edges: Sequence[EdgePlan], producers: Sequence[Producer], name: str) -> None:
+    def __init__(
+        self, edges: Sequence[EdgePlan], producers: Sequence[Producer], name: str, seeks: bool = False
+    ) -> None:
+        """``seeks``: the source can begin at any batch, and this is not the first life of its partition."""
         self.edges = edges
         self.producers = producers
         self.name = name
         self.rows = 0
+        self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
         self._checksum = 0
+
+    def place(self) -> bool:
+        """Whether it is known with which batch to begin. A source that seeks leaves out what everybody has."""
+        if self.start is None:
+            floors = [producer.floor() for producer in self.producers]
+            known = [floor for floor in floors if floor is not None]
+            if len(known) == len(floors):
+                self.start, self._checksum = min(known)
+                for producer in self.producers:
+                    producer.begin_at(self.start, self._checksum)
+        return self.start is not None
 
     @property
     def has_room(self) -> bool:
@@ -256,7 +271,9 @@ class StageWorker:
                 if worker == self.worker and (source.id, partition) not in self.sources:
                     edges = self.plan.edges_of_source(source.id)
                     producers = [self._producer(StreamId(edge.id, partition), edge, self.epoch) for edge in edges]
-                    self.sources[source.id, partition] = SourceStreams(edges, producers, source.name)
+                    self.sources[source.id, partition] = SourceStreams(
+                        edges, producers, source.name, seeks=source.seeks and self.epoch > 0
+                    )
 
     def _share_log(self) -> None:
         share = max(self.plan.settings.log_max_bytes // max(len(self.producers), 1), 1)
@@ -576,7 +593,14 @@ class StageWorker:
 
     def wants(self, source: int, partition: int) -> bool:
         """Whether a source may be read: its logs have room."""
-        return self.sources[source, partition].has_room
+        streams = self.sources[source, partition]
+        return streams.has_room and streams.place()
+
+    def source_start(self, source: int, partition: int) -> int:
+        """Number of the batch with which to begin reading, once the source is wanted."""
+        start = self.sources[source, partition].start
+        assert start is not None
+        return start
 
     def on_source(self, source: int, partition: int, batch: pa.RecordBatch | None, now: float) -> None:
         """The next batch of a source; None: it has ended."""

@@ -94,7 +94,7 @@ class Worker:
         wait = (
             0.0
             if busy
-            else min(core.due(), self._beat_at, now + IDLE_SOURCE_S if self._readers else self._beat_at) - now
+            else min(core.due(), self._beat_at, now + IDLE_SOURCE_S if self._read_turn else self._beat_at) - now
         )
         for ready in self.sockets.wait(wait):
             self._receive(core, ready)
@@ -144,16 +144,20 @@ class Worker:
     # ---- sources
 
     def _open_sources(self, core: StageWorker) -> None:
-        for source, partition in core.sources:
-            if (source, partition) not in self._unread:
-                read = self.plan.sources[source].read
-                assert read is not None
-                self._unread[source, partition] = deque()
-                try:
-                    self._readers[source, partition] = iter(read(partition))
-                except Exception as error:
-                    raise self._source_failed(source, partition, error) from error
-                self._read_turn.append((source, partition))
+        for key in core.sources:
+            if key not in self._unread:
+                self._unread[key] = deque()
+                self._read_turn.append(key)
+
+    def _open_source(self, core: StageWorker, source: int, partition: int) -> None:
+        """Not before the first batch is wanted: a source that seeks has to know where to begin."""
+        plan = self.plan.sources[source]
+        assert plan.read is not None
+        where = (partition, core.source_start(source, partition)) if plan.seeks else (partition,)
+        try:
+            self._readers[source, partition] = iter(plan.read(*where))
+        except Exception as error:
+            raise self._source_failed(source, partition, error) from error
 
     def _read(self, core: StageWorker, now: float) -> bool:
         """One batch from the next source whose log has room and that has something."""
@@ -169,6 +173,8 @@ class Worker:
 
     def _read_one(self, core: StageWorker, key: tuple[int, int], now: float) -> bool:
         unread = self._unread[key]
+        if key not in self._readers:
+            self._open_source(core, *key)
         if not unread:
             try:
                 batch = next(self._readers[key])
@@ -183,6 +189,12 @@ class Worker:
                 return False
             if isinstance(batch, pa.RecordBatch):
                 unread.extend(split(batch, self.plan.settings.batch_max_rows, self.plan.settings.batch_max_bytes))
+                if len(unread) > 1 and self.plan.sources[key[0]].seeks:
+                    # Its batches are counted: they must be those of the stream.
+                    error = ValueError(
+                        f"a batch of {batch.num_rows} rows, {batch.nbytes:,} bytes is beyond spark.flux.batch.*"
+                    )
+                    raise self._source_failed(*key, too_large)
             else:
                 unread.append(batch)  # not a batch: the state machine says so by name
         if unread:
