@@ -85,6 +85,31 @@ def latency(
     _finish(benchmark.run(rate, seconds, workers, partitions, console), console, as_json)
 
 
+class FaultKind(StrEnum):
+    kill_executor = "kill-executor"
+    kill_worker = "kill-worker"
+    pause = "pause"
+
+
+@bench.command()
+def failover(
+    fault: Annotated[FaultKind, typer.Option(help="What happens to a worker.")] = FaultKind.kill_executor,
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 50_000,
+    times: Annotated[int, typer.Option(min=1, max=200, help="How many faults, one after the other.")] = 5,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Copies of each partition.")] = 2,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 6,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Also kill an executor under Spark Structured Streaming.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Faults at a steady rate: gap between outputs, latency, lost and duplicated rows, time to full replication."""
+    from benchmarks import failover as benchmark
+
+    console = _console(as_json)
+    _finish(benchmark.run(fault.value, rate, times, replicas, partitions, peer, console), console, as_json)
+
+
 def _console(as_json: bool) -> Console:
     return Console(stderr=as_json, highlight=False)
 

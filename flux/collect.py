@@ -58,6 +58,8 @@ class Collect(Operator):
         """Replays the batches: a stream's writer cannot be opened half-way."""
         assert self._writer is not None
         data = snapshot["data"]
+        if not data:
+            return  # the schema is only written with the first batch
         if snapshot["size"] is None:
             data += b"\xff\xff\xff\xff\x00\x00\x00\x00"  # end of an Arrow IPC stream
         with pa.ipc.open_stream(data) as reader:

@@ -191,7 +191,7 @@ class Worker:
                 unread.extend(split(batch, self.plan.settings.batch_max_rows, self.plan.settings.batch_max_bytes))
                 if len(unread) > 1 and self.plan.sources[key[0]].seeks:
                     # Its batches are counted: they must be those of the stream.
-                    error = ValueError(
+                    too_large = ValueError(
                         f"a batch of {batch.num_rows} rows, {batch.nbytes:,} bytes is beyond spark.flux.batch.*"
                     )
                     raise self._source_failed(*key, too_large)

@@ -15,7 +15,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from controller.dag import compile_plan, topological
+from controller.membership import Member
+from controller.repairs import Event
 from controller.server import Server
+from controller.sweep import under_replicated
 from flux.api import Flow, Source
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.plan import Plan
@@ -185,6 +188,28 @@ class Query:
             with _active_lock:
                 _active.pop(self.id, None)
             self._terminated.set()
+
+    # ---- for operating
+
+    def members(self) -> dict[int, Member]:
+        """Workers that take part now, by id."""
+        return dict(self._server.core.members.workers)
+
+    def events(self) -> list[Event]:
+        """Take-overs and repairs so far, the oldest first."""
+        return list(self._server.core.repairs.history)
+
+    def is_whole(self) -> bool:
+        """Whether every partition has all of its replicas, and all of them are safe."""
+        core = self._server.core
+        return core.table is not None and not core.repairs.under_way and not under_replicated(self._plan, core.table)
+
+    def wait_until_running(self, timeout: float) -> None:
+        """Wait until the workers are there; raises the query's error, or QueryTimeout."""
+        if not self._server.started.wait(timeout):
+            raise QueryTimeout(f"query {self.id} has not started within {timeout:g} s")
+        if self._server.error is not None:
+            raise self._server.error
 
     # ---- for egress
 

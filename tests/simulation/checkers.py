@@ -1,28 +1,36 @@
 """The laws that every run must keep, checked from outside with the simulation's own bookkeeping.
 
 Two kinds of evidence: what the operators of the simulation see (rows), and what passes the seams of the state
-machines (appended, applied, acked, evicted). The ledger knows the whole cluster at once, which no process does.
+machines (steps applied, batches given out, acked, evicted). The ledger knows the whole cluster at once, which no
+process does: it sees at the moment when an output leaves whether every safe replica could make it again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from flux.control import PartitionFinished
 from flux.log import Entry, Log
-from flux.messages import Ack, Resume
+from flux.messages import Ack, Resume, Standby
 from flux.operator import Context
 from flux.plan import Plan
 from flux.producer import MESSAGE_BYTES, Producer
 from flux.replica import Replica
 from flux.stage_worker import StageWorker
+from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
-from partitioning.table import Table
+
+if TYPE_CHECKING:
+    from controller.state import Controller
+
+#: (stage, partition)
+Key = tuple[int, int]
 
 
 class Violation(Exception):
@@ -34,72 +42,72 @@ class Violation(Exception):
         self.detail = detail
 
 
+class Watch:
+    """What the ledger knows of one replica. ``counts[stream]``: how many batches with rows for it are applied;
+    ``steps``: (step, where its output begins in each log), ``orders[t]``: slices of step t."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.counts: dict[StreamId, int] = {}
+        self.steps: list[tuple[int, list[int]]] = []
+        self.orders: dict[int, Any] = {}
+        self.final = replica.applied
+
+
 class Ledger:
     def __init__(self) -> None:
         self.plan: Plan
-        self.table: Table
+        self.controller: Controller
         self.counts: Counter[str] = Counter()
-        self.arrived: dict[str, Counter[Any]] = {}
-        self.totals: dict[str, dict[int, tuple[int, int]]] = {}
         self.keys: dict[str, tuple[str, ...]] = {}
         #: Streams whose batches differ between attempts: their sequence numbers prove nothing.
         self.unsteady: set[StreamId] = set()
-        self._ticks: dict[tuple[str, int, int, int], int] = {}
+        #: The worker of this id if its process is alive.
+        self.alive: Callable[[int], StageWorker | None] = lambda worker: None
         self._home: dict[tuple[str, Any], int] = {}
+        self._given: dict[StreamId, list[Entry]] = defaultdict(list)  # what streams have given out, by sequence
         self._touching: dict[tuple[StreamId, int], list[int]] = defaultdict(list)
-        self._touches: dict[StreamId, list[np.ndarray]] = defaultdict(list)
-        self._applied: dict[tuple[StreamId, int], int] = defaultdict(int)  # how many of the touching batches
         self._largest: dict[StreamId, int] = defaultdict(int)
-        self._credit: dict[StreamId, int] = defaultdict(int)
+        self._credit: dict[tuple[int, StreamId], int] = defaultdict(int)
+        self._published: dict[int, int] = {}  # id of a producer -> batches seen to be given out
+        self._kept: list[Any] = []  # so that ids stay unique
+        self._watches: dict[int, Watch] = {}
+        self._maker: dict[int, Watch] = {}  # id of a producer -> the replica that feeds it
+        self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # what each committed step was
+        self._leaders: dict[tuple[int, int, int], int] = {}
+        self._table_seen = -1
 
     # ---- rows, as operators see them
 
-    def saw(self, stage: str, context: Context, batch: pa.RecordBatch) -> None:
-        hops, ticks = batch.column("hop").to_pylist(), batch.column("tick").to_pylist()
-        for hop, tick in zip(hops, ticks, strict=True):
-            at = (stage, context.partition, context.input, hop)
-            if tick <= self._ticks.get(at, -1):
-                raise Violation("order within a stream", f"{at} got row {tick} after row {self._ticks[at]}")
-            self._ticks[at] = tick
-        self._one_home(stage, context, batch)
-
-    def _one_home(self, stage: str, context: Context, batch: pa.RecordBatch) -> None:
-        if self.keys[stage]:
+    def one_home(self, stage: str, context: Context, batch: pa.RecordBatch) -> None:
+        if self.keys.get(stage):
             for key in set(zip(*(batch.column(name).to_pylist() for name in self.keys[stage]), strict=True)):
                 if self._home.setdefault((stage, key), context.partition) != context.partition:
                     raise Violation("one partition per key", f"{stage}: {key} came to two partitions")
 
-    def totals_arrived(self, stage: str, context: Context, batch: pa.RecordBatch) -> None:
-        self._one_home(stage, context, batch)
-        for row in batch.to_pylist():
-            before = self.totals[stage].get(row["key"], (0, 0))
-            if row["n"] <= before[0]:
-                raise Violation(
-                    "order within a stream", f"{stage}: count of {row['key']} fell from {before[0]} to {row['n']}"
-                )
-            self.totals[stage][row["key"]] = (row["n"], row["total"])
-
     # ---- producers
 
-    def watch_producer(self, producer: Producer, careless: Callable[[], bool] | None = None) -> None:
-        """``careless``: whether it shall send again, this time, what nobody asked for."""
-        if careless is not None:
-            self._make_careless(producer, careless)
+    def watch_producer(self, producer: Producer, current: Callable[[], bool], careless: Callable[[], bool]) -> None:
+        """``current``: whether its process has a part in the query still, as far as the controller knows; ``careless``:
+        whether it shall send again, this time, what nobody asked for."""
+        self._make_careless(producer, careless)
+        self._kept.append(producer)
         stream, log = producer.stream, producer.log
-        append, evict = log.append, log.evict
-
-        def watched_append(entry: Entry) -> None:
-            self._appended(stream, entry)
-            append(entry)
+        evict = log.evict
 
         def watched_evict(acked: np.ndarray) -> int:
-            base, entries = log.base, list(log._entries)
+            if not log or (acked[(head := log[log.base]).touches] < head.sequence).any():
+                return 0
+            base, entries = log.base, log.entries()
             dropped = evict(acked)
-            for sequence in range(base, base + dropped):
-                self._evicted(stream, entries[sequence - base])
+            self.counts["batches evicted"] += dropped
+            if stream not in self.unsteady and current():
+                for entry in entries[:dropped]:
+                    self._evicted(stream, entry)
+            assert log.base == base + dropped
             return dropped
 
-        log.append, log.evict = watched_append, watched_evict  # type: ignore[method-assign]
+        log.evict = watched_evict  # type: ignore[method-assign]
 
     def _make_careless(self, producer: Producer, chance: Callable[[], bool]) -> None:
         """Now and then it goes on from the start of its log instead of where it was told to."""
@@ -115,38 +123,85 @@ class Ledger:
 
         producer.on_resume = careless_resume  # type: ignore[method-assign]
 
-    def _appended(self, stream: StreamId, entry: Entry) -> None:
-        self._largest[stream] = max(self._largest[stream], entry.nbytes)
-        known = self._touches[stream]
-        if entry.sequence < len(known):
-            if stream not in self.unsteady and not np.array_equal(known[entry.sequence], entry.touches):
-                raise Violation("a retried task sends the same batches", f"stream {stream}, batch {entry.sequence}")
-            self.counts["batches made again by a retry"] += 1
+    def publish(self, producer: Producer) -> None:
+        """Look at what this producer may give out by now: always the same, by whichever replica or attempt."""
+        stream, log = producer.stream, producer.log
+        seen = self._published.get(id(producer), 0)
+        end = min(log.end, producer.release_from)
+        if end <= seen:
             return
-        known.append(entry.touches.copy())
+        self._published[id(producer)] = end
+        given = self._given[stream]
+        for sequence in range(max(seen, log.base), end):
+            entry = log[sequence]
+            self._largest[stream] = max(self._largest[stream], entry.nbytes)
+            if sequence == len(given):
+                self._first_given(stream, entry, self._maker.get(id(producer)))
+            elif sequence > len(given):
+                raise Violation("a stream has no gap", f"stream {stream} gives batch {sequence} after {len(given)}")
+            elif given[sequence] is not entry and stream not in self.unsteady:
+                self.counts["batches made again"] += 1
+                if not _same(given[sequence], entry):
+                    raise Violation("equal sequences are equal batches", f"stream {stream}, batch {sequence}")
+
+    def _first_given(self, stream: StreamId, entry: Entry, maker: Watch | None) -> None:
+        self._given[stream].append(entry)
         for partition in np.flatnonzero(entry.touches).tolist():
             self._touching[stream, partition].append(entry.sequence)
+        if maker is not None:
+            self._committed_everywhere(stream, entry.sequence, maker)
 
-    def _evicted(self, stream: StreamId, entry: Entry) -> None:
-        self.counts["batches evicted"] += 1
-        if stream in self.unsteady:
-            return
-        for partition in np.flatnonzero(entry.touches).tolist():
-            if not self._has_applied(stream, partition, entry.sequence):
+    def _committed_everywhere(self, stream: StreamId, sequence: int, maker: Watch) -> None:
+        """Nothing leaves before its step is known to all that may have to take over."""
+        outlet = next(i for i, o in enumerate(maker.replica.outlets) if o.producer.stream == stream)
+        made = [step for step, starts in maker.steps if starts[outlet] <= sequence]
+        if made:
+            self._known_everywhere(maker, made[-1], f"batch {sequence} of stream {stream} was given out")
+
+    def _known_everywhere(self, maker: Watch, step: int, what: str) -> None:
+        key = maker.replica.stage.id, maker.replica.partition
+        table = self.controller.table
+        assert table is not None
+        for listed in table.stages[key[0]][key[1]]:
+            core = self.alive(listed.worker)
+            other = core.replicas.get(key) if core is not None else None
+            if core is None or not self.controller.repairs.is_safe(*key, listed) or other is maker.replica:
+                continue
+            knows = other is not None and other.incarnation == listed.incarnation and other.order.end > step
+            if knows and other is not None and step >= max(other.order.base, other.applied):
+                knows = _slices(other.order[step]) == maker.orders[step]
+            if not knows:
                 raise Violation(
-                    "no batch leaves the log before it is applied",
-                    f"stream {stream} dropped batch {entry.sequence}, which partition {partition} has not applied",
+                    "nothing is given out before it is committed",
+                    f"{what}, made by step {step} of {key}, which the safe replica on worker {listed.worker} does not know",
                 )
 
-    def _has_applied(self, stream: StreamId, partition: int, through: int) -> bool:
-        needed = bisect_right(self._touching[stream, partition], through)
-        return self._applied[stream, partition] >= needed
+    def _evicted(self, stream: StreamId, entry: Entry) -> None:
+        table = self.controller.table
+        assert table is not None
+        consumer = self.plan.edges[stream.edge].consumer
+        for partition in np.flatnonzero(entry.touches).tolist():
+            addition = self.controller.repairs.under_way.get((consumer, partition))
+            for listed in table.stages[consumer][partition]:
+                unconfirmed = addition is not None and addition.worker == listed.worker and addition.phase == "retain"
+                core = self.alive(listed.worker)
+                replica = core.replicas.get((consumer, partition)) if core is not None else None
+                if replica is None or replica.incarnation != listed.incarnation or unconfirmed:
+                    continue
+                if not self._has_applied(replica, stream, entry.sequence):
+                    raise Violation(
+                        "no batch leaves the log before it is applied",
+                        f"stream {stream} dropped batch {entry.sequence}, which partition {partition} on worker "
+                        f"{listed.worker} has not applied",
+                    )
 
     def check_log(self, log: Log, stream: StreamId, where: str) -> None:
+        if not log._entries:
+            return
         held = sum(entry.nbytes for entry in log._entries)
         if held != log.bytes:
             raise Violation("the log counts its bytes", f"{where}, stream {stream}: {log.bytes} counted, {held} held")
-        newest = log._entries[-1].nbytes if log._entries else 0
+        newest = log._entries[-1].nbytes
         if held - newest >= log.bytes_max and len(log._entries) > 1 and held - newest > 0:
             # The empty entry that ends a stream costs nothing and may follow a full log.
             last = log._entries[-1]
@@ -156,68 +211,185 @@ class Ledger:
                     "log bytes <= bound + one batch", f"{where}, stream {stream}: {held} bytes, bound {log.bytes_max}"
                 )
 
-    # ---- consumers
+    # ---- replicas
 
-    def watch_replica(self, replica: Replica) -> None:
-        step, partition = replica.step, replica.partition
+    def watch_replica(self, core: StageWorker, replica: Replica) -> None:
+        watch = self._watches[id(replica)] = Watch(replica)
+        self._kept.append(replica)
+        for outlet in replica.outlets:
+            self._maker[id(outlet.producer)] = watch
+            self._published[id(outlet.producer)] = outlet.producer.log.base
+        if replica.applied:
+            for stream, inbound in core._inbound.items():
+                if stream.edge in replica.stage.edges_in:
+                    touching = self._touching[stream, replica.partition]
+                    watch.counts[stream] = bisect_left(touching, inbound.next_to_apply(replica.partition))
+        step = replica.step
 
         def watched_step(now: float) -> Any:
+            before = replica.applied
+            if replica.between_steps:
+                watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
+                if not replica.primary and before >= replica.order.committed:
+                    raise Violation(
+                        "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
+                    )
             slices = step(now)
-            for slice_ in slices:
-                self._apply(slice_.stream, partition, slice_.sequence)
+            if replica.applied > before:
+                self._stepped(watch, before, slices)
             return slices
 
         replica.step = watched_step  # type: ignore[method-assign]
 
-    def _apply(self, stream: StreamId, partition: int, sequence: int) -> None:
-        touching, count = self._touching[stream, partition], self._applied[stream, partition]
-        self._applied[stream, partition] += 1
+    def _stepped(self, watch: Watch, step: int, slices: list[Any]) -> None:
+        replica = watch.replica
+        watch.orders[step] = tuple((*s.stream, s.sequence) for s in slices)
+        for slice_ in slices:
+            self._apply(watch, slice_.stream, slice_.sequence)
+        official = self._official[replica.stage.id, replica.partition]
+        while watch.final < min(replica.applied, replica.order.committed):
+            order = watch.orders.get(watch.final)  # None: applied before it was copied
+            if order is not None and official.setdefault(watch.final, order) != order:
+                raise Violation(
+                    "replicas take the same steps",
+                    f"{replica.where}, step {watch.final}: {order} after {official[watch.final]}",
+                )
+            watch.final += 1
+
+    def _apply(self, watch: Watch, stream: StreamId, sequence: int) -> None:
+        partition = watch.replica.partition
+        touching, count = self._touching[stream, partition], watch.counts.get(stream, 0)
+        watch.counts[stream] = count + 1
         if stream not in self.unsteady and (count >= len(touching) or touching[count] != sequence):
             expected = touching[count] if count < len(touching) else "nothing more"
             raise Violation(
                 "each partition applies each batch once and in order",
-                f"stream {stream}, partition {partition}: applied {sequence} where {expected} was next",
+                f"stream {stream}, {watch.replica.where}: applied {sequence} where {expected} was next",
             )
+
+    def _has_applied(self, replica: Replica, stream: StreamId, through: int) -> bool:
+        watch = self._watches.get(id(replica))
+        needed = bisect_right(self._touching[stream, replica.partition], through)
+        return watch is not None and watch.counts.get(stream, 0) >= needed
+
+    # ---- workers
 
     def watch_worker(self, core: StageWorker) -> None:
         answer = core._answer
 
         def watched_answer(connection: Any, message: Any) -> None:
-            if isinstance(message, Ack | Resume):
+            if isinstance(message, Ack | Resume | Standby):
                 stream = StreamId(message.edge, message.producer)
-                self._credit[stream] = max(self._credit[stream], core._inbound[stream].credit)
+                if not isinstance(message, Standby):
+                    at = core.worker, stream
+                    self._credit[at] = max(self._credit[at], core._inbound[stream].credit)
                 self._acked(core, stream, message)
             self.counts["resets"] += type(message).__name__ == "Reset"
+            self.counts["streams that nobody reads from this replica"] += isinstance(message, Standby)
             self.counts["stale producers refused"] += getattr(message, "code", "") == "stale"
             answer(connection, message)
 
         core._answer = watched_answer  # type: ignore[method-assign]
 
-    def _acked(self, core: StageWorker, stream: StreamId, message: Ack | Resume) -> None:
+    def _acked(self, core: StageWorker, stream: StreamId, message: Ack | Resume | Standby) -> None:
         if stream in self.unsteady:
             return
         behind = dict(message.behind)
         consumer = self.plan.edges[stream.edge].consumer
-        for partition, replicas in enumerate(self.table.stages[consumer]):
-            if any(replica.worker == core.worker for replica in replicas):
+        for (stage, partition), replica in core.replicas.items():
+            if stage == consumer and id(replica) in self._watches:
                 through = behind.get(partition, message.through)
-                if not self._has_applied(stream, partition, through):
+                if not self._has_applied(replica, stream, through):
                     raise Violation(
                         "an ack never exceeds what was applied",
                         f"worker {core.worker} acked stream {stream} through {through} for partition {partition}",
                     )
+        for stage, partition in core._awaited:
+            if stage == consumer and behind.get(partition, message.through) >= 0:
+                raise Violation("nothing is acked before the state has come", f"worker {core.worker}, {partition}")
+
+    def watch_roles(self, core: StageWorker) -> None:
+        """After a new table: one primary per partition and term."""
+        for (stage, partition), replica in core.replicas.items():
+            if not replica.primary:
+                continue
+            at = stage, partition, replica.leads_since
+            if self._leaders.setdefault(at, core.worker) != core.worker:
+                raise Violation(
+                    "one primary per partition and epoch",
+                    f"{replica.where}, epoch {replica.leads_since}: workers {self._leaders[at]} and {core.worker}",
+                )
+            if replica.leads_since == core.epoch > replica.incarnation and replica.applied < replica.order.end:
+                self.counts["promoted secondaries that had order left"] += 1
+                if not replica._has(replica.order[replica.applied]):
+                    self.counts["promoted secondaries that waited for rows"] += 1
 
     def check_worker(self, core: StageWorker) -> None:
         for stream, producer in core.producers.items():
             self.check_log(producer.log, stream, f"worker {core.worker}")
         held: dict[StreamId, dict[int, int]] = {}
         for replica in core.replicas.values():
-            for slice_ in replica._queue:
-                held.setdefault(slice_.stream, {})[id(slice_.packet)] = slice_.packet.nbytes
+            for stream, slices in replica._waiting.items():
+                for slice_ in slices:
+                    if slice_.held:
+                        held.setdefault(stream, {})[id(slice_.packet)] = slice_.packet.nbytes
         for stream, packets in held.items():
-            bound = self._credit[stream] + self._largest[stream] + MESSAGE_BYTES
+            bound = self._credit[core.worker, stream] + self._largest[stream] + MESSAGE_BYTES
             if sum(packets.values()) > bound:
                 raise Violation(
                     "bytes held <= credit + one message",
                     f"worker {core.worker} holds {sum(packets.values())} of stream {stream}, bound {bound}",
                 )
+
+    def check_finished(self, core: StageWorker, message: PartitionFinished) -> None:
+        replica = core.replicas.get((message.stage, message.partition))
+        if replica is not None and replica.applied:
+            step = replica.applied - 1
+            watch = self._watches[id(replica)]
+            if step in watch.orders:
+                self._known_everywhere(watch, step, "the end was reported")
+
+    # ---- the controller
+
+    def check_controller(self) -> None:
+        """After each of its decisions."""
+        table, repairs = self.controller.table, self.controller.repairs
+        if table is None:
+            return
+        stages = {addition.stage for addition in repairs.under_way.values()}
+        if len(repairs.under_way) > self.plan.settings.repairs_at_once:
+            raise Violation("at most so many additions at a time", f"{list(repairs.under_way)}")
+        if len(stages) > 1:
+            raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
+        if table.epoch == self._table_seen:
+            return
+        self._table_seen = table.epoch
+        for stage in self.plan.stages:
+            for partition, replicas in enumerate(table.stages[stage.id]):
+                workers = [replica.worker for replica in replicas]
+                if len(set(workers)) < len(workers) or not set(workers) <= set(table.endpoints):
+                    raise Violation("replicas are on different workers of the table", f"{stage.name}/{partition}")
+                if replicas and not repairs.is_safe(stage.id, partition, replicas[0]):
+                    raise Violation("a primary is safe", f"{stage.name}/{partition}: {replicas}")
+                if len(replicas) > stage.replicas:
+                    raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
+
+
+def _slices(entry: Any) -> Any:
+    return tuple(tuple(one) for one in entry.slices)
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    if (one.data is None) != (other.data is None) or one.last != other.last:
+        return False
+    if not np.array_equal(one.touches, other.touches):
+        return False
+    if one.data is None or other.data is None:
+        return True
+    return _same_rows(one.data, other.data)
+
+
+def _same_rows(one: Clustered, other: Clustered) -> bool:
+    if np.array_equal(one.order, other.order):
+        return np.array_equal(one.offsets, other.offsets) and one.batch.equals(other.batch)
+    return all(one.rows_of(p).equals(other.rows_of(p)) for p in range(one.partitions))

@@ -1,7 +1,7 @@
 """What can go wrong in a run: an explicit list, each kind drawn per seed. None of them may change a result.
 
 Two may end a run with an error, and only with the right one: input that reads otherwise when it is read again, and
-the crash of a worker, which one copy of each partition does not survive.
+the loss of the last safe copy of a partition, which is drawn on purpose now and then (``reckless``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ class Faults:
     spike: float = 1.0
     #: A connection breaks: everything under way on it is lost, but for what its sender had not yet written.
     breaks_per_s: float = 0.0
+    #: The same, of a connection to the controller.
+    control_breaks_per_s: float = 0.0
     #: One message is lost and the connection stays.
     loss_probability: float = 0.0
+    #: Nothing gets through in one direction for a while, on one connection of any kind.
+    cuts_per_s: float = 0.0
+    cut_s: float = 0.0
     #: A process stands still, and goes on.
     pauses_per_s: float = 0.0
     pause_s: float = 0.0
@@ -40,10 +45,25 @@ class Faults:
     #: A retried task reads other rows.
     nondeterministic: bool = False
     #: A worker dies, and Spark starts its task again.
-    crash: bool = False
-    #: Orders of the controller come late at some processes.
+    crashes_per_s: float = 0.0
+    #: The next one follows at once, so that it falls into the take-over or the repair.
+    second_crash_probability: float = 0.0
+    #: Its connection is not seen to close: only its silence tells.
+    silent_crash_probability: float = 0.0
+    #: It does not come back.
+    never_back_probability: float = 0.0
+    #: Crashes spare the last safe copy of a partition, unless the run is reckless.
+    reckless: bool = False
+    #: A worker dies as soon as the first partition has finished.
+    crash_at_the_end: bool = False
+    #: A worker dies as soon as it has something, before the first acks.
+    crash_at_the_start: bool = False
+    #: The input goes on until everything is repaired, so that repairs have something to repair.
+    patient: bool = False
+    #: Orders of the controller come late at some processes, and some come twice.
     late_order_probability: float = 0.0
     late_order_s: float = 0.0
+    twice_probability: float = 0.0
     edge_complete_delay_s: float = 0.0
     #: The same placement is published again under a higher epoch.
     epochs_per_s: float = 0.0
@@ -51,34 +71,45 @@ class Faults:
     encoded: bool = False
 
 
-def draw(rng: random.Random) -> Faults:
-    """Most runs have a few kinds of faults, some have all, a few have none."""
+def draw(rng: random.Random, replicated: bool) -> Faults:
+    """Most runs have a few kinds of faults, some have all, a few have none. ``replicated``: workers may crash."""
     kinds = rng.choice([0.0, 0.25, 0.5, 0.5, 0.8, 1.0])
 
     def sometimes(value: float, otherwise: float = 0.0) -> float:
         return value if rng.random() < kinds else otherwise
 
-    nondeterministic = rng.random() < 0.12
+    nondeterministic = not replicated and rng.random() < 0.2
     retries = rng.choice([1.0, 6.0])
     return Faults(
-        calm_after_s=rng.choice([1.0, 4.0]),
+        calm_after_s=rng.choice([0.3, 0.8, 1.6]),
         delay_s=rng.choice([0.0005, 0.002, 0.01]),
         spike_probability=sometimes(rng.choice([0.01, 0.1])),
         spike=rng.choice([10.0, 50.0]),
         breaks_per_s=sometimes(rng.choice([2.0, 10.0, 40.0])),
+        control_breaks_per_s=sometimes(rng.choice([1.0, 5.0])),
         loss_probability=sometimes(rng.choice([0.005, 0.05])),
+        cuts_per_s=sometimes(rng.choice([1.0, 6.0])),
+        cut_s=rng.choice([0.05, 0.6]),
         pauses_per_s=sometimes(rng.choice([1.0, 5.0])),
-        pause_s=rng.choice([0.05, 1.0]),
+        pause_s=rng.choice([0.05, 0.8]),
         slowness=sometimes(rng.choice([5.0, 50.0]), 1.0),
         deaths_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
         zombies_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
         nondeterministic=nondeterministic,
-        crash=rng.random() < 0.05,
+        crashes_per_s=sometimes(rng.choice([1.0, 3.0, 8.0]), 1.0) if replicated else 0.0,
+        second_crash_probability=sometimes(0.5),
+        silent_crash_probability=sometimes(0.4),
+        never_back_probability=sometimes(0.15),
+        reckless=rng.random() < 0.04,
+        crash_at_the_end=replicated and rng.random() < 0.1,
+        crash_at_the_start=replicated and rng.random() < 0.1,
+        patient=replicated and rng.random() < 0.5,
         read_s=rng.choice([0.0, 0.01, 0.1]),
         repeats_probability=sometimes(0.5),
         late_order_probability=sometimes(0.3),
-        late_order_s=rng.choice([0.1, 1.0]),
-        edge_complete_delay_s=sometimes(rng.choice([0.05, 2.0])),
+        late_order_s=rng.choice([0.1, 0.5]),
+        twice_probability=sometimes(0.1),
+        edge_complete_delay_s=sometimes(rng.choice([0.05, 0.5])),
         epochs_per_s=sometimes(rng.choice([1.0, 5.0])),
-        encoded=rng.random() < 0.3,
+        encoded=rng.random() < 0.15,
     )

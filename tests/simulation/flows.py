@@ -8,7 +8,6 @@ exchange's sequence numbers.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +19,7 @@ from controller.dag import compile_plan
 from flux.api import Flow, Source, Stage
 from flux.plan import Plan
 from flux.settings import Settings
-from tests.simulation.checkers import Ledger
+from tests.simulation.checkers import Ledger, Violation
 
 ROW = pa.schema(
     [("id", pa.int64()), ("key", pa.int64()), ("word", pa.string()), ("hop", pa.int32()), ("tick", pa.int64())]
@@ -37,7 +36,7 @@ def make_batch(rows: list[Row], hop: int, tick: int) -> pa.RecordBatch:
 
 
 class Watched(flux.Operator):
-    """An operator of the simulation: shows what it gets to the ledger. ``stage_name``, ``ledger``: set by subclass."""
+    """An operator of the simulation: sees to it that rows come in order. ``stage_name``, ``ledger``: set by subclass."""
 
     ledger: Ledger
     stage_name: str
@@ -45,21 +44,32 @@ class Watched(flux.Operator):
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
-        self.tick = 0
+        self.state: dict[str, Any] = {"tick": 0, "seen": {}}
 
     def stamped(self, rows: list[Row]) -> pa.RecordBatch:
-        self.tick += len(rows)
-        return make_batch(rows, self.context.partition, self.tick - len(rows))
+        tick = self.state["tick"]
+        self.state["tick"] += len(rows)
+        return make_batch(rows, self.context.partition, tick)
 
     def process(self, batch: pa.RecordBatch) -> Any:
-        self.ledger.saw(self.stage_name, self.context, batch)
-        return self.through([(row["id"], row["key"], row["word"]) for row in batch.to_pylist()])
+        ids, keys, words, hops, ticks = (column.to_pylist() for column in batch.columns)
+        seen, entrance = self.state["seen"], self.context.input
+        for hop, tick in zip(hops, ticks, strict=True):
+            if tick <= seen.get((entrance, hop), -1):
+                at = (self.stage_name, self.context.partition, entrance, hop)
+                raise Violation("order within a stream", f"{at} got row {tick} after row {seen[entrance, hop]}")
+            seen[entrance, hop] = tick
+        self.ledger.one_home(self.stage_name, self.context, batch)
+        return self.through(list(zip(ids, keys, words, strict=True)))
 
     def through(self, rows: list[Row]) -> Any:
         return [self.stamped(rows)]
 
     def snapshot(self) -> Any:
-        return {"tick": self.tick}
+        return self.state
+
+    def restore(self, snapshot: Any) -> None:
+        self.state = snapshot
 
 
 class Filter(Watched):
@@ -89,14 +99,14 @@ class Hold(Watched):
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
-        self.held: list[Row] = []
+        self.state["held"] = []
 
     def through(self, rows: list[Row]) -> Any:
-        self.held += rows
+        self.state["held"] += rows
 
     def finish(self) -> Any:
-        for start in range(0, len(self.held), 3):
-            yield self.stamped(self.held[start : start + 3])
+        for start in range(0, len(self.state["held"]), 3):
+            yield self.stamped(self.state["held"][start : start + 3])
 
 
 class Sink(Watched):
@@ -104,8 +114,12 @@ class Sink(Watched):
 
     schema = None
 
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state["rows"] = []
+
     def through(self, rows: list[Row]) -> Any:
-        self.ledger.arrived[self.stage_name].update(rows)
+        self.state["rows"] += rows
 
 
 class Totals(flux.Aggregate):
@@ -119,8 +133,26 @@ class TotalsSink(flux.Operator):
     ledger: Ledger
     stage_name: str
 
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state: dict[str, Any] = {"totals": {}}
+
     def process(self, batch: pa.RecordBatch) -> None:
-        self.ledger.totals_arrived(self.stage_name, self.context, batch)
+        self.ledger.one_home(self.stage_name, self.context, batch)
+        totals = self.state["totals"]
+        for row in batch.to_pylist():
+            before = totals.get(row["key"], (0, 0))[0]
+            if row["n"] <= before:
+                raise Violation(
+                    "order within a stream", f"{self.stage_name}: count of {row['key']} fell from {before} to {row['n']}"
+                )
+            totals[row["key"]] = (row["n"], row["total"])
+
+    def snapshot(self) -> Any:
+        return self.state
+
+    def restore(self, snapshot: Any) -> None:
+        self.state = snapshot
 
 
 MODELS = {
@@ -186,10 +218,12 @@ class Dataflow:
 
 
 class _Builder:
-    def __init__(self, rng: random.Random, ledger: Ledger, nondeterministic: bool) -> None:
+    def __init__(self, rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int) -> None:
         self.rng = rng
         self.ledger = ledger
         self.nondeterministic = nondeterministic
+        self.copies = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [2, 3], [1, 2, 3]])
+        self.copies = [min(copies, copies_max) for copies in self.copies]
         self.nodes: list[Node] = []
         self.sinks: list[Node] = []
         self._ids = 0
@@ -239,9 +273,9 @@ class _Builder:
         rng = self.rng
         name = f"source{len(self.nodes)}"
         spark = rng.random() < 0.65
-        many = spark and rng.random() < 0.15
-        partitions = rng.randint(8, 25) if many else rng.randint(0 if spark else 1, 4)
-        data = self._source_data(name, partitions, 2 if many else rng.choice([3, 12, 30]))
+        many = spark and self.copies == [1] and rng.random() < 0.15
+        partitions = rng.randint(8, 25) if many else rng.randint(0 if spark else 1, 3)
+        data = self._source_data(name, partitions, 2 if many else rng.choice([3, 12, 25]))
         if spark and self.nondeterministic:
             for partition, batches in enumerate(data.batches):
                 if batches and rng.random() < 0.7:
@@ -264,7 +298,7 @@ class _Builder:
     def _stage(self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete") -> Node:
         name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
         target = type(name, (kind,), {"ledger": self.ledger, "stage_name": name})
-        stage = Stage(target, key, self.rng.randint(1, 5), 1, None, mode, name)
+        stage = Stage(target, key, self.rng.randint(1, 4), self.rng.choice(self.copies), None, mode, name)
         if kind is not Totals:
             self.ledger.keys[name] = key
         for node in inputs:
@@ -288,10 +322,8 @@ class _Builder:
             mode = self.rng.choice(["complete", "update"])
             totals = self._stage(Totals, [node], ("key",), mode)
             sink = self._stage(TotalsSink, [totals], ("key",))
-            self.ledger.totals[sink.name] = {}
         else:
             sink = self._stage(Sink, [node], self._key())
-            self.ledger.arrived[sink.name] = Counter()
         self.sinks.append(sink)
 
 
@@ -302,17 +334,21 @@ def _settings(rng: random.Random) -> Settings:
         log_max_bytes=int(rng.choice([tiny, "4000", "1000000"])),
         credit_max_bytes=int(rng.choice([tiny, "1000", "1000000"])),
         step_max_rows=rng.choice([1, 8, 4096]),
-        ack_interval=rng.choice([0.0, 0.005, 0.1]),
-        resend_timeout=rng.choice([0.004, 0.05, 0.5]),
-        heartbeat_interval=1.0,
+        ack_interval=rng.choice([0.0, 0.005, 0.05]),
+        resend_timeout=rng.choice([0.02, 0.1, 0.4]),
+        heartbeat_interval=0.05,
+        heartbeat_timeout=0.25,
+        heartbeat_last_timeout=3.0,
+        repairs_at_once=rng.choice([1, 1, 2, 8]),
+        same_executor=rng.random() < 0.15,
     )
 
 
-def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool) -> Dataflow:
-    builder = _Builder(rng, ledger, nondeterministic)
+def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int) -> Dataflow:
+    builder = _Builder(rng, ledger, nondeterministic, copies_max)
     for _ in range(rng.choice([1, 1, 2])):
         builder.source()
-    for _ in range(rng.randint(0, 3)):
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
         builder.stage()
     for node in builder.nodes:
         if not node.used or rng.random() < 0.15:

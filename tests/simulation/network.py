@@ -29,15 +29,15 @@ class _Flying:
 
 
 class Link:
-    def __init__(self, network: Network, number: int, to_server: ToServer, to_client: ToClient, fragile: bool) -> None:
+    def __init__(self, network: Network, number: int, to_server: ToServer, to_client: ToClient, data: bool) -> None:
         self.network = network
         self.number = number
-        self.fragile = fragile
+        self.data = data
         self.generation = 0
         self._to_server, self._to_client = to_server, to_client
         self._up: list[_Flying] = []
         self._down: list[_Flying] = []
-        self._up_at = self._down_at = 0.0
+        self._up_at = self._down_at = 0.0  # nothing arrives before: order within the connection, and cuts
         self.closed = False
 
     @property
@@ -61,7 +61,7 @@ class Link:
         self.network.world.at(self._down_at, self._arrive_down, flying)
 
     def _loses(self) -> bool:
-        lost = self.fragile and self.network.calm is False and self.network.loses()
+        lost = self.data and self.network.calm is False and self.network.loses()
         self.network.counts["messages lost alone"] += lost
         return lost
 
@@ -74,6 +74,14 @@ class Link:
         self._down.remove(flying)
         if not flying.lost and not self.closed:
             self._to_client(flying.content)
+
+    def cut(self, seconds: float) -> None:
+        """Nothing gets through in one direction for a while; what is sent meanwhile comes late."""
+        until = self.network.world.now + seconds
+        if self.network.world.random.random() < 0.5:
+            self._up_at = max(self._up_at, until)
+        else:
+            self._down_at = max(self._down_at, until)
 
     def break_(self) -> None:
         self.network.counts["connections lost"] += 1
@@ -98,9 +106,9 @@ class Network:
         self.calm = False
         self.links: list[Link] = []
 
-    def link(self, to_server: ToServer, to_client: ToClient, fragile: bool) -> Link:
-        """``fragile``: breaks and loses messages."""
-        link = Link(self, len(self.links), to_server, to_client, fragile)
+    def link(self, to_server: ToServer, to_client: ToClient, data: bool) -> Link:
+        """``data``: between workers, where also a single message may be lost; else to the controller."""
+        link = Link(self, len(self.links), to_server, to_client, data)
         self.links.append(link)
         return link
 
@@ -116,7 +124,23 @@ class Network:
     def loses(self) -> bool:
         return self.world.chance(self.faults.loss_probability)
 
+    def _some(self, data: bool | None = None) -> Link | None:
+        alive = [link for link in self.links if not link.closed and data in (None, link.data)]
+        return self.world.random.choice(alive) if alive else None
+
     def break_one(self) -> None:
-        alive = [link for link in self.links if link.fragile and not link.closed]
-        if alive:
-            self.world.random.choice(alive).break_()
+        link = self._some(data=True)
+        if link is not None:
+            link.break_()
+
+    def break_control(self) -> None:
+        link = self._some(data=False)
+        if link is not None:
+            self.counts["connections to the controller lost"] += 1
+            link.break_()
+
+    def cut_one(self) -> None:
+        link = self._some()
+        if link is not None:
+            self.counts["cuts in one direction"] += 1
+            link.cut(self.world.random.random() * self.faults.cut_s)
