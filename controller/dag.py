@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flux.aggregate import Aggregate
 from flux.api import Flow, Source
 from flux.collect import Collect
 from flux.errors import SchemaError, UsageError
@@ -98,14 +99,22 @@ class _Compiler:
     def _add_stage(self, flow: Flow) -> None:
         stage = flow.stage
         name = self._unique(stage.name)
-        wanted = self.settings.partitions if stage.partitions is None else stage.partitions
+        operator = self._instance(name, stage.make)
+        # Without a key an aggregate has one group, and one group lives in one partition.
+        one_group = isinstance(operator, Aggregate) and not stage.key
+        default = 1 if one_group else self.settings.partitions
+        wanted = default if stage.partitions is None else stage.partitions
         partitions = self._in_range(name, "partitions", wanted, PARTITIONS_MAX)
+        if one_group and partitions > 1:
+            raise UsageError(
+                f"stage {name}: an aggregate without a key has one group, so partitions must be 1, got {partitions}; "
+                "give it a key, or leave partitions out"
+            )
         replicas = self._in_range(name, "replicas", stage.replicas, REPLICAS_MAX)
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
         inputs = [self._input(given) for given in flow.inputs]
         schemas = tuple(schema for _, _, schema in inputs)
-        operator = self._instance(name, stage.make)
         output = self._output_schema(name, operator, schemas, stage.key)
         edges_in = [
             self._add_edge(kind, index, name, len(self.stages), number, stage.key, schema, partitions)

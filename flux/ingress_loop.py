@@ -12,6 +12,7 @@ from flux.control import Failure, FromController, Goodbye, Heartbeat, NewTable, 
 from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
+from flux.prefetch import Prefetch
 from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register
 from flux.transport import Sockets
 from partitioning.warm_up import warm_up
@@ -33,6 +34,7 @@ class Ingress:
         self._node = -1
         self._turns = 0
         self._beat_at = 0.0
+        self.input: Prefetch[pa.RecordBatch] | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
         """Sends everything and returns the number of rows once all of them are applied."""
@@ -60,7 +62,14 @@ class Ingress:
         settings = self.plan.settings
         while not self._ready:
             self._turn(core, WAIT_S)
-        for batch in batches:
+        bell = self.sockets.bell()
+        self.input = Prefetch(batches, bell)
+        while not self.input.ended:
+            bell.clear()
+            batch = self.input.take()
+            if batch is None:
+                self._turn(core, 0 if self.input.ended else WAIT_S)
+                continue
             for part in split(batch, settings.batch_max_rows, settings.batch_max_bytes):
                 while not core.has_room:
                     self._turn(core, WAIT_S)
@@ -72,6 +81,13 @@ class Ingress:
         self._beat(core, time.time())
         self.control.report(Goodbye(node=self._node))
         return core.streams.rows
+
+    def drained(self, timeout: float) -> bool:
+        """After a stop: throw away the rest of the input; False if it has not ended in time."""
+        if self.input is None:
+            return True
+        self.input.drain(timeout)
+        return self.input.ended
 
     def _turn(self, core: IngressTask, wait_s: float) -> None:
         now = time.time()

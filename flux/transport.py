@@ -46,7 +46,7 @@ class Sockets:
         self._poller = zmq.Poller()
         self._keys = keys
         self._message_max_bytes = message_max_bytes
-        self._open: list[Port | Link] = []
+        self._open: list[Port | Link | Bell] = []
 
     def port(self, host: str) -> Port:
         """Bind to a free port of ``host``'s address."""
@@ -86,7 +86,11 @@ class Sockets:
         self._poller.register(opened.raw, zmq.POLLIN)
         return opened
 
-    def wait(self, seconds: float) -> set[Port | Link]:
+    def bell(self) -> Bell:
+        """Something that other threads can ring to end a ``wait``."""
+        return self._register(Bell())
+
+    def wait(self, seconds: float) -> set[Port | Link | Bell]:
         """Those that have something to receive, after at most so many seconds."""
         ready = dict(self._poller.poll(math.ceil(max(seconds, 0) * 1000)))
         return {opened for opened in self._open if opened.raw in ready}
@@ -98,7 +102,7 @@ class Sockets:
 
     def close(self) -> None:
         for opened in self._open:
-            opened.raw.close()
+            (opened if isinstance(opened, Bell) else opened.raw).close()
         self._open.clear()
         self._context.term()
 
@@ -146,6 +150,33 @@ class Link:
             self.raw.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
         except zmq.Again:
             pass
+
+
+class Bell:
+    """Rung by any thread, heard by the one that waits; heard again and again until cleared."""
+
+    def __init__(self) -> None:
+        self._hears, self._rings = socket.socketpair()
+        self._hears.setblocking(False)
+        self._rings.setblocking(False)
+        self.raw = self._hears.fileno()
+
+    def ring(self) -> None:
+        try:
+            self._rings.send(b"!")
+        except OSError:
+            pass  # full: it is ringing already; or closed: nobody listens
+
+    def clear(self) -> None:
+        try:
+            while self._hears.recv(4096):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._hears.close()
+        self._rings.close()
 
 
 def own_address(towards: str) -> str:

@@ -15,6 +15,8 @@ from flux.plan import Plan
 from flux.shell import Rendezvous, Stopped
 from flux.worker import Worker
 
+#: How long an ingress task that is told to stop throws away input before it fails. Spark kills it before that.
+DRAIN_S = 30.0
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -39,10 +41,13 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
         partition = context.partitionId()
         names = plan.sources[source].schema.names
         renamed = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+        ingress = Ingress(plan, rendezvous, source, partition)
         try:
-            rows = Ingress(plan, rendezvous, source, partition).run(renamed, context.taskAttemptId())
+            rows = ingress.run(renamed, context.taskAttemptId())
         except Stopped:
             rows = -1  # the query is over; nobody looks at the result
+            if not ingress.drained(DRAIN_S):
+                raise  # a thread still reads Spark's socket: this process must not be used again
         yield pa.RecordBatch.from_pydict(
             {"partition": pa.array([partition], pa.int32()), "rows": pa.array([rows], pa.int64())}
         )

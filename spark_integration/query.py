@@ -51,6 +51,7 @@ class Query:
         self._name = name
         self._settings = plan.settings
         self._jobs = Jobs(spark, f"flux-{plan.query}")
+        self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
         keys = Keys.make() if _encrypted(spark, plan.settings) else None
         host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
         self._server = Server(plan, need.workers, host, keys, plan.query, name)
@@ -123,9 +124,8 @@ class Query:
         self._server.stop()
         limit = 2 * self._settings.stop_timeout + 10 if timeout is None else timeout
         if not self._terminated.wait(limit):
-            raise QueryTimeout(
-                f"query {self.id} is still ending after {limit:g} s: {', '.join(self._jobs.join(0)) or 'controller'}"
-            )
+            left = ", ".join(self._jobs.join(0) + self._ingress.join(0)) or "controller"
+            raise QueryTimeout(f"query {self.id} is still ending after {limit:g} s: {left}")
 
     def __repr__(self) -> str:
         return f"<flux query {self._name or self.id}: {self.status['message']}>"
@@ -164,7 +164,7 @@ class Query:
             for edge in self._plan.edges_of_source(index):
                 self._server.edge_complete(edge.id, partitions)
 
-        self._jobs.run(f"ingress of {name}", read, done, self._job_failed)
+        self._ingress.run(f"ingress of {name}", read, done, self._job_failed)
 
     def _job_failed(self, what: str, reason: str) -> None:
         self._server.job_failed(f"the Spark job '{what}'", reason)
@@ -180,9 +180,12 @@ class Query:
                     self._start_ingress(index, source)
         self._server.ended.wait()
         try:
+            if self._ingress.join(1.0):
+                self._ingress.cancel()  # whatever they still read, nobody wants it
             if self._jobs.join(self._settings.stop_timeout if self._server.error is None else 5.0):
                 self._jobs.cancel()
                 self._jobs.join(self._settings.stop_timeout)
+            self._ingress.join(self._settings.stop_timeout)
         finally:
             self._server.close(10.0)
             with _active_lock:

@@ -158,3 +158,20 @@ def test_an_operator_that_needs_arguments_cannot_be_a_stage() -> None:
 def test_no_flow_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="no flow was given"):
         compiled()
+
+
+def test_an_aggregate_without_a_key_lives_in_one_partition() -> None:
+    class Total(flux.Aggregate):
+        n = flux.count()
+
+    schema = pa.schema([("k", pa.int64())])
+    source = flux.source(lambda p: iter(()), schema, partitions=1)
+
+    def compiled(stage: flux.Stage):  # type: ignore[no-untyped-def]
+        return compile_plan([stage(source)], Settings.of(), lambda s: s, "q", b"s")
+
+    assert compiled(flux.stage(Total)).stages[0].partitions == 1
+    with pytest.raises(
+        flux.UsageError, match="an aggregate without a key has one group, so partitions must be 1, got 4"
+    ):
+        compiled(flux.stage(partitions=4)(Total))

@@ -55,5 +55,5 @@ def test_an_operator_is_told_which_input_a_batch_comes_from() -> None:
 
 
 def test_what_is_not_a_stage_is_refused_by_name() -> None:
-    with pytest.raises(flux.UsageError, match="decorated with flux.stage, got int"):
+    with pytest.raises(flux.UsageError, match=r"decorated with flux\.stage, got int"):
         flux.testing.apply(3, ROWS)  # type: ignore[arg-type]

@@ -387,7 +387,6 @@ def test_a_peer_with_other_keys_cannot_talk_to_an_encrypted_query_and_one_with_i
 # ---- an input that says nothing for long
 
 
-@pytest.mark.xfail(strict=True, reason="the ingress loop does not turn while its input blocks: flux/ingress_loop.py")
 def test_rows_that_are_read_arrive_while_the_input_is_silent() -> None:
     gate = threading.Event()
 
