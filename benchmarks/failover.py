@@ -31,7 +31,7 @@ from spark_integration.query import Query, start_query
 SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64())])
 KEYS = 10_000
 #: Rows of one batch of a source, due together.
-TICK_S = 0.005
+TICK_S = 0.01
 WARM_UP_S = 3.0
 #: How long after a fault outputs are looked at for a gap, and how long to wait for repair.
 LOOK_S, REPAIR_S = 4.0, 30.0

@@ -97,7 +97,7 @@ def failover(
     rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 50_000,
     times: Annotated[int, typer.Option(min=1, max=200, help="How many faults, one after the other.")] = 5,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Copies of each partition.")] = 2,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 6,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 3,
     peer: Annotated[
         bool, typer.Option("--peer", help="Also kill an executor under Spark Structured Streaming.")
     ] = False,

@@ -64,7 +64,8 @@ class OrderLog:
         for worker, (incarnation, live) in peers.items():
             peer = known.get(worker)
             if peer is not None and peer.incarnation == incarnation:
-                peer.live, peer.reported, peer.safe = live, False, False  # every new table is answered anew
+                # Every new table is answered anew, also where there is no step to tell of.
+                peer.live, peer.reported, peer.safe, peer.heard_commit = live, False, False, -1
             else:
                 # A live replica has received everything committed; one that is not live waits for its copy of state.
                 start = self.committed if live else None
@@ -83,6 +84,7 @@ class OrderLog:
             peer.acked = peer.applied = peer.checked = applied
         peer.sent = peer.acked
         peer.copied_at = applied
+        peer.heard_commit = -1  # ask, even if there is no step to tell of
 
     def append(self, entry: Entry) -> int:
         self._entries.append(entry)

@@ -75,7 +75,9 @@ def forget_unheard(replicas: Iterable[Replica], now: float, again_s: float) -> b
 
 
 def _behind(replica: Replica, peer: Peer) -> bool:
-    return peer.acked is not None and (peer.acked < replica.order.end or peer.applied < replica.order.committed)
+    """Whether an answer is still wanted from it."""
+    order = replica.order
+    return peer.acked is not None and (peer.acked < order.end or peer.applied < order.committed or not peer.safe)
 
 
 def seen(replica: Replica) -> PartitionSeen:

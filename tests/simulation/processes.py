@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from flux.codec import decode_batches, decode_data, decode_order, encode, encode_batches
-from flux.control import EdgeComplete, Failure, Heartbeat, NewTable, Register, Rejected, Welcome
-from flux.errors import FluxError, NonDeterministicInputError, RefusedError
+from flux.control import (
+    CopyState,
+    EdgeComplete,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    NewTable,
+    PartitionFinished,
+    Register,
+    Rejected,
+    TableSeen,
+    Welcome,
+)
+from flux.errors import Fenced, FluxError, NonDeterministicInputError, RefusedError
 from flux.ingress_task import IngressTask
-from flux.messages import Data, Hello
+from flux.messages import Data, Hello, Install
 from flux.producer import Producer, ToWorker
 from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
@@ -45,8 +57,10 @@ class Process:
         self.paused_until = 0.0
         self.slowness = 1.0
         self.endpoints: dict[int, str] = {}
-        self.control = sim.network.link(sim.controller_hears, self._hear_control, fragile=False)
+        self.control = sim.network.link(sim.controller_hears, self._hear_control, data=False)
+        self.executor = ""
         self._registered_at = -1.0
+        self._beat_at = 0.0
         self._turn_at = float("inf")
         self.wake()
 
@@ -74,13 +88,16 @@ class Process:
             self._register()
         else:
             self.turn()
-        for producer in self.producers():
-            self.sim.counts["turns without credit"] += any(
-                cursor.nonce is not None and cursor.next < producer.log.end and cursor.sent_bytes >= cursor.granted
-                for cursor in producer._cursors.values()
-            )
         if self.inbox:
             self.wake(TURN_S * self.slowness)
+
+    def note_credit(self) -> None:
+        for producer in self.producers():
+            if producer.log and any(
+                cursor.nonce is not None and cursor.next < producer.log.end and cursor.sent_bytes >= cursor.granted
+                for cursor in producer._cursors.values()
+            ):
+                self.sim.counts["turns without credit"] += 1
 
     def producers(self) -> Iterable[Producer]:
         return [] if self.core is None else self.core.producers.values()
@@ -105,7 +122,7 @@ class Process:
             self.report(
                 Register(
                     secret=self.sim.plan.secret, role=self.role, index=self.index, attempt=self.attempt, host="host",
-                    pid=self.index, endpoint=str(self.attempt), edges=self.edges,
+                    pid=self.index, executor=self.executor, endpoint=str(self.attempt), edges=self.edges,
                 )
             )  # fmt: skip
         self.wake(REGISTER_EVERY_S)
@@ -123,7 +140,11 @@ class Process:
             self.welcomed(order.incarnation)
         elif isinstance(order, NewTable):
             self.endpoints = dict(order.table.endpoints)
+            for worker in [worker for worker in self.links if worker not in self.endpoints]:
+                self.links.pop(worker).closed = True
             self.on_new_table(order)
+        elif isinstance(order, CopyState):
+            self.on_copy_state(order)
         elif isinstance(order, EdgeComplete):
             self.on_edge_complete(order)
         elif isinstance(order, Rejected):
@@ -139,6 +160,14 @@ class Process:
     def on_edge_complete(self, order: EdgeComplete) -> None:
         pass
 
+    def on_copy_state(self, order: CopyState) -> None:
+        raise AssertionError("only workers have state")
+
+    def beat(self, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + self.sim.plan.settings.heartbeat_interval
+            self.report(Heartbeat(node=self.node, progress=0, stats={}))
+
     def on_rejected(self) -> None:
         raise AssertionError("no worker is ever rejected")
 
@@ -149,12 +178,22 @@ class Process:
         if link is None:
             server = self.sim.listening[self.endpoints[effect.worker]]
             worker = effect.worker
-            link = self.sim.network.link(server.hear_data, lambda c: self._hear_answer(worker, c), fragile=True)
+            link = self.sim.network.link(server.hear_data, lambda c: self._hear_answer(worker, c), data=True)
             self.links[worker] = link
-        if self.sim.faults.encoded:
+        given = effect.batches if effect.payload is None else effect.payload
+        if not self.sim.faults.encoded:
+            link.send((effect.message, given))
+        elif effect.payload is None:
             link.send((encode(effect.message), encode_batches(effect.batches)))
         else:
-            link.send((effect.message, effect.batches))
+            link.send((encode(effect.message), given))
+        if isinstance(effect.message, Install) and self.sim.strikes_twice():
+            self.sim.world.after(self.sim.world.random.random() * self.sim.faults.late_order_s, self._again, link, effect)
+
+    def _again(self, link: Link, effect: ToWorker) -> None:
+        if not link.closed:
+            self.sim.counts["copies of state that came twice"] += 1
+            link.send((effect.message, effect.payload))
 
     def careless(self) -> bool:
         return self.world.chance(self.sim.faults.repeats_probability)
@@ -168,12 +207,12 @@ class Process:
 
 
 class WorkerProcess(Process):
-    def __init__(self, sim: Simulation, slot: int, attempt: int) -> None:
+    def __init__(self, sim: Simulation, slot: int, attempt: int, executor: str) -> None:
         super().__init__(sim, "worker", slot, attempt)
+        self.executor = executor
         self.core: StageWorker | None = None  # type: ignore[assignment]
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._unread: dict[tuple[int, int], Any] = {}
-        self._beat_at = 0.0
         self._watched: set[int] = set()
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
@@ -182,16 +221,25 @@ class WorkerProcess(Process):
         if self.core is None:
             self.core = StageWorker(self.sim.plan, self.node)
             self.core._credit.floor = self.sim.dataflow.credit_floor
+            self.sim.by_node[self.node] = self
             self.sim.ledger.watch_worker(self.core)
             self.inbox.extend(self._unheard)
 
     def on_new_table(self, order: NewTable) -> None:
-        assert self.core is not None
-        self.core.on_table(order.table, self.world.now)
+        core = self.core
+        assert core is not None
+        newer = order.table.epoch > core.epoch
+        try:
+            core.on_table(order.table, self.world.now)
+        except Fenced:
+            self.sim.fenced(self)
+            return
         for edge, producers in order.complete.items():
-            self.core.on_edge_complete(edge, producers)
-        self._watch(self.core)
-        for source, partition in self.core.sources:
+            core.on_edge_complete(edge, producers)
+        self._watch(core)
+        if newer:
+            self.sim.ledger.watch_roles(core)
+        for source, partition in core.sources:
             if (source, partition) not in self._unread:
                 read = self.sim.plan.sources[source].read
                 assert read is not None
@@ -199,20 +247,26 @@ class WorkerProcess(Process):
                 self._readers[source, partition] = iter(read(partition))
 
     def _watch(self, core: StageWorker) -> None:
-        for thing, watch in [
-            *((replica, self.sim.ledger.watch_replica) for replica in core.replicas.values()),
-            *((producer, self._watch_producer) for producer in core.producers.values()),
-        ]:
-            if id(thing) not in self._watched:
-                self._watched.add(id(thing))
-                watch(thing)
+        for replica in core.replicas.values():
+            if id(replica) not in self._watched:
+                self._watched.add(id(replica))
+                self.sim.ledger.watch_replica(core, replica)
+        for producer in core.producers.values():
+            if id(producer) not in self._watched:
+                self._watched.add(id(producer))
+                self.sim.ledger.watch_producer(producer, self._current, self.careless)
 
-    def _watch_producer(self, producer: Producer) -> None:
-        self.sim.ledger.watch_producer(producer, self.careless)
+    def _current(self) -> bool:
+        table = self.sim.controller.table
+        return table is not None and self.node in table.endpoints
 
     def on_edge_complete(self, order: EdgeComplete) -> None:
         assert self.core is not None
         self.core.on_edge_complete(order.edge, order.producers)
+
+    def on_copy_state(self, order: CopyState) -> None:
+        assert self.core is not None
+        self.core.on_copy_state(order)
 
     def hear_data(self, identity: Identity, content: Any) -> None:
         self.inbox.append((self._on_data_plane, (identity, *content)))
@@ -225,8 +279,15 @@ class WorkerProcess(Process):
             return
         if isinstance(message, bytes):
             message = decode_data(message)
-            known = isinstance(message, Data) and core.knows(identity, message)
-            batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
+            if isinstance(message, Data):
+                known = core.knows(identity, message)
+                batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
+        if isinstance(message, Install):
+            known = set(core.replicas.values())
+            core.on_install(identity, message, batches, self.world.now)
+            self.sim.counts["copies of state installed"] += set(core.replicas.values()) != known
+            self._watch(core)
+            return
         if isinstance(message, Hello) and message.epoch > core.epoch:
             self.sim.counts["greetings of a newer epoch"] += 1
         core.on_data_plane(identity, message, batches, self.world.now)
@@ -243,7 +304,12 @@ class WorkerProcess(Process):
         while worked < steps and core.work(now):
             worked += 1
         busy = bool(worked) or self._read(core)
+        for producer in core.producers.values():
+            if producer.dirty:
+                self.sim.ledger.publish(producer)
+        sent = False
         for effect in core.poll(now):
+            sent = True
             if isinstance(effect, ToWorker):
                 self.send(effect)
             elif isinstance(effect, ToConnection):
@@ -251,11 +317,13 @@ class WorkerProcess(Process):
                 assert isinstance(effect.connection, tuple)
                 self.sim.network.of(effect.connection).reply(effect.connection, content)
             else:
+                if isinstance(effect.message, PartitionFinished):
+                    self.sim.ledger.check_finished(core, effect.message)
                 self.report(effect.message)
-        if now >= self._beat_at:
-            self._beat_at = now + self.sim.plan.settings.heartbeat_interval
-            self.report(Heartbeat(node=self.node, progress=0, stats=core.stats()))
-        self.sim.ledger.check_worker(core)
+        self.beat(now)
+        if busy or sent:
+            self.sim.ledger.check_worker(core)
+            self.note_credit()
         if busy:
             self.wake(TURN_S * self.slowness)
         else:
@@ -270,6 +338,9 @@ class WorkerProcess(Process):
                 continue
             batch = next(reader, "end")
             if batch is None:
+                continue
+            if batch == "end" and not self.sim.may_end():
+                self._readers[key] = iter(())
                 continue
             core.on_source(*key, None if batch == "end" else batch, self.world.now)
             if batch == "end":
@@ -302,12 +373,17 @@ class IngressProcess(Process):
         if self.core is None:
             self.core = IngressTask(self.sim.plan, self.source, self.index, self.attempt)
             for producer in self.core.producers.values():
-                self.sim.ledger.watch_producer(producer, self.careless)
+                self.sim.ledger.watch_producer(producer, self._current, self.careless)
+
+    def _current(self) -> bool:
+        member = self.sim.controller.members.ingress.get((tuple(self.edges), self.index))
+        return member is not None and member.about.attempt == self.attempt
 
     def on_new_table(self, order: NewTable) -> None:
         assert self.core is not None
         self.core.on_table(order.table, self.world.now)
         self._ready = True
+        self.report(TableSeen(node=self.node, epoch=order.table.epoch))
 
     def on_rejected(self) -> None:
         self.sim.counts["attempts that came after a newer one"] += 1
@@ -346,22 +422,30 @@ class IngressProcess(Process):
             elif now >= self._read_at:
                 self._read_at = now + self.world.random.random() * self.sim.faults.read_s
                 self._append(core, now)
+        for producer in core.producers.values():
+            self.sim.ledger.publish(producer)
         for effect in core.poll(now):
             self.send(effect)
+        self.beat(now)
+        self.note_credit()
         for stream, producer in core.producers.items():
             self.sim.ledger.check_log(producer.log, stream, "an ingress task")
         if core.drained:
             self.drained = True
+            self.report(Goodbye(node=self.node))
             self.sim.attempt_finished(self)
             return
         reads = self._ready and self._batches is not None and core.has_room
-        rest = self.sim.plan.settings.resend_timeout / 4
+        rest = min(self.sim.plan.settings.resend_timeout / 4, self._beat_at - now)
         self.wake(max(min(rest, self._read_at - now) if reads else rest, TURN_S * self.slowness))
 
     def _append(self, core: IngressTask, now: float) -> None:
         assert self._batches is not None
         batch = next(self._batches, None)
-        if batch is None:
+        if batch is None and not self.sim.may_end():
+            self._batches = iter(())
+            self._read_at = now + 0.02
+        elif batch is None:
             self._batches = None
             core.finish(now)
         else:

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from controller.state import Controller, Tell
+from controller.sweep import under_replicated
 from flux.codec import decode_report, encode
-from flux.control import EdgeComplete, NewTable
+from flux.control import CopyState, EdgeComplete, NewTable
 from flux.errors import NonDeterministicInputError, QueryFailed
+from flux.stage_worker import StageWorker
 from partitioning.ids import StreamId
 from tests.simulation import faults as faults_
 from tests.simulation import flows
@@ -25,9 +27,13 @@ from tests.simulation.processes import IngressProcess, Process, WorkerProcess
 from tests.simulation.world import World
 
 #: A run that has not ended so long after the last fault is stuck. Patience of a producer grows to 32 resend timeouts.
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 #: A run with so many events goes round in circles; ordinary ones have some thousands.
 EVENTS_MAX = 400_000
+#: How often the controller looks at its clock.
+TICK_S = 0.025
+#: A worker that has been heard so recently will not be given up soon.
+FRESH_S = 0.15
 #: Tasks of a Spark job that run at the same time: more partitions come in waves.
 TASKS_MAX = 3
 
@@ -68,31 +74,47 @@ class Simulation:
         self.seed = seed
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
-        self.faults = faults or faults_.draw(rng)
+        replicated = rng.random() < 0.75
+        self.faults = faults or faults_.draw(rng, replicated)
         self.ledger = Ledger()
         self.counts = self.ledger.counts
-        self.dataflow = flows.draw(rng, self.ledger, self.faults.nondeterministic)
+        slots = rng.randint(2, 5) if replicated else rng.randint(1, 3)
+        self.dataflow = flows.draw(rng, self.ledger, self.faults.nondeterministic, min(slots, 3) if replicated else 1)
         self.plan = self.ledger.plan = self.dataflow.plan
         self.network = Network(self.world, self.faults, self.counts)
-        slots = rng.randint(1, 3)
-        self.controller = Controller(self.plan, slots, self.world.now)
+        self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
+        self.ledger.alive = self._core_of
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
-        self.workers = [WorkerProcess(self, slot, slot) for slot in range(slots)]
+        self.by_node: dict[int, WorkerProcess] = {}
+        copies = max(stage.replicas for stage in self.plan.stages)
+        shared = self.plan.settings.same_executor
+        self._executors = [f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)]
+        self.workers = [WorkerProcess(self, slot, slot, self._executors[slot]) for slot in range(slots)]
         if self.faults.slowness > 1:
             self.workers[0].slowness = self.faults.slowness
         self.jobs: list[SparkJob] = []
         self.attempts: list[IngressProcess] = []
         self.versions: dict[tuple[str, int], set[int]] = {}
         self._attempt_ids = itertools.count()
+        self._worker_attempts = itertools.count(slots)
+        self._returning = 0
+        self._fenced: set[int] = set()  # attempts that take the place of a fenced worker
+        self._may_end = not self.faults.patient
+        self._finished_struck = self._started_struck = False
+        self._aborted: set[tuple[int, int]] = set()
+        self._under_way: dict[tuple[int, int], Any] = {}
+        self._take_overs = 0
         self._calm_at = self.world.now + self.faults.calm_after_s
-        if self.faults.crash:
-            self.world.after(self.world.random.random() * self.faults.calm_after_s, self._crash_one)
+        self.world.after(TICK_S, self._tick)
         for rate, strike in [
             (self.faults.breaks_per_s, self.network.break_one),
+            (self.faults.control_breaks_per_s, self.network.break_control),
+            (self.faults.cuts_per_s, self.network.cut_one),
             (self.faults.pauses_per_s, self._pause_one),
             (self.faults.deaths_per_s, self._kill_one),
             (self.faults.zombies_per_s, self._speculate),
             (self.faults.epochs_per_s, self._new_epoch),
+            (self.faults.crashes_per_s, self._crash_one),
         ]:
             if rate:
                 self._strike_later(rate, strike)
@@ -110,46 +132,131 @@ class Simulation:
                 raise Violation("every run comes to its end", self._standing())
         self._check_end()
 
+    @property
+    def _settled(self) -> bool:
+        """Whether the controller's picture is right and nothing is half done."""
+        table = self.controller.table
+        assert table is not None
+        alive = all(self._core_of(worker) is not None for worker in table.endpoints)
+        return alive and not self.controller.repairs.under_way
+
     def _at_rest(self) -> bool:
-        if self.controller.error is not None or self.counts["workers that crashed"]:
+        if self.controller.error is not None or not self._settled:
             return True
-        cores = [worker.core for worker in self.workers if worker.core is not None]
+        cores = self._hosts()
         return all(producer.drained for core in cores for producer in core.producers.values()) and not any(
-            core._effects for core in cores
+            core._effects or len(replica.order.since(0)) for core in cores for replica in core.replicas.values()
         )
+
+    def _hosts(self) -> list[StageWorker]:
+        table = self.controller.table
+        assert table is not None
+        cores = [self._core_of(worker) for worker in table.endpoints]
+        return [core for core in cores if core is not None]
 
     def _standing(self) -> str:
         waiting = [
-            f"worker {worker.index}: {sum(r.queued for r in worker.core.replicas.values())} slices queued, unfinished "
-            f"{[k for k, r in worker.core.replicas.items() if not r.finished]}, undrained "
-            f"{[str(s) for s, p in worker.core.producers.items() if not p.drained]}"
+            f"worker {worker.node} epoch {worker.core.epoch}: "
+            f"{sum(r.queued for r in worker.core.replicas.values())} slices queued, unfinished "
+            f"{[(k, 'primary' if r.primary else 'secondary', r.applied, r.order.committed, r.order.end) for k, r in worker.core.replicas.items() if not r.finished]}, "
+            f"awaited {list(worker.core._awaited)}, undrained {[str(s) for s, p in worker.core.producers.items() if not p.drained]}"
             for worker in self.workers
-            if worker.core is not None
+            if worker.core is not None and not worker.dead
         ]
         jobs = [
             f"source {job.source}: {sorted(job.running)} run, {job.waiting} wait" for job in self.jobs if not job.over
         ]
-        return f"{self.world.events} events, phase {self.controller.phase}; {'; '.join(waiting + jobs)}"
+        additions = [str(addition) for addition in self.controller.repairs.under_way.values()]
+        table = self.controller.table
+        return (
+            f"{self.world.events} events at {self.world.now - 1000:.1f} s, phase {self.controller.phase}, "
+            f"epoch {table.epoch if table else None}, may end: {self._may_end}; {'; '.join(waiting + jobs + additions)}"
+        )
+
+    def _core_of(self, node: int) -> StageWorker | None:
+        process = self.by_node.get(node)
+        return None if process is None or process.dead else process.core
+
+    def may_end(self) -> bool:
+        """Whether the sources may come to their end: patient ones wait until everything is repaired."""
+        if not self._may_end and self.network.calm and self.controller.phase == "running":
+            controller = self.controller
+            assert controller.table is not None
+            if not self._returning and self._settled and controller.repairs.next(controller.table, controller.members) is None:
+                self._check_replicated()
+                self._may_end = True
+        return self._may_end
+
+    def _check_replicated(self) -> None:
+        """Back to as many copies as the stages ask for, as far as there are workers for them."""
+        table, members = self.controller.table, self.controller.members.workers
+        assert table is not None
+        for stage, partition in under_replicated(self.plan, table):
+            workers = {replica.worker for replica in table.stages[stage][partition]}
+            executors = {members[worker].about.executor for worker in workers}
+            for worker, member in members.items():
+                apart = self.plan.settings.same_executor or member.about.executor not in executors
+                if worker not in workers and apart:
+                    raise Violation("everything is repaired", f"{stage}/{partition}: worker {worker} could hold a copy")
+            self.counts["partitions that cannot be repaired"] += 1
+        self.counts["runs that were repaired before their end"] += 1
+        if any(not replica.live for stage_ in table.stages for replicas in stage_ for replica in replicas):
+            raise Violation("everything is repaired", "a replica is listed and not live")
 
     # ---- the controller
 
     def controller_hears(self, identity: Identity, frame: bytes) -> None:
         self._perform(self.controller.on_report(identity, decode_report(frame), self.world.now))
 
+    def _tick(self) -> None:
+        self._perform(self.controller.on_tick(self.world.now))
+        if self.controller.phase in ("starting", "running"):
+            self.world.after(TICK_S, self._tick)
+
+    def _closed(self, node: int) -> None:
+        self._perform(self.controller.on_closed(node, self.world.now))
+
+    def strikes_twice(self) -> bool:
+        return not self.network.calm and self.world.chance(self.faults.twice_probability)
+
     def _perform(self, effects: list[Tell]) -> None:
+        self._note_repairs()
+        self.ledger.check_controller()
         for effect in effects:
             assert isinstance(effect.connection, tuple)
             late = 0.0
-            if isinstance(effect.order, NewTable | EdgeComplete) and not self.network.calm:
-                self.ledger.table = self.controller.table  # type: ignore[assignment]
+            if isinstance(effect.order, NewTable | EdgeComplete | CopyState) and not self.network.calm:
                 if self.world.chance(self.faults.late_order_probability):
                     self.counts["orders that came late"] += 1
                     late = self.world.random.random() * self.faults.late_order_s
+                if isinstance(effect.order, CopyState) and self.strikes_twice():
+                    self.network.of(effect.connection).reply(effect.connection, encode(effect.order), late)
             self.network.of(effect.connection).reply(effect.connection, encode(effect.order), late)
-        if self.controller.table is not None:
-            self.ledger.table = self.controller.table
-            if not self.jobs:
-                self._start_jobs()
+        if self.controller.table is not None and not self.jobs:
+            self._start_jobs()
+        if self.controller.phase == "running" and self.faults.crash_at_the_end and not self._finished_struck:
+            total = sum(stage.partitions for stage in self.plan.terminal)
+            if len(self.controller._unfinished) < total:
+                self._finished_struck = True
+                self.counts["crashes when the first partition had finished"] += self._crash_one()
+
+    def _note_repairs(self) -> None:
+        repairs = self.controller.repairs
+        now = {key: (a.worker, a.incarnation) for key, a in repairs.under_way.items()}
+        if repairs.take_overs > self._take_overs:
+            self._take_overs = repairs.take_overs
+            self.counts["repairs that overlapped a take-over"] += bool(now or self._under_way)
+        gone = {key for key, which in self._under_way.items() if key not in now}
+        table = self.controller.table
+        for key in gone:
+            listed = [] if table is None else [(r.worker, r.incarnation) for r in table.stages[key[0]][key[1]]]
+            if self._under_way[key] not in listed:
+                self._aborted.add(key)
+                self.counts["additions that came to nothing"] += 1
+        for key in now.keys() - self._under_way.keys():
+            self.counts["additions begun"] += 1
+            self.counts["additions begun again"] += key in self._aborted
+        self._under_way = now
 
     def _new_epoch(self) -> None:
         table = self.controller.table
@@ -215,10 +322,10 @@ class Simulation:
 
     # ---- faults
 
-    def _strike_later(self, rate: float, strike: Callable[[], None]) -> None:
+    def _strike_later(self, rate: float, strike: Callable[[], Any]) -> None:
         self.world.after(self.world.random.expovariate(rate), self._strike, rate, strike)
 
-    def _strike(self, rate: float, strike: Callable[[], None]) -> None:
+    def _strike(self, rate: float, strike: Callable[[], Any]) -> None:
         if self.world.now < self._calm_at:
             strike()
             self._strike_later(rate, strike)
@@ -227,18 +334,79 @@ class Simulation:
         return [attempt for job in self.jobs for some in job.running.values() for attempt in some if not attempt.dead]
 
     def _pause_one(self) -> None:
-        process: Process = self.world.random.choice([*self.workers, *self._alive()])
+        process: Process = self.world.random.choice([*(w for w in self.workers if not w.dead), *self._alive()])
+        seconds = self.world.random.random() * self.faults.pause_s
+        long = seconds > self.plan.settings.heartbeat_timeout / 2
+        if long and isinstance(process, WorkerProcess) and not self._spares(process):
+            return
         self.counts["pauses"] += 1
-        process.pause(self.world.random.random() * self.faults.pause_s)
+        process.pause(seconds)
 
-    def _crash_one(self) -> None:
+    def _spares(self, victim: WorkerProcess) -> bool:
+        """Whether every partition has a safe copy elsewhere that is well."""
+        if self.faults.reckless:
+            return True
+        table, members = self.controller.table, self.controller.members.workers
+        if table is None:
+            return True
+        well = {
+            node
+            for node, member in members.items()
+            if self._core_of(node) is not None
+            and node != victim.node
+            and self.by_node[node].paused_until <= self.world.now
+            and self.world.now - member.heard < FRESH_S
+        }
+        return all(
+            any(r.worker in well and self.controller.repairs.is_safe(stage, partition, r) for r in replicas)
+            for stage, partitions in enumerate(table.stages)
+            for partition, replicas in enumerate(partitions)
+        )
+
+    def _crash_one(self) -> bool:
+        victim = self.world.random.choice(self.workers)
+        if victim.dead or self.controller.phase == "ended" or not self._spares(victim):
+            return False
         self.counts["workers that crashed"] += 1
-        dead = self.world.random.choice(self.workers)
-        dead.die()
-        self.world.after(self.world.random.random(), self._restart, dead)
+        self._note_crash(victim)
+        victim.die()
+        if victim.node >= 0 and not self.world.chance(self.faults.silent_crash_probability):
+            self.world.after(0.001 + self.world.random.random() * 0.02, self._closed, victim.node)
+        if not self.world.chance(self.faults.never_back_probability):
+            self._return_later(victim, self.world.random.random() * 0.5)
+        if self.world.now < self._calm_at and self.world.chance(self.faults.second_crash_probability):
+            self.world.after(self.world.random.random() * 0.05, self._crash_one)
+        return True
 
-    def _restart(self, dead: WorkerProcess) -> None:
-        self.workers[dead.index] = WorkerProcess(self, dead.index, dead.attempt + len(self.workers))
+    def _note_crash(self, victim: WorkerProcess) -> None:
+        if victim.core is None:
+            return
+        replicas = victim.core.replicas.values()
+        leading = [r for r in replicas if r.primary and r.order.peers]
+        self.counts["primaries that died with uncommitted steps"] += any(r.order.committed < r.order.end for r in leading)
+        additions = self.controller.repairs.under_way.values()
+        self.counts["new replicas that died while they were added"] += any(a.worker == victim.node for a in additions)
+        table = self.controller.table
+        self.counts["primaries that died while they were copied"] += table is not None and any(
+            table.stages[a.stage][a.partition][0].worker == victim.node for a in additions
+        )
+
+    def _return_later(self, gone: WorkerProcess, delay_s: float) -> None:
+        self._returning += 1
+        self.world.after(delay_s, self._return, gone)
+
+    def _return(self, gone: WorkerProcess) -> None:
+        self._returning -= 1
+        slot = gone.index
+        self.workers[slot] = WorkerProcess(self, slot, next(self._worker_attempts), self._executors[slot])
+        self.workers[slot].slowness = gone.slowness
+
+    def fenced(self, process: WorkerProcess) -> None:
+        """A worker has found out that it was given up: it ends, and Spark starts it again."""
+        self.counts["workers that were fenced and came back"] += 1
+        process.die()
+        self._closed(process.node)
+        self._return_later(process, self.world.random.random() * 0.1)
 
     def _kill_one(self) -> None:
         alive = self._alive()
@@ -246,6 +414,7 @@ class Simulation:
             attempt = self.world.random.choice(alive)
             self.counts["ingress tasks that died"] += 1
             self.counts["ingress tasks that died midway"] += attempt.midway
+            self.counts["ingress tasks that died during a repair"] += bool(self.controller.repairs.under_way)
             self.attempt_failed(attempt)
 
     def _speculate(self) -> None:
@@ -258,41 +427,45 @@ class Simulation:
     # ---- the end
 
     def _check_end(self) -> None:
-        for worker in self.workers:
+        for worker in self.by_node.values():
             if worker.core is not None:
-                self.counts["duplicates refused"] += worker.core.counters.duplicate
-                self.counts["stale messages refused"] += worker.core.counters.stale
-                self.counts["gaps noticed"] += worker.core.counters.gap
+                counters = worker.core.counters
+                self.counts["duplicates refused"] += counters.duplicate
+                self.counts["stale messages refused"] += counters.stale
+                self.counts["gaps noticed"] += counters.gap
                 self._count_handshakes(worker.core.producers.values())
         for attempt in self.attempts:
             if attempt.core is not None:
                 self._count_handshakes(attempt.core.producers.values())
+        self.counts["take-overs"] += self.controller.repairs.take_overs
+        self.counts["repairs"] += self.controller.repairs.done
         error = self.controller.error
         if error is not None:
             if isinstance(error, NonDeterministicInputError) and self.faults.nondeterministic:
                 self.counts["runs ended by non-deterministic input"] += 1
                 return
-            if isinstance(error, QueryFailed) and self.faults.crash and "was lost" in str(error):
-                self.counts["runs ended by the loss of a worker"] += 1
+            if isinstance(error, QueryFailed) and "was lost" in str(error) and "would have helped" in str(error) + "does":
+                reckless = self.faults.reckless
+                self.counts["runs ended by a loss" + (" that was meant" if reckless else "")] += 1
                 return
             raise Violation("no run fails", f"{type(error).__name__}: {error}")
-        self._check_drained()
+        if self._settled:
+            self._check_drained()
         self._check_rows()
 
     def _count_handshakes(self, producers: Any) -> None:
         self.counts["handshakes repeated after silence"] += sum(producer.resent_handshakes for producer in producers)
 
     def _check_drained(self) -> None:
-        if self.counts["workers that crashed"]:
-            return  # all was over by then
-        for worker in self.workers:
-            core = worker.core
-            if core is None:
-                continue  # it hosts nothing and was still joining when all was over
-            if core.held_bytes or core.log_meter.bytes or any(replica.queued for replica in core.replicas.values()):
+        self.counts["runs that came to rest"] += 1
+        for core in self._hosts():
+            queued = sum(replica.queued for replica in core.replicas.values())
+            ordered = sum(len(replica.order.since(0)) for replica in core.replicas.values())
+            if core.held_bytes or core.log_meter.bytes or queued or ordered:
                 raise Violation(
                     "logs and queues drain",
-                    f"worker {core.worker}: {core.log_meter.bytes} in logs, {core.held_bytes} held",
+                    f"worker {core.worker}: {core.log_meter.bytes} bytes in logs, {core.held_bytes} held, {queued} "
+                    f"slices queued, {ordered} steps in order logs",
                 )
 
     def _check_rows(self) -> None:
@@ -309,11 +482,32 @@ class Simulation:
     def _differs(self, key: tuple[str, int]) -> bool:
         return any(data.name == key[0] and key[1] in data.other for data in self.dataflow.sources)
 
+    def _states(self, name: str) -> list[dict[str, Any]]:
+        """State of each partition of a sink, which all replicas that have finished must agree on."""
+        stage = next(stage for stage in self.plan.stages if stage.name == name)
+        states = []
+        for partition in range(stage.partitions):
+            found = [
+                worker.core.replicas[stage.id, partition]
+                for worker in self.by_node.values()
+                if worker.core is not None and (stage.id, partition) in worker.core.replicas
+            ]
+            finished: list[Any] = [replica for replica in found if replica.finished]
+            if not finished:
+                raise Violation("every row counted once at the sink", f"nobody has finished {name}/{partition}")
+            self.counts["replicas compared at the end"] += len(finished) - 1
+            for other in finished[1:]:
+                if other.operator.state != finished[0].operator.state:
+                    raise Violation("replicas agree", f"{name}/{partition}")
+            states.append(finished[0].operator.state)
+        return states
+
     def _wrong(self, version: dict[tuple[str, int], int]) -> str | None:
         for sink in self.dataflow.sinks:
             expected = Counter(sink.model(version))
+            states = self._states(sink.name)
             if sink.kind is flows.Sink:
-                got = self.ledger.arrived[sink.name]
+                got = Counter(row for state in states for row in state["rows"])
                 if got != expected:
                     missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
                     return f"{sink.name}: missing {missing}, too many {extra}"
@@ -323,8 +517,9 @@ class Simulation:
                 for i, key, _ in expected.elements():
                     n, total = totals.get(key, (0, 0))
                     totals[key] = (n + 1, total + i)
-                if self.ledger.totals[sink.name] != totals:
-                    return f"{sink.name}: {self.ledger.totals[sink.name]} instead of {totals}"
+                found = {key: value for state in states for key, value in state["totals"].items()}
+                if found != totals:
+                    return f"{sink.name}: {found} instead of {totals}"
         return None
 
 
