@@ -198,7 +198,7 @@ def _measure(
     arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(Arrivals)
     start_at = time.time() + 6.0  # when workers are there
     source = flux.source(paced(rate, seconds, workers, start_at), SCHEMA, partitions=workers)
-    query = start_query([arrivals(counts(source))], "failover", spark, collect=True, workers=workers, **options)
+    query = start_query([arrivals(counts(source))], "failover", spark, keep_output=True, workers=workers, **options)
     faults = Faults(query, kind, times, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)

@@ -104,7 +104,7 @@ def _measure(
     newest = flux.stage(key="key", partitions=partitions, output_mode="update")(Newest)
     source = flux.source(paced(rate, seconds, workers), SCHEMA, partitions=workers)
     sink = flux.stage(key="key", partitions=workers)(Arrivals)
-    query = start_query([sink(newest(source))], "latency", spark, collect=True, workers=workers, **options)
+    query = start_query([sink(newest(source))], "latency", spark, keep_output=True, workers=workers, **options)
     try:
         progress = None
         while (progress := await_any_progress(query, progress, 30)) is not None and query.phase in (

@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import Any
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from rich.console import Console
@@ -33,8 +34,17 @@ class Totals(flux.Aggregate):
 
 
 def run(
-    rows: int, source: str, workers: int, peer: bool, shape_name: str, partitions: int, console: Console, **options: Any
+    rows: int,
+    source: str,
+    workers: int,
+    peer: bool,
+    shape_name: str,
+    partitions: int,
+    console: Console,
+    replicas: int = 1,
+    **options: Any,
 ) -> dict[str, Any]:
+    """``replicas`` above 1 is measured against one copy, and against as many copies that are not kept in order."""
     shape = data.SHAPES[shape_name]
     console.print(f"writing or finding {rows:,} rows ({shape.name})")
     paths = data.files(shape, rows)
@@ -43,12 +53,44 @@ def run(
         result: dict[str, Any] = {"benchmark": "throughput", "rows": rows, "source": source, "workers": workers}
         result |= {"shape": shape.name, "partitions": partitions, "spark_startup_s": round(startup, 2)}
         result |= measure(spark, shape, paths, rows, source, workers, partitions, console, **options)
+        if replicas > 1:
+            result |= _replicated(spark, shape, paths, rows, source, workers, partitions, console, replicas, options)
         if peer:
             result |= measure_peer(spark, shape, paths, rows, console)
             result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
     finally:
         spark.stop()
     return result
+
+
+def _replicated(
+    spark: SparkSession,
+    shape: data.Shape,
+    paths: list[str],
+    rows: int,
+    source: str,
+    workers: int,
+    partitions: int,
+    console: Console,
+    replicas: int,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Rates with one copy, with replicas, and with unordered copies, interleaved three times; medians."""
+    rates: dict[str, list[float]] = {"one": [], "replicas": [], "unordered": []}
+    for _ in range(3):
+        for name, copies, ordered in (("one", 1, True), ("replicas", replicas, True), ("unordered", replicas, False)):
+            given = options | {"replicas": copies, "ordered": ordered}
+            measured = measure(spark, shape, paths, rows, source, workers, partitions, console, **given)
+            rates[name].append(measured["rows_per_s"])
+    one, pairs, unordered = (float(np.median(rates[name])) for name in ("one", "replicas", "unordered"))
+    return {
+        "replicas": replicas,
+        "one_copy_rows_per_s": round(one),
+        "replicated_rows_per_s": round(pairs),
+        "unordered_rows_per_s": round(unordered),
+        "replicated_ratio": round(pairs / one, 3),
+        "order_cost": round(1 - pairs / unordered, 3),
+    }
 
 
 def measure(
@@ -60,18 +102,18 @@ def measure(
     workers: int,
     partitions: int,
     console: Console,
+    replicas: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
     """One run of the flow; raises if its answer is wrong."""
-
-    totals = flux.stage(key=shape.key, partitions=partitions)(Totals)
+    totals = flux.stage(key=shape.key, partitions=partitions, replicas=replicas)(Totals)
     if source == "worker":
         given: Any = flux.source(data.reader(paths, workers), shape.schema, partitions=workers)
     else:
         given = spark.read.parquet(*paths)
     started = time.time()
     query = start_query(
-        [totals(given)], "throughput", spark, collect=True, workers=workers, progress_interval="500ms", **options
+        [totals(given)], "throughput", spark, keep_output=True, workers=workers, progress_interval="500ms", **options
     )
     try:
         progress = None

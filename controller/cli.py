@@ -58,6 +58,7 @@ def throughput(
     workers: Workers = 2,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 32,
     shape: Annotated[ShapeName, typer.Option(help="32-byte rows, or 8 columns with a string key.")] = ShapeName.narrow,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Above 1: compared with one and unordered copies.")] = 1,
     peer: Annotated[
         bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")
     ] = False,
@@ -67,7 +68,8 @@ def throughput(
     from benchmarks import throughput as benchmark
 
     console = _console(as_json)
-    _finish(benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console), console, as_json)
+    result = benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console, replicas)
+    _finish(result, console, as_json)
 
 
 @bench.command()

@@ -58,14 +58,21 @@ __all__ = [
 ]
 
 
-def start(*flows: Flow, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
+def start(
+    *flows: Flow,
+    queryName: str | None = None,  # noqa: N803
+    spark: SparkSession | None = None,
+    keep_output: bool = False,
+    **options: Any,
+) -> Query:
     """Run one or more flows, with everything that feeds them, as one query in the background.
 
-    Options are those of ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and
-    SchemaError are raised before anything runs."""
+    keep_output: keep the output of the flow in the workers, for ``query.toDF()``. Other options are those of
+    ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and SchemaError are raised
+    before anything runs."""
     from spark_integration.query import start_query
 
-    return start_query(list(flows), queryName, spark, **options)
+    return start_query(list(flows), queryName, spark, keep_output, **options)
 
 
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:

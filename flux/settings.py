@@ -47,6 +47,7 @@ TABLE = (
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for so long is given up", 0.01),
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same for a worker that holds the last safe copy of a partition", 0.01),
     Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "replicas of a partition may share an executor where there are too few"),
+    Setting("ordered", "replicas.ordered", "bool", "true", "false only to measure what the order log costs: replicas drift apart, faults lose rows"),
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "partitions of a stage that the sweep repairs at the same time", 1, 1024),
     Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
@@ -75,6 +76,7 @@ class Settings:
     heartbeat_timeout: float
     heartbeat_last_timeout: float
     same_executor: bool
+    ordered: bool
     repairs_at_once: int
     controller_timeout: float
     progress_interval: float

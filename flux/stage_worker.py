@@ -215,7 +215,9 @@ class StageWorker:
 
     def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
         first, *others = table.stages[stage][partition]
-        if first.worker == self.worker:
+        if not self.plan.settings.ordered:
+            replica.lead(table.epoch, {})  # every copy for itself
+        elif first.worker == self.worker:
             replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
         else:
             replica.follow()

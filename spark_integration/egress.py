@@ -31,14 +31,10 @@ FETCH_S = 30.0
 
 def to_df(flow: Flow, spark: SparkSession | None, progress: bool = False, **options: Any) -> DataFrame:
     """Runs the flow to its end. ``progress``: show it on the screen. Raises what the query raises."""
-    query = start_query([flow], spark=spark, collect=True, **options)
-    try:
-        if progress:
-            follow(query)
-        query.wait_for_output()
-        return fetch_all(query)
-    finally:
-        query.stop()
+    query = start_query([flow], spark=spark, keep_output=True, **options)
+    if progress:
+        follow(query)
+    return query.toDF()
 
 
 def fetch_all(query: Query) -> DataFrame:

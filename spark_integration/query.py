@@ -12,7 +12,7 @@ import time
 import uuid
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import compile_plan, topological
 from controller.membership import Member
@@ -192,6 +192,19 @@ class Query:
                 _active.pop(self.id, None)
             self._terminated.set()
 
+    def toDF(self) -> DataFrame:  # noqa: N802
+        """Wait for the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint; the
+        query ends with that. For a query of one flow that was started with ``keep_output=True``."""
+        from spark_integration.egress import fetch_all
+
+        if not any(stage.collects for stage in self._plan.stages):
+            raise UsageError("the query does not keep its output: start it with keep_output=True")
+        try:
+            self.wait_for_output()
+            return fetch_all(self)
+        finally:
+            self.stop()
+
     # ---- for operating
 
     def members(self) -> dict[int, Member]:
@@ -241,7 +254,11 @@ class Query:
 
 
 def start_query(
-    flows: list[Flow], name: str | None = None, spark: SparkSession | None = None, collect: bool = False, **options: Any
+    flows: list[Flow],
+    name: str | None = None,
+    spark: SparkSession | None = None,
+    keep_output: bool = False,
+    **options: Any,
 ) -> Query:
     """Check everything that can be checked, then start. Nothing is running if this raises."""
     for flow in flows:
@@ -251,11 +268,11 @@ def start_query(
     spark = spark or _session(sources)
     settings = read_settings(spark, options)
     taken = {query.name or query.id: query._need.workers for query in active_queries()}
-    spark_tasks = collect or any(source.dataframe is not None for source in sources)
+    spark_tasks = keep_output or any(source.dataframe is not None for source in sources)
     need = count_slots(settings.workers, spark_tasks, task_slots(spark), taken)
     plan = compile_plan(
         flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
-        collect=need.workers if collect else 0,
+        collect=need.workers if keep_output else 0,
     )  # fmt: skip
     query = Query(spark, plan, need, sources, name)
     query._start()
