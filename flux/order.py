@@ -4,7 +4,8 @@ Law: a step is committed when every live replica has received its entry. What is
 can go on from there and do the same. What a secondary has received beyond that may be cut by the next primary.
 
 The primary appends entries and counts acks; a secondary follows. Entries are kept until they are applied here and
-nobody else can need them from here.
+nobody else can need them from here. A primary's ``term`` is the epoch in which it became primary: there is one primary
+per term, and an ack speaks of the log of one term only.
 """
 
 from __future__ import annotations
@@ -18,36 +19,58 @@ from flux.messages import Entry
 @dataclass
 class Peer:
     """Another replica, as its primary sees it. ``acked``: it has received all entries below; None: it has no state yet.
-    ``applied``: steps that it has applied; ``checked``: steps below have been compared; ``copied_at``: steps that its
-    copy of the state had; ``reported``, ``safe``: what the controller has been told; ``stall_ms``: how long the copy took."""
+    ``sent``, ``told``: entries and committed steps that are on their way to it. ``applied``: steps that it has applied;
+    ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``reported``,
+    ``safe``: what the controller has been told; ``stall_ms``: how long the copy took."""
 
     incarnation: int
     live: bool
     acked: int | None
     sent: int
-    sent_at: float = -1.0
-    heard_commit: int = -1
+    told: int = -1
     applied: int = 0
     checked: int = 0
     copied_at: int = 0
     reported: bool = False
     safe: bool = False
     stall_ms: float = 0.0
+    heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
+    since: float = 0.0  # then, or when it last owed nothing
+
+    def overdue(self, end: int, committed: int, now: float, again_s: float) -> bool:
+        """Whether it owes an answer for so long that something must have been lost."""
+        assert self.acked is not None
+        answered = self.safe if self.live else self.reported
+        heard = (self.acked, self.applied)
+        if heard != self.heard or (self.acked >= end and self.applied >= committed and answered):
+            self.heard, self.since = heard, now
+        return now - self.since >= again_s
+
+    def send_again(self, now: float) -> None:
+        assert self.acked is not None
+        self.sent, self.told, self.since = self.acked, -1, now
 
 
 class OrderLog:
-    """Entries ``base`` .. ``end`` - 1. ``committed``: all entries below are committed, as far as is known here."""
+    """Entries ``base`` .. ``end`` - 1. ``committed``: all entries below are committed, as far as is known here.
+    ``verified``: as a secondary, entries below are those of the primary of ``term``; beyond may lie what an earlier one
+    sent, kept because it may have been committed."""
 
     def __init__(self, start: int = 0) -> None:
         self.base = start
         self.committed = start
-        self.heard_epoch = -1
+        self.term = -1
+        self.verified = start
+        self.cut = 0  # entries thrown away because a new primary had others
         self.peers: dict[int, Peer] = {}
         self._entries: deque[Entry] = deque()
 
     @property
     def end(self) -> int:
         return self.base + len(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __getitem__(self, step: int) -> Entry:
         assert self.base <= step < self.end, (self.base, step, self.end)
@@ -64,17 +87,22 @@ class OrderLog:
         for worker, (incarnation, live) in peers.items():
             peer = known.get(worker)
             if peer is not None and peer.incarnation == incarnation:
-                # Every new table is answered anew, also where there is no step to tell of.
-                peer.live, peer.reported, peer.safe, peer.heard_commit = live, False, False, -1
+                peer.live = live
             else:
                 # A live replica has received everything committed; one that is not live waits for its copy of state.
                 start = self.committed if live else None
                 peer = Peer(incarnation, live, start, start if start is not None else 0, checked=applied)
             self.peers[worker] = peer
+        self.report_again()
         self._commit()
 
     def follow(self) -> None:
         self.peers = {}
+
+    def report_again(self) -> None:
+        """The controller shall hear once more who has caught up and who is safe, also if nothing else happens."""
+        for peer in self.peers.values():
+            peer.reported, peer.safe, peer.told = False, False, -1
 
     def copied(self, worker: int, applied: int) -> None:
         """A copy of the state after ``applied`` steps is on its way to a new replica. It may be the second one: which of
@@ -84,7 +112,6 @@ class OrderLog:
             peer.acked = peer.applied = peer.checked = applied
         peer.sent = peer.acked
         peer.copied_at = applied
-        peer.heard_commit = -1  # ask, even if there is no step to tell of
 
     def append(self, entry: Entry) -> int:
         self._entries.append(entry)
@@ -97,8 +124,6 @@ class OrderLog:
         if peer is None or peer.incarnation != incarnation or peer.acked is None:
             return False
         peer.acked = max(peer.acked, min(through, self.end))
-        if through < peer.sent and through <= peer.acked:
-            peer.sent = max(peer.acked, through)  # something was lost on the way
         self._commit()
         return True
 
@@ -122,23 +147,31 @@ class OrderLog:
         self._entries.extend(entries)
         self.committed = committed
 
-    def on_orders(self, epoch: int, first: int, entries: list[Entry], committed: int, end: int, applied: int) -> bool:
-        """Take entries from a primary that speaks in ``epoch``; ``end`` is the end of its log. False: it is deposed."""
-        if epoch < self.heard_epoch:
+    def on_orders(self, term: int, first: int, entries: list[Entry], committed: int, applied: int) -> bool:
+        """Take entries ``first``, ... from the primary of ``term``, of whose log ``committed`` are committed. False: it
+        is deposed.
+
+        What an earlier primary sent is cut only where this one has something else in its place: until then it may be
+        committed and known to the outside, and this replica the next primary."""
+        if term < self.term:
             return False
-        if epoch > self.heard_epoch:
-            self.heard_epoch = epoch
-            # What goes beyond the new primary's log was never committed, hence never applied.
-            self._cut(max(end, applied))
-        if first <= self.end:
+        if term > self.term:
+            self.term = term
+            # Every primary has what is committed. Nothing more can be while this live replica has not acked it.
+            self.verified = max(applied, self.committed, min(committed, self.end))
+        if first <= self.verified:
             for step, entry in enumerate(entries, first):
-                if step == self.end:
-                    self._entries.append(entry)
-                elif step >= max(self.base, applied):
-                    self._entries[step - self.base] = entry
-        self.committed = max(self.committed, min(committed, self.end))
+                if step >= max(self.base, applied):
+                    self._take(step, entry)
+            self.verified = max(self.verified, first + len(entries))
+        self.committed = max(self.committed, min(committed, self.verified))
         return True
 
-    def _cut(self, end: int) -> None:
-        while self.end > end and self._entries:
-            self._entries.pop()
+    def _take(self, step: int, entry: Entry) -> None:
+        if step < self.end and self[step] != entry:
+            assert step >= self.committed, f"a new primary contradicts step {step}, which is committed"
+            while self.end > step:
+                self._entries.pop()
+                self.cut += 1
+        if step == self.end:
+            self._entries.append(entry)
