@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flux.errors import QueryFailed
 from flux.plan import Plan, StagePlan
-from partitioning.table import ReplicaAt, Table, spread
+from partitioning.table import FIRST_EPOCH, ReplicaAt, Table, spread
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def first_table(plan: Plan, seats: Sequence[Seat]) -> Table:
         stages.append(tuple(_replicas(plan, stage, seats, start + number) for number in range(stage.partitions)))
         start = (start + stage.partitions) % len(seats)
     sources = tuple(tuple(spread(source.partitions or 0, [s.worker for s in seats])) for source in plan.sources)
-    return Table(0, tuple(stages), sources, {seat.worker: seat.endpoint for seat in seats})
+    return Table(FIRST_EPOCH, tuple(stages), sources, {seat.worker: seat.endpoint for seat in seats})
 
 
 def _replicas(plan: Plan, stage: StagePlan, seats: Sequence[Seat], turn: int) -> tuple[ReplicaAt, ...]:
@@ -53,4 +53,4 @@ def _replicas(plan: Plan, stage: StagePlan, seats: Sequence[Seat], turn: int) ->
                 f"stage {stage.name} wants replicas={stage.replicas} on different executors, and the {len(seats)} workers are on "
                 f"{executors}: use more executors, fewer replicas, or set spark.flux.replicas.allowSameExecutor to true"
             )
-    return tuple(ReplicaAt(seat.worker, 0) for seat in chosen)
+    return tuple(ReplicaAt(seat.worker, FIRST_EPOCH) for seat in chosen)

@@ -1,8 +1,9 @@
 """The main job: which carrier is latest at each airport, on the 336,776 flights that left New York City in 2013.
 
-Two chained Flux stages run inside Spark executors: delays per airport and carrier, then the worst carrier of each
-airport. The answer is compared with the one that Spark gives to the same question; the exit code is 0 only if they
-are equal.
+Two chained Flux stages run inside Spark executors, every partition of them twice: delays per airport and carrier, then
+the worst carrier of each airport. Half-way the job kills one of its own workers; the copies take over, the query
+repairs itself and goes on. The answer is compared with the one that Spark gives to the same question; the exit code is
+0 only if they are equal.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +33,7 @@ FLIGHTS_MIN = 20
 console = Console(highlight=False)
 
 
-@flux.stage(key=("dest", "carrier"), partitions=16)
+@flux.stage(key=("dest", "carrier"), partitions=16, replicas=2)
 class Delays(flux.Aggregate):
     """Delay statistics per airport and carrier; cancelled flights have no arrival delay."""
 
@@ -40,7 +43,7 @@ class Delays(flux.Aggregate):
     longest = flux.max("arr_delay")
 
 
-@flux.stage(key="dest", partitions=8)
+@flux.stage(key="dest", partitions=8, replicas=2)
 class WorstCarrier(flux.Operator):
     """The carrier with the highest mean delay at each airport: an operator of our own over Arrow batches."""
 
@@ -89,6 +92,14 @@ def read_flights(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_pandas(flights, preserve_index=False)).repartition(8)
 
 
+def unhurried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A short rest after every few thousand flights, so that there is a half-way at which to kill a worker."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, 5_000):
+            time.sleep(0.05)
+            yield batch.slice(start, 5_000)
+
+
 def by_spark(flights: DataFrame) -> DataFrame:
     """Spark's own answer to the same question."""
     delays = flights.groupBy("dest", "carrier").agg(
@@ -105,9 +116,22 @@ def start_spark(master: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("Flux: flights")
     for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress"):
         builder = builder.config(key, "false")
+    builder = builder.config(
+        "spark.task.maxFailures", "100"
+    )  # a killed worker comes back as the next attempt of its task
     spark = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def kill_a_worker(query: flux.Query, at_row: int) -> None:
+    """Wait until so many rows are in, then kill the process of a worker the hard way."""
+    while query.isActive and (query.lastProgress or {"totalInputRows": 0})["totalInputRows"] < at_row:
+        time.sleep(0.01)
+    if query.phase == "running":
+        worker, member = next(iter(query.members().items()))
+        console.print(f"[bold]Killing worker {worker} (process {member.about.pid})[/bold]")
+        os.kill(member.about.pid, signal.SIGKILL)
 
 
 def print_worst(rows: list, count: int) -> None:  # type: ignore[type-arg]
@@ -126,9 +150,9 @@ def print_worst(rows: list, count: int) -> None:  # type: ignore[type-arg]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--master", default="local-cluster[2,2,1024]", help="Spark master (default: two executors here)"
+        "--master", default="local-cluster[3,2,1024]", help="Spark master (default: three executors here)"
     )
-    parser.add_argument("--workers", type=int, default=2, help="Flux workers, long-running tasks in the executors")
+    parser.add_argument("--workers", type=int, default=3, help="Flux workers, long-running tasks in the executors")
     arguments = parser.parse_args()
 
     console.print(f"Starting Spark ({arguments.master})")
@@ -137,14 +161,24 @@ def main() -> int:
         flights = read_flights(spark).cache()
         console.print(f"{flights.count():,} flights")
         started = time.perf_counter()
-        worst = WorstCarrier(Delays(flights)).toDF(progress=True, workers=arguments.workers, progress_interval="200ms")
+        query = WorstCarrier(Delays(flights.mapInArrow(unhurried, flights.schema))).start(
+            keep_output=True, workers=arguments.workers, progress_interval="200ms"
+        )
+        saboteur = threading.Thread(target=kill_a_worker, args=(query, flights.count() // 2), daemon=True)
+        saboteur.start()
+        flux.follow(query)
+        worst = query.toDF()
+        for event in query.events():
+            console.print(f"  {event}")
         rows = worst.collect()
         console.print(f"Flux: {len(rows)} airports in {time.perf_counter() - started:.1f} s, workers' start included")
         print_worst(rows, 15)
         expected = by_spark(flights).collect()
         equal = sorted(rows) == sorted(expected)
+        take_overs = sum(event.kind == "take-over" for event in query.events())
+        console.print(f"{take_overs} partitions were taken over by their copies after the kill")
         console.print(f"Spark's batch answer: {len(expected)} airports, {'equal' if equal else 'DIFFERENT'}")
-        return 0 if equal else 1
+        return 0 if equal and take_overs else 1
     finally:
         spark.stop()
 

@@ -39,6 +39,7 @@ class Position:
 class OutputLog:
     base: int
     finished: bool
+    gone: bytes
     entries: tuple[_LogTuple, ...]
 
 
@@ -81,10 +82,13 @@ def restore(state: ReplicaState, replica: Replica) -> None:
     for outlet, output in zip(replica.outlets, state.outputs, strict=True):
         for entry in output.entries:
             _append(outlet.producer, entry, replica.stage.output_schema)
+        outlet.producer.finished = output.finished
+        outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
 
 
 def _output(producer: Producer) -> OutputLog:
-    return OutputLog(producer.log.base, producer.finished, tuple(_pack(entry) for entry in producer.log.entries()))
+    log = producer.log
+    return OutputLog(log.base, producer.finished, log.gone.tobytes(), tuple(_pack(entry) for entry in log.entries()))
 
 
 def _pack(entry: LogEntry) -> _LogTuple:

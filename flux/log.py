@@ -43,7 +43,8 @@ class Meter:
 class Log:
     """Entries ``base`` .. ``end`` - 1, the oldest first."""
 
-    def __init__(self, bytes_max: int, meter: Meter | None = None, base: int = 0) -> None:
+    def __init__(self, bytes_max: int, meter: Meter | None = None, base: int = 0, partitions: int = 0) -> None:
+        self.gone = np.full(partitions, -1, np.int64)  # highest sequence with rows for a partition that was evicted
         self.bytes_max = bytes_max
         self.bytes = 0
         self.meter = meter or Meter()
@@ -87,6 +88,8 @@ class Log:
             self.meter.add(-head.nbytes)
             self.base += 1
             dropped += 1
+            if len(self.gone):
+                self.gone[head.touches] = head.sequence
         return dropped
 
     def clear(self) -> None:

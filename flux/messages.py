@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Hello(Message, frozen=True):
     """Producer: I am this life (``incarnation``) of the stream's producer; where shall I go on? ``worker`` hosts the
-    replica of a stage that produces the stream, -1 for ingress."""
+    replica of a stage, or reads the source, that produces the stream; -1 for an ingress task."""
 
     edge: int
     producer: int
@@ -143,33 +143,33 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied; ``end`` is the end
-    of the primary's order log."""
+    """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied. ``term`` is the
+    epoch in which the sender became primary."""
 
     stage: int
     partition: int
     incarnation: int
+    term: int
     first: int
     entries: list[Entry]
     committed: int
-    end: int
 
 
 class Orders(Message, frozen=True):
-    """Primary to the other replicas on one worker: the order of steps. ``epoch`` is the one in which it is primary."""
+    """Primaries to the other replicas on one worker: the order of steps."""
 
     secret: bytes
-    epoch: int
     items: list[PartitionOrder]
 
 
 class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
-    """All entries below ``through`` are received, all steps below ``applied`` applied; ``checksum`` is the running
-    checksum of the output of the steps below ``checked``."""
+    """All entries of the primary of ``term`` below ``through`` are received, all steps below ``applied`` applied;
+    ``checksum`` is the running checksum of the output of the steps below ``checked``."""
 
     stage: int
     partition: int
     incarnation: int
+    term: int
     through: int
     applied: int
     checked: int
@@ -177,9 +177,8 @@ class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OrdersSeen(Message, frozen=True):
-    """Answer to Orders: what each replica has received. ``epoch`` is that of the question."""
+    """Answer to Orders: what each replica has received."""
 
-    epoch: int
     items: list[PartitionSeen]
 
 

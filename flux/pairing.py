@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from flux.messages import PartitionOrder, PartitionSeen
-from flux.order import Peer
 from flux.replica import Replica
 
 #: Entries in one message at most: a replica that is far behind is not served in one piece.
@@ -48,49 +47,32 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
         for worker, peer in order.peers.items():
             if peer.acked is None:
                 continue
-            if peer.acked < peer.sent and now - peer.sent_at >= again_s:
-                peer.sent = peer.acked
-            if peer.sent >= order.end and peer.heard_commit >= order.committed:
+            if peer.overdue(order.end, order.committed, now, again_s):
+                peer.send_again(now)
+            if peer.sent >= order.end and peer.told >= order.committed:
                 continue
             first = max(peer.sent, order.base)
             entries = order.since(first)[:ENTRIES_MAX]
-            by_worker.setdefault(worker, []).append(
-                PartitionOrder(
-                    replica.stage.id, replica.partition, peer.incarnation, first, entries, order.committed, order.end
-                )
-            )
-            peer.sent, peer.sent_at, peer.heard_commit = first + len(entries), now, order.committed
+            item = PartitionOrder(
+                replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries,
+                order.committed,
+            )  # fmt: skip
+            by_worker.setdefault(worker, []).append(item)
+            peer.sent, peer.told = first + len(entries), order.committed
     return by_worker
-
-
-def forget_unheard(replicas: Iterable[Replica], now: float, again_s: float) -> bool:
-    """Timers: commits are repeated as long as a replica is behind. True if something is to be sent again."""
-    due = False
-    for replica in replicas:
-        for peer in replica.order.peers.values():
-            if peer.acked is not None and now - peer.sent_at >= again_s and _behind(replica, peer):
-                peer.heard_commit = -1
-                due = True
-    return due
-
-
-def _behind(replica: Replica, peer: Peer) -> bool:
-    """Whether an answer is still wanted from it."""
-    order = replica.order
-    return peer.acked is not None and (peer.acked < order.end or peer.applied < order.committed or not peer.safe)
 
 
 def seen(replica: Replica) -> PartitionSeen:
     """What a secondary answers."""
     return PartitionSeen(
-        replica.stage.id, replica.partition, replica.incarnation, replica.order.end,
+        replica.stage.id, replica.partition, replica.incarnation, replica.order.term, replica.order.verified,
         replica.applied, replica.checked, replica.last_checksum,
     )  # fmt: skip
 
 
 def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[CaughtUp | Diverged]:
     """A secondary's answer at its primary; what the controller is to hear of it."""
-    if not replica.order.on_seen(worker, item.incarnation, item.through):
+    if item.term != replica.leads_since or not replica.order.on_seen(worker, item.incarnation, item.through):
         return
     peer = replica.order.peers[worker]
     peer.applied = max(peer.applied, item.applied)

@@ -83,7 +83,7 @@ class Producer:
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
-        self.log = Log(log_bytes_max, meter, base)
+        self.log = Log(log_bytes_max, meter, base, partitions)
         self.dirty = True  # poll may have something to send
         self.finished = False
         #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
@@ -119,19 +119,21 @@ class Producer:
         return self.log.end
 
     def floor(self) -> tuple[int, int] | None:
-        """Where a retried producer may begin: the first batch that any worker needs, and the checksum of the stream
-        before it. None: not all workers have answered yet; (0, 0) where nobody can say."""
+        """Where a retried producer may begin: a batch before which all is applied, and the checksum of the stream before
+        it. What is only received does not count: a new replica may come to need it. None: not all workers have answered
+        yet; (0, 0) where nobody can say."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
-        start = min(cursor.first for cursor in self._cursors.values())
-        known = self._expected.get(start - 1)
-        return (start, known[0]) if known is not None else (0, 0)
+        applied = min(int(cursor.acked[cursor.hosts].min()) for cursor in self._cursors.values())
+        start = max((at + 1 for at in self._expected if at <= applied), default=0)
+        return (start, self._expected[start - 1][0]) if start else (0, 0)
 
     def begin_at(self, sequence: int, checksum: int) -> None:
         """Leave out the batches before ``sequence``, which nobody needs."""
         assert not self.log
         assert self.log.base == 0
         self.log.base, self._checksum = sequence, checksum
+        self.log.gone[:] = sequence - 1
         self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
 
     def append(self, data: Clustered, created: float, checksum: int = 0) -> None:
@@ -225,15 +227,27 @@ class Producer:
         start = int(wanted.min())
         if start == _NOT_MINE:
             return
+        self._still_here(worker, cursor, wanted)
         cursor.nonce, cursor.number = message.nonce, 0
         cursor.wanted_from = wanted
-        cursor.catching_up_to = int(wanted[wanted != _NOT_MINE].max())
+        # Partitions whose state has not come yet want nothing until they say so in another Resume.
+        absent = (wanted[cursor.hosts] == _NOT_MINE).any()
+        cursor.catching_up_to = NEVER if absent else int(wanted[cursor.hosts].max())
         # What lies below the log was acked by every listed replica, so nobody can need it.
         cursor.first = start
         cursor.next = max(start, self.log.base)
         cursor.sent_bytes, cursor.granted = 0, message.granted
         cursor.hello_due, cursor.heard = np.inf, now
         self._take_ack(cursor, message.epoch, message.through, message.behind)
+
+    def _still_here(self, worker: int, cursor: Cursor, wanted: np.ndarray) -> None:
+        # An old Resume may ask for what its sender has acked since. Anything else that is gone is a new replica's, of
+        # which this process did not know: only another life of it, reading again from the start, can serve that.
+        lost = (wanted <= self.log.gone) & (cursor.acked < self.log.gone)
+        if lost.any():
+            raise RefusedError(
+                "stale", f"worker {worker} needs batches of stream {self.stream} that this process has forgotten"
+            )
 
     def on_ack(self, worker: int, message: Ack, now: float) -> None:
         cursor = self._cursors.get(worker)

@@ -46,7 +46,8 @@ class Slice:
 
 @dataclass
 class Counters:
-    """What was refused, and why. ``duplicate``: slices taken before; ``stale``: data of another handshake."""
+    """What was refused, and why. ``duplicate``: slices taken before; ``stale``: of another handshake, life or
+    epoch. ``switched``: streams that went on from another replica of their producer."""
 
     duplicate: int = 0
     stale: int = 0
@@ -54,6 +55,7 @@ class Counters:
     misrouted: int = 0
     refused: int = 0
     malformed: int = 0
+    switched: int = 0
 
 
 class Inbound:
@@ -66,6 +68,7 @@ class Inbound:
         self.received = np.zeros(partitions, np.int64)
         self.incarnation = -1
         self.connection: Hashable = None
+        self.epoch = -1  # of the table that the producer went by when it said Hello
         self.source = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
         self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
         self.nonce = -1
@@ -82,13 +85,14 @@ class Inbound:
 
     # ---- handshake
 
-    def greet(self, incarnation: int, connection: Hashable, nonce: int, source: int = -1) -> None:
+    def greet(self, incarnation: int, connection: Hashable, nonce: int, epoch: int = 0, source: int = -1) -> None:
         """Start over on a new connection."""
         if 0 <= self.incarnation < incarnation:
             # Kept and shown with every Resume to this life, because the first one may be lost.
             self.shown = (self.checksum_at, self.checksum)
         self.incarnation = incarnation
         self.connection = connection
+        self.epoch = epoch
         self.source = source
         self.nonce = nonce
         self.number = 0
@@ -101,6 +105,10 @@ class Inbound:
             *self.stream, self.nonce, epoch, [(p, int(self.received[p])) for p in hosted.tolist()],
             ack.through, ack.behind, ack.granted, *self.shown,
         )  # fmt: skip
+
+    def leave(self) -> None:
+        """Read from nobody until a producer says Hello."""
+        self.connection, self.source, self.nonce, self.epoch = None, -1, -1, -1
 
     # ---- data
 
@@ -228,16 +236,18 @@ class Inbound:
 
 @dataclass
 class Credit:
-    """Shares the bytes that a worker is ready to hold among its inbound streams. Reason for the floor: below the
-    size of a typical batch every message would wait for an ack."""
+    """Shares the bytes that a worker is ready to hold among its inbound streams. ``expected``: as many will come as far
+    as is known, so that the first do not get the share of the others. Reason for the floor: below the size of a
+    typical batch every message would wait for an ack."""
 
     bytes_max: int
     floor: int = 64 << 10
+    expected: int = 0
     streams: dict[StreamId, Inbound] = field(default_factory=dict)
 
     def admit(self, inbound: Inbound) -> None:
         self.streams[inbound.stream] = inbound
-        share = max(self.bytes_max // len(self.streams), self.floor)
+        share = max(self.bytes_max // max(len(self.streams), self.expected), self.floor)
         for other in self.streams.values():
             other.credit = share
 

@@ -69,7 +69,8 @@ class Replica:
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
         self.primary = True
-        self.leads_since = incarnation
+        self.leads_since = -1  # the epoch in which it became primary
+        self.reported = False  # the controller knows that it is through
         self.order = OrderLog()
         self.applied = 0  # steps
         self.checksum = 0  # running, of the output, step under way included
@@ -92,6 +93,11 @@ class Replica:
     @property
     def queued(self) -> int:
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def through(self) -> bool:
+        """Whether its end is reached for good: another replica would come to the same."""
+        return self.finished and self.order.committed >= self.applied
 
     @property
     def between_steps(self) -> bool:
@@ -160,6 +166,8 @@ class Replica:
         """Be primary with these other replicas: worker -> (incarnation, live)."""
         if not self.primary:
             self.primary, self._arrivals, self.leads_since = True, None, epoch
+        elif self.leads_since < 0:
+            self.leads_since = epoch
         self.order.lead(peers, self.applied)
         self.release()
 
@@ -207,11 +215,11 @@ class Replica:
         applied now, in the order of each stream."""
         assert self.ready
         if self._output is None and not self._begin(now):
-            return self._complete(now)  # the end of a stream, which the operator does not see
+            return self._complete()  # the end of a stream, which the operator does not see
         if not self._guard(self._doing, self._applying, self._emit):
             return []
         self._output = None
-        return self._complete(now)
+        return self._complete()
 
     @property
     def _doing(self) -> str:
@@ -246,12 +254,12 @@ class Replica:
         self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
         return True
 
-    def _complete(self, now: float) -> list[Slice]:
+    def _complete(self) -> list[Slice]:
         if self._applying:
             self.rows_in += sum(slice_.batch.num_rows for slice_ in self._applying if slice_.batch is not None)
         else:
             for outlet in self.outlets:
-                outlet.producer.finish(now)
+                outlet.producer.finish(self.context.created)
             self.finished = True
         self.applied += 1
         if self.stage.replicas > 1:

@@ -39,14 +39,14 @@ from flux.messages import (
     Resume,
     Standby,
 )
-from flux.pairing import CaughtUp, Diverged, forget_unheard, on_seen, outgoing, seen
+from flux.pairing import CaughtUp, Diverged, on_seen, outgoing, seen
 from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
 from flux.receiver import Counters, Credit, Inbound
 from flux.replica import Outlet, Replica
 from partitioning.cluster import cluster_by_key, whole
 from partitioning.ids import StreamId
-from partitioning.table import Table
+from partitioning.table import FIRST_EPOCH, Table
 
 #: The connection of a worker to itself.
 LOCAL = "local"
@@ -145,6 +145,7 @@ class StageWorker:
         self._credit = Credit(plan.settings.credit_max_bytes)
         self._inbound: dict[StreamId, Inbound] = {}
         self._hosted: dict[int, np.ndarray] = {}  # stage -> partitions of its replicas here, ascending
+        self._newest: dict[int, int] = {}  # stage -> newest incarnation of its replicas here
         self._early: list[tuple[Hashable, Hello]] = []
         self._complete: dict[int, list[int]] = {}
         self._turn: deque[tuple[int, int]] = deque()
@@ -195,6 +196,8 @@ class StageWorker:
             if key in self.replicas:
                 continue
             if replica.live:
+                # One that was added comes to life with a copy of state; only those of the first table begin empty.
+                assert replica.incarnation == FIRST_EPOCH, f"the state of replica {key} is lost"
                 self._create(*key, replica.incarnation)
             else:
                 self._awaited[key] = replica.incarnation
@@ -204,7 +207,10 @@ class StageWorker:
         for stage in self.plan.stages:
             mine = sorted(partition for (s, partition) in self.replicas if s == stage.id)
             self._hosted[stage.id] = np.array(mine, np.int64)
+            self._newest[stage.id] = max((self.replicas[stage.id, p].incarnation for p in mine), default=-1)
         self._turn = deque(self.replicas)
+        inbound = [edge for edge in self.plan.edges if len(self._hosted[edge.consumer])]
+        self._credit.expected = sum(edge.producers or 0 for edge in inbound)
 
     def _assign_roles(self, table: Table) -> None:
         for (stage, partition), replica in self.replicas.items():
@@ -219,6 +225,7 @@ class StageWorker:
             replica.lead(table.epoch, {})  # every copy for itself
         elif first.worker == self.worker:
             replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
+            self._report_through(replica)
         else:
             replica.follow()
 
@@ -272,7 +279,9 @@ class StageWorker:
             for partition, worker in enumerate(table.sources[source.id]):
                 if worker == self.worker and (source.id, partition) not in self.sources:
                     edges = self.plan.edges_of_source(source.id)
-                    producers = [self._producer(StreamId(edge.id, partition), edge, self.epoch) for edge in edges]
+                    producers = [
+                        self._producer(StreamId(edge.id, partition), edge, self.epoch, self.worker) for edge in edges
+                    ]
                     self.sources[source.id, partition] = SourceStreams(
                         edges, producers, source.name, seeks=source.seeks and self.epoch > 0
                     )
@@ -333,7 +342,12 @@ class StageWorker:
             self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
         elif hello.epoch > self.epoch:
             # The producer has heard of a table that has not come here yet; answer when it has.
-            self._early = [(c, h) for c, h in self._early if (h.edge, h.producer) != stream] + [(connection, hello)]
+            self._early = [
+                (c, h) for c, h in self._early if (h.edge, h.producer, h.worker) != (*stream, hello.worker)
+            ] + [(connection, hello)]
+        elif hello.epoch < self._newest[self.plan.edges[hello.edge].consumer]:
+            # It does not know of all replicas here and would leave out rows for them; it will, and then greet again.
+            self.counters.stale += 1
         else:
             self._welcome(connection, hello, stream)
 
@@ -350,12 +364,24 @@ class StageWorker:
         inbound = self._inbound_of(stream)
         if self.plan.edges[hello.edge].stage is not None:
             self._welcome_replica(connection, hello, inbound)
+        elif not self._reads(hello):
+            self.counters.stale += 1
         elif hello.incarnation < inbound.incarnation:
             self._refuse(
                 connection, stream, "stale", f"incarnation {inbound.incarnation} of this producer has taken over"
             )
         else:
-            self._subscribe(inbound, connection, hello.incarnation)
+            self._subscribe(inbound, connection, hello.incarnation, hello.epoch)
+
+    def _reads(self, hello: Hello) -> bool:
+        """Whether its sender reads that partition of the source, as the newest table says; always true of ingress."""
+        source = self.plan.edges[hello.edge].source
+        assert source is not None
+        if self.plan.sources[source].partitions is None:
+            return True
+        assert self.table is not None
+        readers = self.table.sources[source]
+        return hello.producer < len(readers) and readers[hello.producer] == hello.worker
 
     # ---- which replica of a producer to read from
 
@@ -367,7 +393,7 @@ class StageWorker:
         inbound.offers[hello.worker] = connection
         live = listed[hello.worker][1]
         if live and inbound.source in (-1, hello.worker):
-            self._subscribe(inbound, connection, 0, hello.worker)
+            self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
         else:
             ack = inbound.ack(self.epoch, self._hosted_by(inbound.stream), self._awaited_by(inbound.stream))
             self._answer(connection, Standby(*inbound.stream, self.epoch, ack.through, ack.behind))
@@ -391,16 +417,19 @@ class StageWorker:
             inbound.offers = {worker: c for worker, c in inbound.offers.items() if worker in listed}
             if inbound.source in listed and listed[inbound.source][1]:
                 continue
-            inbound.source, inbound.connection, inbound.nonce = -1, None, -1
+            self.counters.switched += inbound.source >= 0
+            inbound.leave()
             candidates = [worker for worker in inbound.offers if listed[worker][1]]
             if candidates:
                 # This worker's own replica first; else spread over the others.
                 chosen = self.worker if self.worker in candidates else candidates[self.worker % len(candidates)]
-                self._subscribe(inbound, inbound.offers[chosen], 0, chosen)
+                self._subscribe(inbound, inbound.offers[chosen], 0, self.epoch, chosen)
 
-    def _subscribe(self, inbound: Inbound, connection: Hashable, incarnation: int, source: int = -1) -> None:
+    def _subscribe(
+        self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, source: int = -1
+    ) -> None:
         self._nonce += 1
-        inbound.greet(incarnation, connection, self._nonce, source)
+        inbound.greet(incarnation, connection, self._nonce, epoch, source)
         hosted, awaited = self._hosted_by(inbound.stream), self._awaited_by(inbound.stream)
         self._answer(connection, inbound.resume(self.epoch, hosted, awaited))
         if len(inbound.offers) > 1:
@@ -420,7 +449,7 @@ class StageWorker:
     def _send_orders(self, now: float) -> Iterator[ToWorker]:
         leaders = [replica for replica in self.replicas.values() if replica.order.peers]
         for worker, items in outgoing(leaders, now, self.plan.settings.heartbeat_interval).items():
-            yield ToWorker(worker, Orders(self.plan.secret, self.epoch, items))
+            yield ToWorker(worker, Orders(self.plan.secret, items))
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
         if not hmac.compare_digest(message.secret, self.plan.secret):
@@ -432,28 +461,30 @@ class StageWorker:
             if replica is None or replica.incarnation != item.incarnation:
                 self.counters.stale += 1
             elif replica.primary:
-                # A primary that was deposed and does not know yet; or we are, and the table that says so is on its way.
-                self.counters.stale += 1
-            elif replica.order.on_orders(
-                message.epoch, item.first, item.entries, item.committed, item.end, replica.applied
-            ):
-                replica.release()
+                self.counters.stale += 1  # from one that was deposed and does not know yet
+            elif replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
+                self._release(replica)
                 self._ready.add((item.stage, item.partition))
                 answers.append(seen(replica))
             else:
                 self.counters.stale += 1
         if answers:
-            self._answer(connection, OrdersSeen(message.epoch, answers))
+            self._answer(connection, OrdersSeen(answers))
+
+    def _release(self, replica: Replica) -> None:
+        """Let go what has become committed: output, and the news that the partition is through."""
+        replica.release()
+        self._report_through(replica)
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen) -> None:
         for item in message.items:
             replica = self.replicas.get((item.stage, item.partition))
-            if replica is None or not replica.primary or message.epoch < replica.leads_since:
+            if replica is None or not replica.primary or item.term != replica.leads_since:
                 self.counters.stale += 1
                 continue
             for report in on_seen(replica, worker, item):
                 self._effects.append(ToController(_to_control(self.worker, report)))
-            replica.release()
+            self._release(replica)
 
     # ---- copies of state
 
@@ -504,9 +535,11 @@ class StageWorker:
         for position in state.positions:
             inbound = self._inbound_of(position.stream)
             inbound.received[key[1]] = position.next
-            if inbound.connection is not None:
-                self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.source)
-            elif position.checksum_at > inbound.checksum_at:
+            if inbound.connection is not None and inbound.epoch >= incarnation:
+                self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.source)
+                continue
+            inbound.leave()  # the producer may not know of this replica yet; then it will greet again
+            if position.checksum_at > inbound.checksum_at:
                 inbound.incarnation = position.incarnation
                 inbound.checksum_at, inbound.checksum = position.checksum_at, position.checksum
 
@@ -541,7 +574,7 @@ class StageWorker:
             self.counters.refused += 1
             return
         replica = self.replicas.get((fetch.stage, fetch.partition))
-        if replica is None or not isinstance(replica.operator, Collect):
+        if replica is None or not isinstance(replica.operator, Collect) or not replica.through:
             self.counters.misrouted += 1
             return
         found = replica.operator.read(fetch.offset, CHUNK_BYTES)
@@ -581,13 +614,23 @@ class StageWorker:
         if slices and not slices[0].last:
             self.latencies[replica.stage.id].append(now - replica.context.created)
         if replica.finished and not replica.outlets:
-            self._report_finished(replica, now)
+            self.finished_at = now
+        self._report_through(replica)
 
-    def _report_finished(self, replica: Replica, now: float) -> None:
-        self.finished_at = now
-        self._effects.append(
-            ToController(PartitionFinished(node=self.worker, stage=replica.stage.id, partition=replica.partition))
-        )
+    def _report_through(self, replica: Replica) -> None:
+        if replica.through and not replica.outlets and not replica.reported:
+            replica.reported = True
+            self._effects.append(
+                ToController(PartitionFinished(node=self.worker, stage=replica.stage.id, partition=replica.partition))
+            )
+
+    def report_again(self) -> None:
+        """The connection to the controller was lost, and perhaps reports with it."""
+        self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+        for replica in self.replicas.values():
+            replica.reported = False
+            replica.order.report_again()
+            self._report_through(replica)
 
     def _note_ack(self, inbound: Inbound, now: float) -> None:
         if inbound.ack_due:
@@ -624,7 +667,6 @@ class StageWorker:
             self._timers_at = now + self.plan.settings.resend_timeout / 4
             for producer in self.producers.values():
                 producer.dirty = True
-        forget_unheard(self.replicas.values(), now, self.plan.settings.heartbeat_interval)
         yield from self._send_copies()
         yield from self._send_orders(now)
         busy = True

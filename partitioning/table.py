@@ -12,6 +12,10 @@ import msgspec
 import numpy as np
 
 
+#: Epoch of the first table. Its replicas begin empty; those of later epochs begin with a copy of state.
+FIRST_EPOCH = 0
+
+
 class ReplicaAt(msgspec.Struct, frozen=True, array_like=True):
     """One copy of a partition. ``incarnation`` is the epoch of the table that introduced it."""
 

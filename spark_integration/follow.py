@@ -48,14 +48,25 @@ def line(report: dict[str, Any]) -> str:
     workers = ", ".join(f"worker {w['id']}: {w['rowsPerSecond']:,.0f} rows/s" for w in report["workers"])
     return (
         f"{report['totalInputRows']:,} rows in, {report['processedRowsPerSecond']:,.0f} rows/s, "
-        f"backlog {report['backlog']['slices']} slices and {_mib(report['backlog']['bytes'])} ({workers})"
+        f"backlog {report['backlog']['slices']} slices and {_mib(report['backlog']['bytes'])} ({workers}){replication(report)}"
+    )
+
+
+def replication(report: dict[str, Any]) -> str:
+    """What is to be said about copies of partitions; nothing while all is well and nothing has happened."""
+    missing, under_way = report.get("underReplicated", ()), report.get("repairsUnderWay", ())
+    if not (missing or under_way or report.get("takeOvers")):
+        return ""
+    return (
+        f", epoch {report['epoch']}, {report['takeOvers']} take-overs, {report['repairsDone']} repairs done, "
+        f"{len(under_way)} under way, {len(missing)} partitions short of copies"
     )
 
 
 def view(report: dict[str, Any]) -> Group:
     head = Text(
         f"rows in {report['totalInputRows']:,}   rows/s {report['processedRowsPerSecond']:,.0f}   "
-        f"backlog {report['backlog']['slices']:,} slices, {_mib(report['backlog']['bytes'])}"
+        f"backlog {report['backlog']['slices']:,} slices, {_mib(report['backlog']['bytes'])}{replication(report)}"
     )
     stages = Table("stage", "partitions done", "rows in", "rows out", "rows/s", "queued")
     for stage in report["stages"]:

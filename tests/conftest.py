@@ -34,12 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def kind(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
+        if "trio" in fixtures:
+            return 3
         return 2 if "cluster" in fixtures else int(item.get_closest_marker("spark") is not None)
 
     items.sort(key=kind)
 
 
-def _session(master: str) -> Any:
+def _session(master: str, more: dict[str, str] | None = None) -> Any:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -58,6 +60,7 @@ def _session(master: str) -> Any:
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         # Dying executors at the end of a run have much to say that no one needs.
         "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
+        **(more or {}),
     }.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
@@ -81,6 +84,16 @@ def cluster() -> Iterator[Any]:
     session = _session("local-cluster[2,2,1024]")
     yield session
     session.sparkContext.setLogLevel("OFF")
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def trio() -> Iterator[Any]:
+    """Three executor JVMs of two slots each, in which tasks may fail often. Ends the session of ``cluster``."""
+    pytest.importorskip("pyspark")
+    session = _session("local-cluster[3,2,1024]", {"spark.task.maxFailures": "1000"})
+    session.sparkContext.setLogLevel("OFF")
+    yield session
     session.stop()
 
 
