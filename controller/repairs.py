@@ -17,8 +17,10 @@ from flux.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.plan import Plan
 from partitioning.table import ReplicaAt, Table
 
-#: How often a copy is ordered again until the new replica follows.
+#: After how long a copy is ordered again; doubled each time until the new replica follows, because a large state
+#: takes its time and every copy holds up the primary.
 ASK_EVERY_S = 1.0
+ASK_EVERY_MAX_S = 30.0
 #: Events kept for ``lastProgress`` and the history.
 HISTORY_KEPT = 1000
 #: Times that one partition's replica is built anew after a divergence; an operator that is not deterministic would go on.
@@ -72,17 +74,18 @@ class Repairs:
         return wanted[0] if wanted else None
 
     def begin(self, wanted: Wanted, epoch: int, now: float) -> None:
-        addition = Addition(wanted.stage, wanted.partition, wanted.worker, epoch, epoch, now)
+        addition = Addition(wanted.stage, wanted.partition, wanted.worker, epoch, now, ASK_EVERY_S)
         self.under_way[wanted.stage, wanted.partition] = addition
         self._unsafe.add((wanted.stage, wanted.partition, wanted.worker, epoch))
 
     def confirmed(self, epoch_of_all: int) -> Iterable[Addition]:
-        return [a for a in self.under_way.values() if a.phase == "retain" and epoch_of_all >= a.epoch]
+        return [a for a in self.under_way.values() if a.phase == "retain" and epoch_of_all >= a.incarnation]
 
     def to_ask(self, now: float) -> list[Addition]:
-        due = [a for a in self.under_way.values() if a.phase == "copy" and now - a.asked >= ASK_EVERY_S]
+        due = [a for a in self.under_way.values() if a.phase == "copy" and now >= a.ask_at]
         for addition in due:
-            addition.asked = now
+            addition.ask_at = now + addition.patience_s
+            addition.patience_s = min(2 * addition.patience_s, ASK_EVERY_MAX_S)
         return due
 
     def caught_up(self, message: ReplicaCaughtUp) -> bool:
@@ -142,7 +145,10 @@ class Repairs:
         if not meant:
             return False
         self._divergences[key] = self._divergences.get(key, 0) + 1
-        self.under_way.pop(key, None)
+        addition = self.under_way.get(key)
+        if addition is not None and addition.worker == message.worker:
+            del self.under_way[key]
+        self._unsafe.discard((*key, message.worker, message.incarnation))
         self._note("divergence", now, *key, message.worker, f"other output for the steps before {message.step}")
         return True
 

@@ -24,11 +24,13 @@ from flux.control import (
     Failure,
     FromController,
     Goodbye,
+    GoodbyeSeen,
     Heartbeat,
     HeartbeatSeen,
     NewTable,
     PartitionFinished,
     Register,
+    RegisterAgain,
     Rejected,
     ReplicaCaughtUp,
     ReplicaDiverged,
@@ -77,7 +79,10 @@ class Controller:
         if isinstance(message, Register):
             self._on_register(connection, message, now)
         elif (member := self.members.by_connection(connection)) is None:
-            self.refused += 1  # has not proved the secret, or was given up
+            self.refused += 1  # has not proved the secret, has lost its connection, or was given up
+            ended = self.phase == "ended"
+            answer = Stop(reason="the query has ended") if ended else RegisterAgain()
+            self._effects.append(Tell(connection, answer))
         else:
             self._on_member(member, message, now)
         return self._take()
@@ -98,6 +103,7 @@ class Controller:
                 self._on_finished(message)
             case Goodbye():
                 member.left = True
+                self._tell(member, GoodbyeSeen())
                 self._sweep(now)
             case Failure():
                 self._end(_error(message))
@@ -120,8 +126,11 @@ class Controller:
             self._effects.append(Tell(connection, Stop(reason="the query has ended")))
             return
         known = self.members.attempt(message)
-        if known is not None and known.connection == connection:
-            self._greet(known)  # it asked again before our answer had arrived
+        if known is not None and message.attempt == known.about.attempt and message.node in (-1, known.node):
+            known.connection, known.heard = connection, now
+            self._greet(known)  # it asked again before our answer had arrived, or comes on another connection
+        elif message.node >= 0:
+            self._turn_away(connection, message)
         elif known is None:
             self._admit(connection, message, now)
         elif message.attempt < known.about.attempt:
@@ -133,6 +142,14 @@ class Controller:
             if self.phase != "ended":
                 self._admit(connection, message, now)
         # else: the older attempt is alive; this one asks again until that changes
+
+    def _turn_away(self, connection: Hashable, message: Register) -> None:
+        """A process that was given up, or replaced by another attempt, comes back on a new connection."""
+        if message.role == "worker" and self.table is not None:
+            # The table without it says all: it ends, and comes back as a new one.
+            self._effects.append(Tell(connection, NewTable(table=self.table, complete=self.complete)))
+        else:
+            self._effects.append(Tell(connection, Rejected(reason="another attempt of this task has registered")))
 
     def _admit(self, connection: Hashable, message: Register, now: float) -> None:
         if message.role == "worker" and not 0 <= message.index < self.slots:
@@ -185,7 +202,9 @@ class Controller:
             return
         readers = [node for node in self.table.endpoints if node != member.node]
         table, orphans = without_worker(self.table, member.node, self.repairs.is_safe, readers)
-        if orphans and self.phase == "running":
+        if self.phase == "finished":  # what has been handed on is no loss
+            orphans = [(stage, partition) for stage, partition in orphans if self.plan.stages[stage].collects]
+        if orphans:
             self._end(self._all_gone(member, orphans, why))
             return
         self.repairs.note_loss(member, why, self.table, table, now)
@@ -270,6 +289,8 @@ class Controller:
     def on_edge_complete(self, edge: int, producers: list[int]) -> list[Tell]:
         """The Spark job that feeds this edge is over: these were its partitions."""
         self.complete[edge] = producers
+        for member in self.members.ingress.values():
+            member.left |= edge in member.about.edges  # also attempts that died without a word
         if self.table is not None:
             self._tell_all(EdgeComplete(edge=edge, producers=producers))
         return self._take()

@@ -15,17 +15,18 @@ from partitioning.table import ReplicaAt, Table
 
 @dataclass
 class Addition:
-    """One AddReplica under way. ``phase``: "retain" until all go by ``epoch``, "copy" until it follows the order,
-    "live" until it is safe."""
+    """One AddReplica under way. ``phase``: "retain" until all go by the table that introduced it, which gave it its
+    ``incarnation``; "copy" until it follows the order; "live" until it is safe. ``ask_at``: when the copy is ordered
+    (again), ``patience_s`` after that."""
 
     stage: int
     partition: int
     worker: int
     incarnation: int
-    epoch: int
     started: float
+    patience_s: float
     phase: str = "retain"
-    asked: float = -1.0
+    ask_at: float = -1.0
     why: str = "too few replicas"
     stall_ms: float = 0.0
 
@@ -56,7 +57,7 @@ def next_additions(
     at_once: int,
     may_hold: Callable[[int, tuple[ReplicaAt, ...]], bool],
 ) -> list[Wanted]:
-    """What to begin now. Stages are taken in order: none begins while one before it has something under way.
+    """What to begin now. Stages are taken in order: none begins while another has something under way.
     ``may_hold(worker, replicas)``: whether the worker may hold another copy beside those."""
     busy = list(under_way)
     load = dict.fromkeys(table.endpoints, 0)
@@ -67,10 +68,7 @@ def next_additions(
     wanted: list[Wanted] = []
     first = min((addition.stage for addition in busy), default=None)
     for stage, partition in under_replicated(plan, table):
-        if len(busy) + len(wanted) >= at_once:
-            break
-        first = stage if first is None else first
-        if stage != first:
+        if len(busy) + len(wanted) >= at_once or first not in (None, stage):
             break
         if any((addition.stage, addition.partition) == (stage, partition) for addition in busy):
             continue
@@ -79,5 +77,6 @@ def next_additions(
         if fit:
             chosen = min(fit, key=lambda worker: (load[worker], worker))
             load[chosen] += 1
+            first = stage  # one that no worker can hold is passed over, and so is its stage if it has nothing else
             wanted.append(Wanted(stage, partition, chosen))
     return wanted

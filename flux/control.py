@@ -18,7 +18,8 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class Register(Control, frozen=True):
     """A process joins. ``role`` is "worker" or "ingress"; ``index`` is the Spark partition of its task and ``attempt``
-    the number of the task's attempt, which only grows."""
+    the number of the task's attempt, which only grows. ``node``: the id that this life of the process has already, if
+    it has lost its connection and comes on another."""
 
     secret: bytes
     role: str
@@ -29,6 +30,7 @@ class Register(Control, frozen=True):
     executor: str = ""
     endpoint: str = ""
     edges: list[int] = []
+    node: int = -1
 
 
 class Welcome(Control, frozen=True):
@@ -42,6 +44,10 @@ class Rejected(Control, frozen=True):
     """The registration is refused; the process must exit."""
 
     reason: str
+
+
+class RegisterAgain(Control, frozen=True):
+    """This connection is not known: orders and reports may be lost. Register again, with the id that you have."""
 
 
 class NewTable(Control, frozen=True):
@@ -119,9 +125,13 @@ class PartitionFinished(Control, frozen=True):
 
 
 class Goodbye(Control, frozen=True):
-    """An ingress task has done its work: all that it read is applied."""
+    """An ingress task has done its work: all that it read is applied. Repeated until answered."""
 
     node: int
+
+
+class GoodbyeSeen(Control, frozen=True):
+    """The task may end: no newer attempt has taken its place, which others may rely on instead."""
 
 
 class Failure(Control, frozen=True):
@@ -141,4 +151,6 @@ class Stop(Control, frozen=True):
 ToController = (
     Register | Heartbeat | TableSeen | ReplicaCaughtUp | ReplicaDiverged | PartitionFinished | Goodbye | Failure
 )
-FromController = Welcome | Rejected | NewTable | EdgeComplete | HeartbeatSeen | CopyState | Stop
+FromController = (
+    Welcome | Rejected | RegisterAgain | NewTable | EdgeComplete | HeartbeatSeen | CopyState | GoodbyeSeen | Stop
+)

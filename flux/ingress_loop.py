@@ -8,7 +8,17 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from flux.batches import split
-from flux.control import Failure, FromController, Goodbye, Heartbeat, NewTable, TableSeen
+from flux.control import (
+    Failure,
+    FromController,
+    Goodbye,
+    GoodbyeSeen,
+    Heartbeat,
+    NewTable,
+    RegisterAgain,
+    Stop,
+    TableSeen,
+)
 from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
@@ -31,6 +41,8 @@ class Ingress:
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets, plan.settings.message_max_bytes)
         self._ready = False
+        self._drained = False  # all that was read is applied
+        self._dismissed = False
         self._node = -1
         self._turns = 0
         self._beat_at = 0.0
@@ -78,8 +90,10 @@ class Ingress:
         core.finish(time.time())
         while not core.drained:
             self._turn(core, WAIT_S)
+        self._drained = True
         self._beat(core, time.time())
-        self.control.report(Goodbye(node=self._node))
+        while not self._dismissed:
+            self._turn(core, WAIT_S)
         return core.streams.rows
 
     def drained(self, timeout: float) -> bool:
@@ -107,10 +121,17 @@ class Ingress:
     def _beat(self, core: IngressTask, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
         self.control.report(Heartbeat(node=self._node, progress=self._turns, stats=core.stats()))
+        if self._drained:
+            self.control.report(Goodbye(node=self._node))
 
     def _on_order(self, core: IngressTask, order: FromController, now: float) -> None:
+        if isinstance(order, GoodbyeSeen) or (isinstance(order, Stop) and self._drained):
+            self._dismissed = True
+            return
         refuse_rejected(order)
-        if isinstance(order, NewTable):
+        if isinstance(order, RegisterAgain):
+            self.control.register_again(self._node)
+        elif isinstance(order, NewTable):
             self.links.follow(order.table)
             core.on_table(order.table, now)
             self._ready = True

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from flux.codec import decode_data, decode_order, encode, encode_batches
 from flux.control import FromController, Register, Rejected, Stop, ToController, Welcome
 from flux.errors import QueryFailed, QueryTimeout
@@ -80,11 +82,17 @@ class ControllerLink:
 
     def __init__(self, sockets: Sockets, rendezvous: Rendezvous, silence_max_s: float) -> None:
         self.link = sockets.link(rendezvous.endpoint)
+        self.about: Register | None = None
         self._silence_max_s = silence_max_s
         self._heard = time.time()
 
     def report(self, message: ToController) -> None:
         self.link.send([encode(message)])
+
+    def register_again(self, node: int) -> None:
+        """ZeroMQ has connected anew after a break, and the controller does not know us by this connection."""
+        assert self.about is not None
+        self.report(msgspec.structs.replace(self.about, node=node))
 
     def orders(self) -> Iterator[FromController]:
         for frames in self.link.receive():
@@ -103,7 +111,7 @@ def register(
     sockets: Sockets, control: ControllerLink, rendezvous: Rendezvous, **about: Any
 ) -> tuple[Welcome, list[FromController]]:
     """Repeat Register until it is answered; returns the answer and the orders that came with it, in order."""
-    message = Register(secret=rendezvous.secret, host=socket.gethostname(), pid=os.getpid(), **about)
+    message = control.about = Register(secret=rendezvous.secret, host=socket.gethostname(), pid=os.getpid(), **about)
     asked = 0.0
     while True:
         now = time.time()

@@ -16,7 +16,17 @@ import pyarrow as pa
 
 from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
-from flux.control import CopyState, EdgeComplete, Failure, FromController, Heartbeat, NewTable, PartitionFinished
+from flux.control import (
+    CopyState,
+    EdgeComplete,
+    Failure,
+    FromController,
+    Heartbeat,
+    NewTable,
+    PartitionFinished,
+    RegisterAgain,
+    Welcome,
+)
 from flux.errors import Fenced, FluxError, ProtocolError, UserCodeError
 from flux.lifeline import hold
 from flux.messages import Data, Install
@@ -140,6 +150,10 @@ class Worker:
             core.on_edge_complete(order.edge, order.producers)
         elif isinstance(order, CopyState):
             core.on_copy_state(order)
+        elif isinstance(order, RegisterAgain):
+            self.control.register_again(core.worker)
+        elif isinstance(order, Welcome):
+            core.report_again()
 
     # ---- sources
 
@@ -253,12 +267,17 @@ class Worker:
             if isinstance(error, FluxError)
             else f"worker {core.worker} ended by {type(error).__name__}: {error}"
         )
-        self.control.report(Failure(node=core.worker, kind=kind, message=message))
+        failure = Failure(node=core.worker, kind=kind, message=message)
+        self.control.report(failure)
         end = time.time() + FAREWELL_S
         while time.time() < end:
             if self.control.link in self.sockets.wait(0.1):
                 for order in self.control.orders():
                     refuse_rejected(order)
+                    if isinstance(order, RegisterAgain):
+                        self.control.register_again(core.worker)
+                    elif isinstance(order, Welcome):
+                        self.control.report(failure)
 
     def _close(self) -> None:
         for reader in self._readers.values():

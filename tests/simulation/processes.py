@@ -17,10 +17,12 @@ from flux.control import (
     EdgeComplete,
     Failure,
     Goodbye,
+    GoodbyeSeen,
     Heartbeat,
     NewTable,
     PartitionFinished,
     Register,
+    RegisterAgain,
     Rejected,
     TableSeen,
     Welcome,
@@ -123,6 +125,7 @@ class Process:
                 Register(
                     secret=self.sim.plan.secret, role=self.role, index=self.index, attempt=self.attempt, host="host",
                     pid=self.index, executor=self.executor, endpoint=str(self.attempt), edges=self.edges,
+                    node=self.node,
                 )
             )  # fmt: skip
         self.wake(REGISTER_EVERY_S)
@@ -136,8 +139,17 @@ class Process:
 
     def _on_order(self, order: Any) -> None:
         if isinstance(order, Welcome):
-            self.node = order.node
+            again, self.node = self.node >= 0, order.node
             self.welcomed(order.incarnation)
+            if again:
+                self.report_again()
+        elif isinstance(order, RegisterAgain):
+            if self.node >= 0:
+                self.sim.counts["registrations on a new connection"] += 1
+                self._registered_at = -1.0
+                self._register()
+        elif isinstance(order, GoodbyeSeen):
+            self.on_goodbye_seen()
         elif isinstance(order, NewTable):
             self.endpoints = dict(order.table.endpoints)
             for worker in [worker for worker in self.links if worker not in self.endpoints]:
@@ -168,8 +180,14 @@ class Process:
             self._beat_at = now + self.sim.plan.settings.heartbeat_interval
             self.report(Heartbeat(node=self.node, progress=0, stats={}))
 
+    def report_again(self) -> None:
+        pass
+
+    def on_goodbye_seen(self) -> None:
+        raise AssertionError("only ingress tasks say goodbye")
+
     def on_rejected(self) -> None:
-        raise AssertionError("no worker is ever rejected")
+        raise NotImplementedError
 
     # ---- the data plane
 
@@ -224,6 +242,13 @@ class WorkerProcess(Process):
             self.sim.by_node[self.node] = self
             self.sim.ledger.watch_worker(self.core)
             self.inbox.extend(self._unheard)
+
+    def report_again(self) -> None:
+        assert self.core is not None
+        self.core.report_again()
+
+    def on_rejected(self) -> None:
+        self.sim.fenced(self)
 
     def on_new_table(self, order: NewTable) -> None:
         core = self.core
@@ -385,6 +410,15 @@ class IngressProcess(Process):
         self._ready = True
         self.report(TableSeen(node=self.node, epoch=order.table.epoch))
 
+    def on_goodbye_seen(self) -> None:
+        if not self.dead:
+            self.sim.attempt_finished(self)
+
+    def beat(self, now: float) -> None:
+        if now >= self._beat_at and self.drained:
+            self.report(Goodbye(node=self.node))
+        super().beat(now)
+
     def on_rejected(self) -> None:
         self.sim.counts["attempts that came after a newer one"] += 1
         self.sim.attempt_failed(self)
@@ -430,11 +464,9 @@ class IngressProcess(Process):
         self.note_credit()
         for stream, producer in core.producers.items():
             self.sim.ledger.check_log(producer.log, stream, "an ingress task")
-        if core.drained:
+        if core.drained and not self.drained:
             self.drained = True
             self.report(Goodbye(node=self.node))
-            self.sim.attempt_finished(self)
-            return
         reads = self._ready and self._batches is not None and core.has_room
         rest = min(self.sim.plan.settings.resend_timeout / 4, self._beat_at - now)
         self.wake(max(min(rest, self._read_at - now) if reads else rest, TURN_S * self.slowness))

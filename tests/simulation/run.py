@@ -433,6 +433,9 @@ class Simulation:
                 self.counts["duplicates refused"] += counters.duplicate
                 self.counts["stale messages refused"] += counters.stale
                 self.counts["gaps noticed"] += counters.gap
+                self.counts["subscriptions that switched their source"] += counters.switched
+                cut = sum(replica.order.cut for replica in worker.core.replicas.values())
+                self.counts["order entries cut by a new primary"] += cut
                 self._count_handshakes(worker.core.producers.values())
         for attempt in self.attempts:
             if attempt.core is not None:
@@ -444,7 +447,7 @@ class Simulation:
             if isinstance(error, NonDeterministicInputError) and self.faults.nondeterministic:
                 self.counts["runs ended by non-deterministic input"] += 1
                 return
-            if isinstance(error, QueryFailed) and "was lost" in str(error) and "would have helped" in str(error) + "does":
+            if isinstance(error, QueryFailed) and "the only safe copy of" in str(error):
                 reckless = self.faults.reckless
                 self.counts["runs ended by a loss" + (" that was meant" if reckless else "")] += 1
                 return
