@@ -158,7 +158,7 @@ class Controller:
             )
             return
         member = self.members.admit(connection, message, now)
-        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt))
+        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt, workers=self.slots))
         if message.role == "worker" and self.table is not None:
             self._publish(with_worker(self.table, member.node, message.endpoint))
             self._sweep(now)
@@ -168,7 +168,7 @@ class Controller:
             self._start(now)
 
     def _greet(self, member: Member) -> None:
-        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt))
+        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt, workers=self.slots))
         if self.table is not None:
             self._tell(member, NewTable(table=self.table, complete=self.complete))
 

@@ -34,10 +34,12 @@ class Register(Control, frozen=True):
 
 
 class Welcome(Control, frozen=True):
-    """The id of this life of the worker; ``incarnation`` of the streams of an ingress task."""
+    """The id of this life of the worker; ``incarnation`` of the streams of an ingress task; ``workers`` that the query
+    began with."""
 
     node: int
     incarnation: int
+    workers: int = 1
 
 
 class Rejected(Control, frozen=True):

@@ -74,6 +74,12 @@ class Plan:
     settings: Settings
     secret: bytes = field(repr=False, default=b"")
 
+    @property
+    def streams(self) -> int:
+        """Streams that begin in workers, counting one for every replica of their producers."""
+        copies = [1 if edge.stage is None else self.stages[edge.stage].replicas for edge in self.edges]
+        return sum((edge.producers or 0) * count for edge, count in zip(self.edges, copies, strict=True))
+
     def edges_of_source(self, source: int) -> list[EdgePlan]:
         return [edge for edge in self.edges if edge.source == source]
 

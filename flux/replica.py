@@ -202,13 +202,19 @@ class Replica:
 
     def _has(self, entry: Entry) -> bool:
         """Whether all slices of an ordered step are here: rows and order come by different ways."""
+        return not self._lacks(entry)
+
+    def _lacks(self, entry: Entry) -> list[StreamId]:
         wanted: dict[StreamId, int] = {}
         for edge, producer, _ in entry.slices:
             stream = StreamId(edge, producer)
             wanted[stream] = wanted.get(stream, 0) + 1
-        if not entry.slices:
-            return True
-        return all(len(self._waiting.get(stream, ())) >= count for stream, count in wanted.items())
+        return [stream for stream, count in wanted.items() if len(self._waiting.get(stream, ())) < count]
+
+    def missing(self) -> list[StreamId]:
+        """Streams of which the next ordered step wants rows that have not come."""
+        limit = self.order.end if self.primary else self.order.committed
+        return self._lacks(self.order[self.applied]) if self.between_steps and self.applied < limit else []
 
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are

@@ -50,6 +50,8 @@ from partitioning.table import FIRST_EPOCH, Table
 
 #: The connection of a worker to itself.
 LOCAL = "local"
+#: Times the resend timeout: how long rows of an ordered step may stay away before they are looked for elsewhere.
+STARVED_PATIENCE = 2
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
 CHUNK_BYTES = 4 << 20
 
@@ -71,6 +73,16 @@ class ToController:
 
 
 Effect = ToWorker | ToConnection | ToController
+
+
+@dataclass
+class Starved:
+    """An ordered step waits for rows. ``received``: how far the partition has got; ``since`` then, or since the last
+    change of source; ``patience_s`` until the next one."""
+
+    received: int
+    since: float
+    patience_s: float
 
 
 class SourceStreams:
@@ -127,8 +139,9 @@ class SourceStreams:
 class StageWorker:
     """One worker's share of a plan."""
 
-    def __init__(self, plan: Plan, worker: int, clock: Callable[[], float] = lambda: 0.0) -> None:
-        """``clock`` (seconds) only measures how long steps take; nothing is decided by it."""
+    def __init__(self, plan: Plan, worker: int, clock: Callable[[], float] = lambda: 0.0, workers: int = 1) -> None:
+        """``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``: as many as the
+        query began with."""
         self.plan = plan
         self.worker = worker
         self.epoch = -1
@@ -142,6 +155,10 @@ class StageWorker:
         self.finished_at: float | None = None
         self.log_meter = Meter()
         self._clock = clock
+        # The same for every replica of a stream, always: what one of them had room for another must have room for, or
+        # a replica that reads from the other may wait for ever for rows that its primary has.
+        log = plan.settings.log_max_bytes
+        self._log_share = max(min(log, log * workers // max(plan.streams, 1)), 1)
         self._credit = Credit(plan.settings.credit_max_bytes)
         self._inbound: dict[StreamId, Inbound] = {}
         self._hosted: dict[int, np.ndarray] = {}  # stage -> partitions of its replicas here, ascending
@@ -157,6 +174,7 @@ class StageWorker:
         self._awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
         self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
         self._copies: list[CopyState] = []
+        self._starved: dict[tuple[StreamId, int], Starved] = {}  # stream and partition that waits for it
 
     # ---- orders
 
@@ -170,7 +188,6 @@ class StageWorker:
         self._install_replicas(table)
         self._assign_roles(table)
         self._install_sources(table)
-        self._share_log()
         for stream, producer in self.producers.items():
             producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
         self._ready.update(self.replicas)  # fewer replicas to wait for may have made room in the logs
@@ -266,7 +283,7 @@ class StageWorker:
     ) -> Producer:
         settings = self.plan.settings
         producer = Producer(
-            stream, incarnation, edge.partitions, settings.log_max_bytes, settings.resend_timeout,
+            stream, incarnation, edge.partitions, self._log_share, settings.resend_timeout,
             self.plan.secret, self.log_meter, worker, base,
         )  # fmt: skip
         self.producers[stream] = producer
@@ -285,11 +302,6 @@ class StageWorker:
                     self.sources[source.id, partition] = SourceStreams(
                         edges, producers, source.name, seeks=source.seeks and self.epoch > 0
                     )
-
-    def _share_log(self) -> None:
-        share = max(self.plan.settings.log_max_bytes // max(len(self.producers), 1), 1)
-        for producer in self.producers.values():
-            producer.log.bytes_max = share
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self._complete[edge] = producers
@@ -435,6 +447,32 @@ class StageWorker:
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
 
+    def _look_elsewhere(self, now: float) -> None:
+        """Where a step is ordered and its rows do not come, read them from another replica of their producer: the one
+        that is read from may be slow, or wait itself, in the end for acks that only this step can give."""
+        starved, self._starved = self._starved, {}
+        for (_, partition), replica in self.replicas.items():
+            for stream in replica.missing():
+                inbound = self._inbound_of(stream)
+                received = int(inbound.received[partition])
+                wait = starved.get((stream, partition))
+                if wait is None or wait.received != received:
+                    wait = Starved(received, now, STARVED_PATIENCE * self.plan.settings.resend_timeout)
+                elif now - wait.since >= wait.patience_s:
+                    wait.since, wait.patience_s = now, 2 * wait.patience_s
+                    self._read_from_next(inbound)
+                self._starved[stream, partition] = wait
+
+    def _read_from_next(self, inbound: Inbound) -> None:
+        if self.plan.edges[inbound.stream.edge].stage is None:
+            return
+        listed = self._producers_of(inbound.stream)
+        ring = sorted(worker for worker in inbound.offers if listed.get(worker, (-1, False))[1])
+        others = [worker for worker in ring if worker > inbound.source] + [w for w in ring if w < inbound.source]
+        if others:
+            self.counters.switched += 1
+            self._subscribe(inbound, inbound.offers[others[0]], 0, self.epoch, others[0])
+
     def _ack_soon(self, inbound: Inbound) -> None:
         """Resume and Standby carry an ack to one replica of the producer; the others have to hear it too."""
         inbound.ack_due = True
@@ -528,7 +566,6 @@ class StageWorker:
         restore(state, replica)
         self._note_hosted()
         self._secondary[key[0]] |= {key[1]}
-        self._share_log()
         assert self.table is not None
         for outlet in replica.outlets:
             outlet.producer.on_table(self.table, self.plan.edges[outlet.producer.stream.edge].consumer, now)
@@ -667,6 +704,7 @@ class StageWorker:
             self._timers_at = now + self.plan.settings.resend_timeout / 4
             for producer in self.producers.values():
                 producer.dirty = True
+            self._look_elsewhere(now)
         yield from self._send_copies()
         yield from self._send_orders(now)
         busy = True

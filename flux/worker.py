@@ -73,7 +73,7 @@ class Worker:
             )  # fmt: skip
             if self.rendezvous.lifeline:
                 self._lifeline = hold(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
-            self.core = StageWorker(self.plan, welcome.node, time.perf_counter)
+            self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
             self._loop(self.core, early)
         except Stopped:
             pass

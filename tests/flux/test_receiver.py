@@ -22,7 +22,7 @@ def hello(incarnation: int = 0) -> Hello:
 
 def greeted(credit: int = 1000, incarnation: int = 0) -> Inbound:
     inbound = Inbound(STREAM, 0, 5, credit)
-    inbound.greet(hello(incarnation), "first", 7)
+    inbound.greet(incarnation, "first", 7)
     return inbound
 
 
@@ -37,7 +37,7 @@ def data(number: int, sequence: int, rows: dict[int, int], first: int | None = N
 
 
 def take(inbound: Inbound, message: tuple[Data, list], counters: Counters | None = None) -> Any:
-    return inbound.take(*message, HOSTED, counters or Counters())
+    return inbound.take(*message, HOSTED, (), counters or Counters())
 
 
 def numbered(taken: list[tuple[int, Slice]]) -> list[tuple[int, int]]:
@@ -58,7 +58,7 @@ def test_a_message_gives_each_partition_its_slice() -> None:
 def test_a_slice_taken_before_is_dropped_and_counted() -> None:
     inbound, counters = greeted(), Counters()
     take(inbound, data(0, 0, {1: 1}))
-    inbound.greet(hello(), "second", 8)
+    inbound.greet(0, "second", 8)
     assert take(inbound, data(0, 0, {1: 1}, nonce=8), counters) == []
     assert counters.duplicate == 1
     assert numbered(take(inbound, data(1, 1, {1: 1}, nonce=8), counters)) == [(1, 1)]
@@ -127,7 +127,7 @@ def test_credit_returns_when_the_last_slice_of_a_message_is_applied() -> None:
 def test_a_new_handshake_grants_only_what_is_not_held_any_more() -> None:
     inbound = greeted(credit=150)
     taken = take(inbound, data(0, 0, {1: 1}))
-    inbound.greet(hello(), "second", 8)
+    inbound.greet(0, "second", 8)
     assert inbound.resume(0, HOSTED).granted == 50
     apply(inbound, taken)
     assert inbound.ack(0, HOSTED).granted == 150
@@ -136,7 +136,7 @@ def test_a_new_handshake_grants_only_what_is_not_held_any_more() -> None:
 def test_a_message_of_nothing_but_duplicates_returns_its_credit_at_once() -> None:
     inbound = greeted(credit=150)
     apply(inbound, take(inbound, data(0, 0, {1: 1})))
-    inbound.greet(hello(), "second", 8)
+    inbound.greet(0, "second", 8)
     take(inbound, data(0, 0, {1: 1}, nonce=8))
     assert inbound.ack_due
     assert inbound.ack_urgent
@@ -148,7 +148,7 @@ def test_a_new_life_of_the_producer_is_shown_the_checksum_with_every_resume() ->
     take(inbound, data(0, 0, {1: 1}, checksum=55))
     assert inbound.resume(0, HOSTED).checksum_at == -1  # the same life knows what it has sent
     for nonce in (8, 9):  # the first answer may be lost
-        inbound.greet(hello(incarnation=1), f"connection {nonce}", nonce)
+        inbound.greet(1, f"connection {nonce}", nonce)
         resume = inbound.resume(0, HOSTED)
         assert (resume.checksum_at, resume.checksum) == (0, 55)
 
@@ -156,10 +156,10 @@ def test_a_new_life_of_the_producer_is_shown_the_checksum_with_every_resume() ->
 def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
     inbound = greeted()
     take(inbound, data(0, 0, {1: 1}, checksum=55))
-    inbound.greet(hello(incarnation=1), "second", 8)
+    inbound.greet(1, "second", 8)
     take(inbound, data(0, 1, {1: 1}, nonce=8, checksum=66))
     assert inbound.resume(0, HOSTED).checksum_at == 0
-    inbound.greet(hello(incarnation=2), "third", 9)
+    inbound.greet(2, "third", 9)
     assert inbound.resume(0, HOSTED).checksum_at == 1
 
 

@@ -237,7 +237,7 @@ class WorkerProcess(Process):
 
     def welcomed(self, incarnation: int) -> None:
         if self.core is None:
-            self.core = StageWorker(self.sim.plan, self.node)
+            self.core = StageWorker(self.sim.plan, self.node, workers=self.sim.controller.slots)
             self.core._credit.floor = self.sim.dataflow.credit_floor
             self.sim.by_node[self.node] = self
             self.sim.ledger.watch_worker(self.core)

@@ -334,7 +334,10 @@ class Simulation:
         return [attempt for job in self.jobs for some in job.running.values() for attempt in some if not attempt.dead]
 
     def _pause_one(self) -> None:
-        process: Process = self.world.random.choice([*(w for w in self.workers if not w.dead), *self._alive()])
+        alive = [*(worker for worker in self.workers if not worker.dead), *self._alive()]
+        if not alive:
+            return
+        process: Process = self.world.random.choice(alive)
         seconds = self.world.random.random() * self.faults.pause_s
         long = seconds > self.plan.settings.heartbeat_timeout / 2
         if long and isinstance(process, WorkerProcess) and not self._spares(process):
