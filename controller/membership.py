@@ -40,7 +40,10 @@ class Membership:
         if about.role == "worker":
             self.workers[member.node] = member
         else:
-            self.ingress[tuple(about.edges), about.index] = member
+            key = tuple(about.edges), about.index
+            # What one attempt has finished stays finished: nothing depends on those that come after it.
+            member.left = key in self.ingress and self.ingress[key].left
+            self.ingress[key] = member
         return member
 
     def in_slot(self, slot: int) -> Member | None:

@@ -36,7 +36,7 @@ class Progress:
             "numInputRows": int(rows - before),
             "totalInputRows": int(rows),
             "inputRowsPerSecond": self._rate("input", rows, now),
-            "processedRowsPerSecond": self._rate("processed", _total(everyone, "rows_in"), now),
+            "processedRowsPerSecond": self._rate("processed", sum(_total(s.get("stages", []), "rows_in") for s in everyone), now),
             "backlog": {
                 "slices": int(_total(everyone, "queued")),
                 "bytes": int(_total(everyone, "log_bytes")),
@@ -89,7 +89,8 @@ class Progress:
         self._counts[what] = count
         if self._then is None or now <= self._then:
             return 0.0
-        return round((count - before) / (now - self._then), 1)
+        # A count can fall: that of a lost worker is gone, and a new one begins at nothing.
+        return round(max(count - before, 0) / (now - self._then), 1)
 
 
 def _total(reports: list[dict[str, Any]], key: str) -> float:

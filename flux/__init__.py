@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spark_integration.query import Query
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aggregate",

@@ -375,7 +375,8 @@ class Simulation:
         victim.die()
         if victim.node >= 0 and not self.world.chance(self.faults.silent_crash_probability):
             self.world.after(0.001 + self.world.random.random() * 0.02, self._closed, victim.node)
-        if not self.world.chance(self.faults.never_back_probability):
+        never_back = self.controller.phase == "running" and self.world.chance(self.faults.never_back_probability)
+        if not never_back:
             self._return_later(victim, self.world.random.random() * 0.5)
         if self.world.now < self._calm_at and self.world.chance(self.faults.second_crash_probability):
             self.world.after(self.world.random.random() * 0.05, self._crash_one)
