@@ -275,7 +275,7 @@ class _Builder:
         spark = rng.random() < 0.65
         many = spark and self.copies == [1] and rng.random() < 0.15
         partitions = rng.randint(8, 25) if many else rng.randint(0 if spark else 1, 3)
-        data = self._source_data(name, partitions, 2 if many else rng.choice([3, 12, 25]))
+        data = self._source_data(name, partitions, 2 if many else rng.choice([3, 8, 20]))
         if spark and self.nondeterministic:
             for partition, batches in enumerate(data.batches):
                 if batches and rng.random() < 0.7:
@@ -283,7 +283,7 @@ class _Builder:
         if spark:
             source = Source(name, dataframe=ROW)
         else:
-            idle = rng.choice([0.0, 0.3])
+            idle = rng.choice([0.0, 0.0, 0.3])
             source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
         self.nodes.append(Node(source, name, data=data))
 
@@ -298,7 +298,7 @@ class _Builder:
     def _stage(self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete") -> Node:
         name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
         target = type(name, (kind,), {"ledger": self.ledger, "stage_name": name})
-        stage = Stage(target, key, self.rng.randint(1, 4), self.rng.choice(self.copies), None, mode, name)
+        stage = Stage(target, key, self.rng.randint(1, 3), self.rng.choice(self.copies), None, mode, name)
         if kind is not Totals:
             self.ledger.keys[name] = key
         for node in inputs:
@@ -335,7 +335,7 @@ def _settings(rng: random.Random) -> Settings:
         credit_max_bytes=int(rng.choice([tiny, "1000", "1000000"])),
         step_max_rows=rng.choice([1, 8, 4096]),
         ack_interval=rng.choice([0.0, 0.005, 0.05]),
-        resend_timeout=rng.choice([0.02, 0.1, 0.4]),
+        resend_timeout=rng.choice([0.03, 0.1, 0.1, 0.4]),
         heartbeat_interval=0.05,
         heartbeat_timeout=0.25,
         heartbeat_last_timeout=3.0,
@@ -348,7 +348,7 @@ def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max:
     builder = _Builder(rng, ledger, nondeterministic, copies_max)
     for _ in range(rng.choice([1, 1, 2])):
         builder.source()
-    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         builder.stage()
     for node in builder.nodes:
         if not node.used or rng.random() < 0.15:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Virtual time of one turn of a loop.
 TURN_S = 0.0002
+#: How often a source that is patient looks whether it may end.
+HELD_BACK_S = 0.02
 
 
 class Process:
@@ -231,6 +233,7 @@ class WorkerProcess(Process):
         self.core: StageWorker | None = None  # type: ignore[assignment]
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._unread: dict[tuple[int, int], Any] = {}
+        self._held_back: set[tuple[int, int]] = set()  # sources that wait with their end
         self._watched: set[int] = set()
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
@@ -352,8 +355,10 @@ class WorkerProcess(Process):
         if busy:
             self.wake(TURN_S * self.slowness)
         else:
-            waiting = any(core.wants(*key) for key in self._readers)
+            waiting = any(core.wants(*key) for key in self._readers if key not in self._held_back)
             rest = min(core.due(), self._beat_at, now + IDLE_SOURCE_S if waiting else self._beat_at) - now
+            if self._held_back:
+                rest = min(rest, HELD_BACK_S)
             self.wake(max(rest, TURN_S * self.slowness))
 
     def _read(self, core: StageWorker) -> bool:
@@ -366,6 +371,7 @@ class WorkerProcess(Process):
                 continue
             if batch == "end" and not self.sim.may_end():
                 self._readers[key] = iter(())
+                self._held_back.add(key)
                 continue
             core.on_source(*key, None if batch == "end" else batch, self.world.now)
             if batch == "end":
@@ -476,7 +482,7 @@ class IngressProcess(Process):
         batch = next(self._batches, None)
         if batch is None and not self.sim.may_end():
             self._batches = iter(())
-            self._read_at = now + 0.02
+            self._read_at = now + HELD_BACK_S
         elif batch is None:
             self._batches = None
             core.finish(now)
