@@ -239,6 +239,7 @@ class Producer:
         cursor.sent_bytes, cursor.granted = 0, message.granted
         cursor.hello_due, cursor.heard = np.inf, now
         self._take_ack(cursor, message.epoch, message.through, message.behind)
+        self._evict()  # it may have been waited for
 
     def _still_here(self, worker: int, cursor: Cursor, wanted: np.ndarray) -> None:
         # An old Resume may ask for what its sender has acked since. Anything else that is gone is a new replica's, of
@@ -253,11 +254,12 @@ class Producer:
         cursor = self._cursors.get(worker)
         if cursor is None:
             return
-        if message.nonce == cursor.nonce:
-            cursor.granted = max(cursor.granted, message.granted)
-            cursor.heard, cursor.patience = now, 1.0
         # An ack is cumulative and true whatever handshake it belongs to; only its incarnations matter.
-        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        news = self._take_ack(cursor, message.epoch, message.through, message.behind)
+        if message.nonce == cursor.nonce:
+            if news or message.granted > cursor.granted:  # else it does not show that what was sent has come
+                cursor.heard, cursor.patience = now, 1.0
+            cursor.granted = max(cursor.granted, message.granted)
 
     def on_standby(self, worker: int, message: Standby, now: float) -> None:
         """The consumer reads from another replica. Greet it again now and then, in case its change of mind is lost."""
@@ -267,6 +269,7 @@ class Producer:
             cursor.answered = True
             cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
             self._take_ack(cursor, message.epoch, message.through, message.behind)
+            self._evict()
 
     def on_reset(self, worker: int, now: float) -> None:
         cursor = self._cursors.get(worker)
@@ -276,15 +279,19 @@ class Producer:
             cursor.nonce = None
             cursor.hello_due = min(cursor.hello_due, now)
 
-    def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: list[tuple[int, int]]) -> None:
+    def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: list[tuple[int, int]]) -> bool:
+        """Whether it says anything new."""
         # A replica introduced after the sender's table is another life than the one that acked.
         meant = cursor.hosts & (cursor.since <= epoch)
         acked = np.where(meant, through, -1)
         for partition, sequence in behind:
             if 0 <= partition < self.partitions and meant[partition]:
                 acked[partition] = sequence
+        if not (acked > cursor.acked).any():
+            return False
         np.maximum(cursor.acked, acked, out=cursor.acked)
         self._settle()
+        return True
 
     def _settle(self) -> None:
         if self._cursors:

@@ -82,6 +82,7 @@ class Inbound:
         self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
         self.ack_due = False
         self.unacked_bytes = 0
+        self.urgent = False  # more is let in than the credit allows: what holds it may wait for these very rows
 
     # ---- handshake
 
@@ -230,7 +231,8 @@ class Inbound:
         behind += [(p, -1) for p in awaited]
         self.ack_due = False
         self.unacked_bytes = 0
-        granted = self.received_bytes + max(self.credit - self.held_bytes, 0)
+        held = 0 if self.urgent else self.held_bytes
+        granted = self.received_bytes + max(self.credit - held, 0)
         return Ack(*self.stream, self.nonce, epoch, through, behind, granted)
 
 

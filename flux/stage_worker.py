@@ -77,12 +77,13 @@ Effect = ToWorker | ToConnection | ToController
 
 @dataclass
 class Starved:
-    """An ordered step waits for rows. ``received``: how far the partition has got; ``since`` then, or since the last
-    change of source; ``patience_s`` until the next one."""
+    """Ordered steps wait for rows of a stream. ``received``: how far their partitions have got; ``since`` then, or since
+    the last change of source; ``patience_s`` until the next one; ``urgent``: patience has come to its end once."""
 
     received: int
     since: float
     patience_s: float
+    urgent: bool = False
 
 
 class SourceStreams:
@@ -174,7 +175,7 @@ class StageWorker:
         self._awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
         self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
         self._copies: list[CopyState] = []
-        self._starved: dict[tuple[StreamId, int], Starved] = {}  # stream and partition that waits for it
+        self._starved: dict[StreamId, Starved] = {}
 
     # ---- orders
 
@@ -447,21 +448,32 @@ class StageWorker:
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
 
-    def _look_elsewhere(self, now: float) -> None:
-        """Where a step is ordered and its rows do not come, read them from another replica of their producer: the one
-        that is read from may be slow, or wait itself, in the end for acks that only this step can give."""
-        starved, self._starved = self._starved, {}
+    def _relieve(self, now: float) -> None:
+        """Where a step is ordered and its rows do not come: read them from another replica of their producer, and let
+        them come though the credit is used up.
+
+        The replica that is read from may be slow, or wait itself, in the end for acks that only this step can give; and
+        so may the primaries here that hold the credit."""
+        missing: dict[StreamId, int] = {}
         for (_, partition), replica in self.replicas.items():
             for stream in replica.missing():
-                inbound = self._inbound_of(stream)
-                received = int(inbound.received[partition])
-                wait = starved.get((stream, partition))
-                if wait is None or wait.received != received:
-                    wait = Starved(received, now, STARVED_PATIENCE * self.plan.settings.resend_timeout)
-                elif now - wait.since >= wait.patience_s:
-                    wait.since, wait.patience_s = now, 2 * wait.patience_s
-                    self._read_from_next(inbound)
-                self._starved[stream, partition] = wait
+                received = int(self._inbound_of(stream).received[partition])
+                missing[stream] = missing.get(stream, 0) + received
+        starved, self._starved = self._starved, {}
+        for stream in starved:
+            self._inbound[stream].urgent = False
+        for stream, received in missing.items():
+            wait = self._starved[stream] = starved.get(stream) or Starved(received, now, 0.0)
+            if wait.received != received or not wait.patience_s:
+                wait.received, wait.since = received, now
+                wait.patience_s = STARVED_PATIENCE * self.plan.settings.resend_timeout
+            elif now - wait.since >= wait.patience_s:
+                wait.since, wait.patience_s = now, 2 * wait.patience_s
+                wait.urgent = True
+                self._read_from_next(self._inbound[stream])
+            if wait.urgent:
+                self._inbound[stream].urgent = True
+                self._ack_soon(self._inbound[stream])
 
     def _read_from_next(self, inbound: Inbound) -> None:
         if self.plan.edges[inbound.stream.edge].stage is None:
@@ -572,13 +584,20 @@ class StageWorker:
         for position in state.positions:
             inbound = self._inbound_of(position.stream)
             inbound.received[key[1]] = position.next
-            if inbound.connection is not None and inbound.epoch >= incarnation:
-                self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.source)
-                continue
-            inbound.leave()  # the producer may not know of this replica yet; then it will greet again
-            if position.checksum_at > inbound.checksum_at:
+            if inbound.connection is None and position.checksum_at > inbound.checksum_at:
                 inbound.incarnation = position.incarnation
                 inbound.checksum_at, inbound.checksum = position.checksum_at, position.checksum
+        # Also streams that the other did not know: their handshakes are without this partition.
+        for stream, inbound in self._inbound.items():
+            if stream.edge in replica.stage.edges_in:
+                self._ask_again(inbound, incarnation)
+
+    def _ask_again(self, inbound: Inbound, incarnation: int) -> None:
+        """A replica has joined those that the stream is read for."""
+        if inbound.connection is not None and inbound.epoch >= incarnation:
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.source)
+        else:
+            inbound.leave()  # the producer may not know of this replica yet; then it will greet again
 
     def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
         self.counters.refused += 1
@@ -704,7 +723,7 @@ class StageWorker:
             self._timers_at = now + self.plan.settings.resend_timeout / 4
             for producer in self.producers.values():
                 producer.dirty = True
-            self._look_elsewhere(now)
+            self._relieve(now)
         yield from self._send_copies()
         yield from self._send_orders(now)
         busy = True

@@ -286,6 +286,9 @@ class Ledger:
                 if not isinstance(message, Standby):
                     at = core.worker, stream
                     self._credit[at] = max(self._credit[at], core._inbound[stream].credit)
+                    if core._inbound[stream].urgent:
+                        self.counts["credit beyond the bound for starving replicas"] += 1
+                        self._credit[at] = 1 << 60
                 self._acked(core, stream, message)
             self.counts["resets"] += type(message).__name__ == "Reset"
             self.counts["streams that nobody reads from this replica"] += isinstance(message, Standby)
