@@ -119,17 +119,17 @@ class Producer:
         return self.log.end
 
     def floor(self) -> tuple[int, int] | None:
-        """Where a retried producer may begin: a batch before which all is applied, and the checksum of the stream before
-        it. What is only received does not count: a new replica may come to need it. None: not all workers have answered
-        yet; (0, 0) where nobody can say."""
+        """Where a retried producer may begin: a batch through which all is applied, and the checksum of the stream through
+        it. What is only received does not count: a new replica may come to need it; and that last batch is made once
+        more, because it may be the end of the stream. None: not all workers have answered yet; (0, 0): at the start."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
         applied = min(int(cursor.acked[cursor.hosts].min()) for cursor in self._cursors.values())
-        start = max((at + 1 for at in self._expected if at <= applied), default=0)
-        return (start, self._expected[start - 1][0]) if start else (0, 0)
+        start = max((at for at in self._expected if at <= applied), default=0)
+        return (start, self._expected[start][0]) if start else (0, 0)
 
     def begin_at(self, sequence: int, checksum: int) -> None:
-        """Leave out the batches before ``sequence``, which nobody needs."""
+        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: through ``sequence``."""
         assert not self.log
         assert self.log.base == 0
         self.log.base, self._checksum = sequence, checksum

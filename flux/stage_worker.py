@@ -99,6 +99,7 @@ class SourceStreams:
         self.rows = 0
         self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
         self._checksum = 0
+        self._known = False  # the checksum is that through the first batch to be read
 
     def place(self) -> bool:
         """Whether it is known with which batch to begin. A source that seeks leaves out what everybody has."""
@@ -107,6 +108,7 @@ class SourceStreams:
             known = [floor for floor in floors if floor is not None]
             if len(known) == len(floors):
                 self.start, self._checksum = min(known)
+                self._known = self.start > 0
                 for producer in self.producers:
                     producer.begin_at(self.start, self._checksum)
         return self.start is not None
@@ -123,7 +125,8 @@ class SourceStreams:
         """The batch is copied while it is clustered: the caller may reuse its memory."""
         self.rows += batch.num_rows
         # Of the rows as they were read: how they are clustered depends on the table of the day.
-        self._checksum = extend(self._checksum, batch)
+        self._checksum = self._checksum if self._known else extend(self._checksum, batch)
+        self._known = False
         for edge, producer in zip(self.edges, self.producers, strict=True):
             if edge.key:
                 data = cluster_by_key(batch, edge.key, edge.partitions, producer.order)

@@ -347,6 +347,10 @@ class Ledger:
                     f"worker {core.worker} holds {sum(packets.values())} of stream {stream}, bound {bound}",
                 )
 
+    @property
+    def entries_cut(self) -> int:
+        return sum(watch.replica.order.cut for watch in self._watches.values())
+
     def check_finished(self, core: StageWorker, message: PartitionFinished) -> None:
         replica = core.replicas.get((message.stage, message.partition))
         if replica is not None and replica.applied:

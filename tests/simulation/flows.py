@@ -222,7 +222,7 @@ class _Builder:
         self.rng = rng
         self.ledger = ledger
         self.nondeterministic = nondeterministic
-        self.copies = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [2, 3], [1, 2, 3]])
+        self.copies = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [3], [2, 3], [1, 2, 3]])
         self.copies = [min(copies, copies_max) for copies in self.copies]
         self.nodes: list[Node] = []
         self.sinks: list[Node] = []
@@ -284,7 +284,10 @@ class _Builder:
             source = Source(name, dataframe=ROW)
         else:
             idle = rng.choice([0.0, 0.0, 0.3])
-            source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
+            if rng.random() < 0.5:
+                source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
+            else:
+                source = flux.source(lambda p, start: self._seek(data, p, start), ROW, partitions, name)
         self.nodes.append(Node(source, name, data=data))
 
     def _read(self, data: SourceData, partition: int, idle: float) -> Iterator[pa.RecordBatch | None]:
@@ -292,6 +295,10 @@ class _Builder:
             while self.rng.random() < idle:
                 yield None
             yield batch
+
+    def _seek(self, data: SourceData, partition: int, start: int) -> Iterator[pa.RecordBatch]:
+        batches = [batch for batch in data.read(partition) if batch.num_rows]
+        yield from batches[start:]
 
     # ---- stages
 
@@ -329,12 +336,13 @@ class _Builder:
 
 def _settings(rng: random.Random) -> Settings:
     tiny = rng.choice(["1", "300", "2000", "100000"])
+    log = int(rng.choice([tiny, "4000", "1000000"]))
     return replace(
         Settings.of(),
-        log_max_bytes=int(rng.choice([tiny, "4000", "1000000"])),
+        log_max_bytes=log,
         credit_max_bytes=int(rng.choice([tiny, "1000", "1000000"])),
         step_max_rows=rng.choice([1, 8, 4096]),
-        ack_interval=rng.choice([0.0, 0.005, 0.05]),
+        ack_interval=rng.choice([0.0, 0.005, 0.05 if log > 300 else 0.01]),  # a batch at a time takes a round trip each
         resend_timeout=rng.choice([0.03, 0.1, 0.1, 0.4]),
         heartbeat_interval=0.05,
         heartbeat_timeout=0.25,

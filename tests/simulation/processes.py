@@ -231,8 +231,8 @@ class WorkerProcess(Process):
         super().__init__(sim, "worker", slot, attempt)
         self.executor = executor
         self.core: StageWorker | None = None  # type: ignore[assignment]
-        self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
-        self._unread: dict[tuple[int, int], Any] = {}
+        self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None] | None] = {}
+        self._opened: set[tuple[int, int]] = set()
         self._held_back: set[tuple[int, int]] = set()  # sources that wait with their end
         self._watched: set[int] = set()
         sim.listening[str(attempt)] = self
@@ -267,12 +267,10 @@ class WorkerProcess(Process):
         self._watch(core)
         if newer:
             self.sim.ledger.watch_roles(core)
-        for source, partition in core.sources:
-            if (source, partition) not in self._unread:
-                read = self.sim.plan.sources[source].read
-                assert read is not None
-                self._unread[source, partition] = True
-                self._readers[source, partition] = iter(read(partition))
+        for key in core.sources:
+            if key not in self._opened:
+                self._opened.add(key)
+                self._readers[key] = None  # opened when it is wanted: then it is known where to begin
 
     def _watch(self, core: StageWorker) -> None:
         for replica in core.replicas.values():
@@ -331,6 +329,10 @@ class WorkerProcess(Process):
         worked = 0
         while worked < steps and core.work(now):
             worked += 1
+        if worked:
+            self.sim.first_step()
+            if self.dead:
+                return
         busy = bool(worked) or self._read(core)
         for producer in core.producers.values():
             if producer.dirty:
@@ -361,11 +363,21 @@ class WorkerProcess(Process):
                 rest = min(rest, HELD_BACK_S)
             self.wake(max(rest, TURN_S * self.slowness))
 
+    def _open(self, core: StageWorker, source: int, partition: int) -> Iterator[pa.RecordBatch | None]:
+        plan = self.sim.plan.sources[source]
+        assert plan.read is not None
+        start = core.source_start(source, partition)
+        self.sim.counts["sources read again from the middle"] += start > 0
+        self.sim.counts["sources read by another worker"] += core.sources[source, partition].producers[0].incarnation > 0
+        return iter(plan.read(partition, start) if plan.seeks else plan.read(partition))
+
     def _read(self, core: StageWorker) -> bool:
         for key, reader in self._readers.items():
             if not core.wants(*key):
-                self.sim.counts["turns with a full log"] += 1
+                self.sim.counts["turns with a full log"] += not core.sources[key].has_room
                 continue
+            if reader is None:
+                reader = self._readers[key] = self._open(core, *key)
             batch = next(reader, "end")
             if batch is None:
                 continue

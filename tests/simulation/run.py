@@ -137,8 +137,9 @@ class Simulation:
         """Whether the controller's picture is right and nothing is half done."""
         table = self.controller.table
         assert table is not None
-        alive = all(self._core_of(worker) is not None for worker in table.endpoints)
-        return alive and not self.controller.repairs.under_way
+        cores = [self._core_of(worker) for worker in table.endpoints]
+        current = all(core is not None and core.epoch == table.epoch for core in cores)
+        return current and not self.controller.repairs.under_way
 
     def _at_rest(self) -> bool:
         if self.controller.error is not None or not self._settled:
@@ -239,6 +240,12 @@ class Simulation:
             if len(self.controller._unfinished) < total:
                 self._finished_struck = True
                 self.counts["crashes when the first partition had finished"] += self._crash_one()
+
+    def first_step(self) -> None:
+        """Somebody has applied something; nothing can be acked yet."""
+        if self.faults.crash_at_the_start and not self._started_struck:
+            self._started_struck = True
+            self.counts["crashes before the first ack"] += self._crash_one()
 
     def _note_repairs(self) -> None:
         repairs = self.controller.repairs
@@ -438,12 +445,11 @@ class Simulation:
                 self.counts["stale messages refused"] += counters.stale
                 self.counts["gaps noticed"] += counters.gap
                 self.counts["subscriptions that switched their source"] += counters.switched
-                cut = sum(replica.order.cut for replica in worker.core.replicas.values())
-                self.counts["order entries cut by a new primary"] += cut
                 self._count_handshakes(worker.core.producers.values())
         for attempt in self.attempts:
             if attempt.core is not None:
                 self._count_handshakes(attempt.core.producers.values())
+        self.counts["order entries cut by a new primary"] += self.ledger.entries_cut
         self.counts["take-overs"] += self.controller.repairs.take_overs
         self.counts["repairs"] += self.controller.repairs.done
         error = self.controller.error
