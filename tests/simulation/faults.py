@@ -29,6 +29,8 @@ class Faults:
     #: Nothing gets through in one direction for a while, on one connection of any kind.
     cuts_per_s: float = 0.0
     cut_s: float = 0.0
+    #: A consumer goes over to another replica of a producer without any need.
+    whims_per_s: float = 0.0
     #: A process stands still, and goes on.
     pauses_per_s: float = 0.0
     pause_s: float = 0.0
@@ -50,6 +52,8 @@ class Faults:
     second_crash_probability: float = 0.0
     #: Its connection is not seen to close: only its silence tells.
     silent_crash_probability: float = 0.0
+    #: For a moment before, only some of the others hear it.
+    uneven_crash_probability: float = 0.0
     #: It does not come back.
     never_back_probability: float = 0.0
     #: Crashes spare the last safe copy of a partition, unless the run is reckless.
@@ -90,6 +94,7 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         loss_probability=sometimes(rng.choice([0.005, 0.05])),
         cuts_per_s=sometimes(rng.choice([1.0, 6.0])),
         cut_s=rng.choice([0.05, 0.6]),
+        whims_per_s=sometimes(rng.choice([2.0, 20.0])),
         pauses_per_s=sometimes(rng.choice([1.0, 5.0])),
         pause_s=rng.choice([0.05, 0.8]),
         slowness=sometimes(rng.choice([5.0, 50.0]), 1.0),
@@ -99,6 +104,7 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         crashes_per_s=sometimes(rng.choice([1.0, 3.0, 8.0]), 1.0) if replicated else 0.0,
         second_crash_probability=sometimes(0.5),
         silent_crash_probability=sometimes(0.4),
+        uneven_crash_probability=sometimes(0.7),
         never_back_probability=sometimes(0.15),
         reckless=rng.random() < 0.04,
         crash_at_the_end=replicated and rng.random() < 0.1,

@@ -218,12 +218,12 @@ class Dataflow:
 
 
 class _Builder:
-    def __init__(self, rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int) -> None:
+    def __init__(self, rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int) -> None:
         self.rng = rng
         self.ledger = ledger
         self.nondeterministic = nondeterministic
-        self.copies = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [3], [2, 3], [1, 2, 3]])
-        self.copies = [min(copies, copies_max) for copies in self.copies]
+        chosen = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [3], [2, 3], [1, 2, 3]])
+        self.copies = [copies] if copies else [min(each, copies_max) for each in chosen]
         self.nodes: list[Node] = []
         self.sinks: list[Node] = []
         self._ids = 0
@@ -352,8 +352,9 @@ def _settings(rng: random.Random) -> Settings:
     )
 
 
-def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int) -> Dataflow:
-    builder = _Builder(rng, ledger, nondeterministic, copies_max)
+def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int = 0) -> Dataflow:
+    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``."""
+    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies)
     for _ in range(rng.choice([1, 1, 2])):
         builder.source()
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):

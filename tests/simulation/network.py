@@ -75,6 +75,9 @@ class Link:
         if not flying.lost and not self.closed:
             self._to_client(flying.content)
 
+    def cut_up(self, seconds: float) -> None:
+        self._up_at = max(self._up_at, self.network.world.now + seconds)
+
     def cut(self, seconds: float) -> None:
         """Nothing gets through in one direction for a while; what is sent meanwhile comes late."""
         until = self.network.world.now + seconds
@@ -82,6 +85,13 @@ class Link:
             self._up_at = max(self._up_at, until)
         else:
             self._down_at = max(self._down_at, until)
+
+    def abandon(self) -> None:
+        """The client is dead: what it had not yet written is lost."""
+        self.closed = True
+        written = self.network.world.random.randint(0, len(self._up))
+        for flying in self._up[written:]:
+            flying.lost = True
 
     def break_(self) -> None:
         self.network.counts["connections lost"] += 1
@@ -144,3 +154,9 @@ class Network:
         if link is not None:
             self.counts["cuts in one direction"] += 1
             link.cut(self.world.random.random() * self.faults.cut_s)
+
+    def cut_some(self, links: list[Link], seconds: float) -> None:
+        """Hold up what goes out on about half of these links."""
+        for link in links:
+            if self.world.random.random() < 0.5:
+                link.cut_up(seconds)

@@ -116,7 +116,7 @@ class Process:
         self.dead = True
         self.control.closed = True
         for link in self.links.values():
-            link.closed = True
+            link.abandon()
 
     # ---- the controller
 

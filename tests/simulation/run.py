@@ -70,16 +70,18 @@ class SparkJob:
 
 
 class Simulation:
-    def __init__(self, seed: int, faults: faults_.Faults | None = None) -> None:
+    def __init__(self, seed: int, faults: faults_.Faults | None = None, copies: int = 0, slots: int = 0) -> None:
+        """``faults``, ``copies`` of every partition, ``slots``: drawn where they are not given."""
         self.seed = seed
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
-        replicated = rng.random() < 0.75
+        replicated = rng.random() < 0.75 or copies > 1
         self.faults = faults or faults_.draw(rng, replicated)
         self.ledger = Ledger()
         self.counts = self.ledger.counts
-        slots = rng.randint(2, 5) if replicated else rng.randint(1, 3)
-        self.dataflow = flows.draw(rng, self.ledger, self.faults.nondeterministic, min(slots, 3) if replicated else 1)
+        slots = slots or (rng.randint(2, 5) if replicated else rng.randint(1, 3))
+        copies_max = min(slots, 3) if replicated else 1
+        self.dataflow = flows.draw(rng, self.ledger, self.faults.nondeterministic, copies_max, copies)
         self.plan = self.ledger.plan = self.dataflow.plan
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
@@ -110,6 +112,7 @@ class Simulation:
             (self.faults.breaks_per_s, self.network.break_one),
             (self.faults.control_breaks_per_s, self.network.break_control),
             (self.faults.cuts_per_s, self.network.cut_one),
+            (self.faults.whims_per_s, self._whim),
             (self.faults.pauses_per_s, self._pause_one),
             (self.faults.deaths_per_s, self._kill_one),
             (self.faults.zombies_per_s, self._speculate),
@@ -352,6 +355,14 @@ class Simulation:
         self.counts["pauses"] += 1
         process.pause(seconds)
 
+    def _whim(self) -> None:
+        cores = [core for core in map(self._core_of, self.by_node) if core is not None and core._inbound]
+        if cores:
+            core = self.world.random.choice(cores)
+            before = core.counters.switched
+            core._read_from_next(self.world.random.choice(list(core._inbound.values())))
+            self.counts["changes of source on a whim"] += core.counters.switched - before
+
     def _spares(self, victim: WorkerProcess) -> bool:
         """Whether every partition has a safe copy elsewhere that is well."""
         if self.faults.reckless:
@@ -377,6 +388,16 @@ class Simulation:
         victim = self.world.random.choice(self.workers)
         if victim.dead or self.controller.phase == "ended" or not self._spares(victim):
             return False
+        if self.world.now < self._calm_at and self.world.chance(self.faults.uneven_crash_probability):
+            self.network.cut_some(list(victim.links.values()), 1.0)
+            self.world.after(0.005 + self.world.random.random() * 0.05, self._die, victim)
+        else:
+            self._die(victim)
+        return True
+
+    def _die(self, victim: WorkerProcess) -> None:
+        if victim.dead or self.controller.phase == "ended" or not self._spares(victim):
+            return
         self.counts["workers that crashed"] += 1
         self._note_crash(victim)
         victim.die()
@@ -387,7 +408,6 @@ class Simulation:
             self._return_later(victim, self.world.random.random() * 0.5)
         if self.world.now < self._calm_at and self.world.chance(self.faults.second_crash_probability):
             self.world.after(self.world.random.random() * 0.05, self._crash_one)
-        return True
 
     def _note_crash(self, victim: WorkerProcess) -> None:
         if victim.core is None:
@@ -505,7 +525,7 @@ class Simulation:
                 for worker in self.by_node.values()
                 if worker.core is not None and (stage.id, partition) in worker.core.replicas
             ]
-            finished: list[Any] = [replica for replica in found if replica.finished]
+            finished: list[Any] = [replica for replica in found if replica.through]
             if not finished:
                 raise Violation("every row counted once at the sink", f"nobody has finished {name}/{partition}")
             self.counts["replicas compared at the end"] += len(finished) - 1
@@ -536,11 +556,14 @@ class Simulation:
         return None
 
 
-def run(seed: int, faults: faults_.Faults | None = None) -> Result:
+def run(seed: int) -> Result:
+    return outcome(Simulation(seed))
+
+
+def outcome(simulation: Simulation) -> Result:
     """Never raises: whatever is wrong is in the result."""
     law: str | None = None
     detail = ""
-    simulation = Simulation(seed, faults)
     try:
         simulation.run()
     except Violation as violation:
@@ -552,4 +575,4 @@ def run(seed: int, faults: faults_.Faults | None = None) -> Result:
         else:
             law, detail = "no unhandled exception", "".join(traceback.format_exception(error)[-3:]).strip()
     error = simulation.controller.error
-    return Result(seed, law, detail, None if error is None else type(error).__name__, simulation.counts)
+    return Result(simulation.seed, law, detail, None if error is None else type(error).__name__, simulation.counts)

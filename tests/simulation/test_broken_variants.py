@@ -11,10 +11,14 @@ import pytest
 
 import flux.replica
 import flux.stage_worker
+from controller.membership import Membership
+from controller.repairs import Repairs
 from flux.log import Log
-from flux.producer import Producer
+from flux.order import OrderLog, Peer
+from flux.producer import NEVER, Producer
 from flux.receiver import Inbound
 from flux.replica import Replica
+from flux.stage_worker import LOCAL, StageWorker
 from partitioning.cluster import whole
 from tests.simulation.run import Result, Simulation, run
 
@@ -28,6 +32,10 @@ ROWS = {
     "no unhandled exception",
 }
 STUCK = {"every run comes to its end"}
+ACKED = {"an ack never exceeds what was applied", "no batch leaves the log before it is applied"}
+COMMITTED = {"nothing is given out before it is committed"}
+#: How it shows that replicas have gone different ways.
+ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batches", "replicas agree"}
 
 
 def _first_caught(seeds: Iterable[int]) -> Result | None:
@@ -120,6 +128,8 @@ def resumes_one_too_far(patch: Patch) -> None:
 
     def broken(self: Inbound, *given: Any) -> Any:
         message = resume(self, *given)
+        if self.connection == LOCAL:
+            return message  # a worker that talks to itself would not come to an end
         return msgspec.structs.replace(message, next=[(partition, needed + 1) for partition, needed in message.next])
 
     patch.setattr(Inbound, "resume", broken)
@@ -131,7 +141,13 @@ def finishes_with_the_first_stream(patch: Patch) -> None:
 
 
 def applies_the_newest_first(patch: Patch) -> None:
-    patch.setattr(Replica, "add", lambda self, slice_: self._queue.appendleft(slice_))
+    add = Replica.add
+
+    def broken(self: Replica, slice_: Any) -> None:
+        add(self, slice_)
+        self._waiting[slice_.stream].rotate(1)
+
+    patch.setattr(Replica, "add", broken)
 
 
 def sends_a_key_to_two_partitions(patch: Patch) -> None:
@@ -140,6 +156,154 @@ def sends_a_key_to_two_partitions(patch: Patch) -> None:
 
     patch.setattr(flux.replica, "cluster_by_key", broken)
     patch.setattr(flux.stage_worker, "cluster_by_key", broken)
+
+
+# ---- variants of what keeps replicas alike
+
+
+def sends_before_it_is_committed(patch: Patch) -> None:
+    """The release rule is left out."""
+    release = Replica.release
+
+    def broken(self: Replica) -> None:
+        release(self)
+        for outlet in self.outlets:
+            outlet.producer.release_from = NEVER
+
+    patch.setattr(Replica, "release", broken)
+
+
+def reports_the_end_before_it_is_committed(patch: Patch) -> None:
+    patch.setattr(Replica, "through", property(lambda self: self.finished))
+
+
+def applies_what_is_not_committed(patch: Patch) -> None:
+    """A secondary applies steps as soon as it hears of them."""
+    ready = Replica.ready.fget  # type: ignore[attr-defined]
+
+    def broken(self: Replica) -> bool:
+        committed, self.order.committed = self.order.committed, self.order.end
+        try:
+            return bool(ready(self))
+        finally:
+            self.order.committed = committed
+
+    patch.setattr(Replica, "ready", property(broken))
+
+
+def heeds_a_deposed_primary(patch: Patch) -> None:
+    """The terms of primaries are not compared."""
+    on_orders = OrderLog.on_orders
+    patch.setattr(OrderLog, "on_orders", lambda self, term, *given: on_orders(self, max(term, self.term), *given))
+
+
+def acks_what_an_earlier_primary_sent(patch: Patch) -> None:
+    """A secondary takes the length of its log for what it shares with the new primary."""
+    on_orders = OrderLog.on_orders
+
+    def broken(self: OrderLog, *given: Any) -> bool:
+        good = on_orders(self, *given)
+        self.verified = self.end
+        return good
+
+    patch.setattr(OrderLog, "on_orders", broken)
+
+
+def copies_before_producers_retain(patch: Patch) -> None:
+    """The copy is ordered as soon as the new replica is listed."""
+    patch.setattr(Repairs, "confirmed", lambda self, epoch: [a for a in self.under_way.values() if a.phase == "retain"])
+
+
+def counts_acks_of_an_earlier_life(patch: Patch) -> None:
+    """An ack counts for whichever replica is on that worker now."""
+    take_ack = Producer._take_ack
+    patch.setattr(Producer, "_take_ack", lambda self, cursor, epoch, *given: take_ack(self, cursor, 1 << 60, *given))
+
+
+def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
+    patch.setattr(StageWorker, "_awaited_by", lambda self, stream: [])
+
+
+def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
+    """Live is taken for safe."""
+    patch.setattr(Repairs, "is_safe", lambda self, stage, partition, replica: replica.live)
+
+
+def forgets_the_order_in_the_copy(patch: Patch) -> None:
+    """What is ordered and not yet applied is not copied, and the primary thinks that it is."""
+    adopt = OrderLog.adopt
+    patch.setattr(OrderLog, "adopt", lambda self, entries, committed: adopt(self, [], committed))
+    copied = OrderLog.copied
+
+    def broken(self: OrderLog, worker: int, applied: int) -> None:
+        copied(self, worker, applied)
+        self.peers[worker].acked = self.peers[worker].sent = self.end
+
+    patch.setattr(OrderLog, "copied", broken)
+
+
+def sends_orders_only_once(patch: Patch) -> None:
+    patch.setattr(Peer, "overdue", lambda *given: False)
+
+
+def asks_anew_for_nothing(patch: Patch) -> None:
+    """A new replica does not tell the producers what it needs."""
+    patch.setattr(StageWorker, "_ask_again", lambda *given: None)
+
+
+def resumes_without_a_nonce(patch: Patch) -> None:
+    """Data of an earlier handshake is taken for an answer to the newest."""
+    take = Inbound.take
+
+    def broken(self: Inbound, message: Any, *given: Any) -> Any:
+        if message.nonce == self.nonce:
+            return take(self, message, *given)
+        return take(self, msgspec.structs.replace(message, nonce=self.nonce, number=self.number), *given)
+
+    patch.setattr(Inbound, "take", broken)
+
+
+def waits_for_rows_for_ever(patch: Patch) -> None:
+    """Rows of an ordered step are not looked for elsewhere, and credit stays what it is."""
+    patch.setattr(StageWorker, "_relieve", lambda *given: None)
+
+
+def never_goes_over_to_a_survivor(patch: Patch) -> None:
+    patch.setattr(StageWorker, "_choose_sources", lambda self: None)
+
+
+def says_nothing_again_on_a_new_connection(patch: Patch) -> None:
+    patch.setattr(StageWorker, "report_again", lambda self: None)
+
+
+def waits_for_ingress_that_has_left(patch: Patch) -> None:
+    """An attempt that came after the work was done, and died, is waited for."""
+    admit = Membership.admit
+
+    def broken(self: Membership, *given: Any) -> Any:
+        member = admit(self, *given)
+        member.left = False
+        return member
+
+    patch.setattr(Membership, "admit", broken)
+
+
+def repairs_everything_at_once(patch: Patch) -> None:
+    next_ = Repairs.next
+
+    def broken(self: Repairs, *given: Any) -> Any:
+        under_way, self.under_way = self.under_way, {}
+        try:
+            wanted = next_(self, *given)
+        finally:
+            self.under_way = under_way
+        return wanted if wanted and (wanted.stage, wanted.partition) not in under_way else None
+
+    patch.setattr(Repairs, "next", broken)
+
+
+def never_repairs(patch: Patch) -> None:
+    patch.setattr(Repairs, "to_ask", lambda self, now: [])
 
 
 @pytest.mark.parametrize(
@@ -151,12 +315,31 @@ def sends_a_key_to_two_partitions(patch: Patch) -> None:
         (never_returns_credit, STUCK | {"logs and queues drain"}),
         (sends_without_credit, {"bytes held <= credit + one message"}),
         (appends_to_a_full_log, {"log bytes <= bound + one batch"}),
-        (overlooks_gaps, ROWS),
+        (overlooks_gaps, ROWS | ACKED),
         (never_greets_again, STUCK),
         (resumes_one_too_far, ROWS | STUCK),
-        (finishes_with_the_first_stream, ROWS | STUCK),
+        (finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}),
         (applies_the_newest_first, ROWS),
         (sends_a_key_to_two_partitions, {"one partition per key"}),
+        (sends_before_it_is_committed, COMMITTED),
+        (reports_the_end_before_it_is_committed, COMMITTED),
+        (applies_what_is_not_committed, {"a secondary applies committed steps only"}),
+        (heeds_a_deposed_primary, COMMITTED | ALIKE),
+        (acks_what_an_earlier_primary_sent, COMMITTED | ALIKE),
+        (copies_before_producers_retain, ROWS | STUCK | ACKED),
+        (counts_acks_of_an_earlier_life, ACKED),
+        (acks_for_a_state_that_has_not_come, {"nothing is acked before the state has come"}),
+        (counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK),
+        (forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK),
+        (sends_orders_only_once, STUCK),
+        (asks_anew_for_nothing, ROWS | STUCK | ACKED),
+        (resumes_without_a_nonce, ROWS | STUCK | ACKED),
+        (waits_for_rows_for_ever, STUCK),
+        (never_goes_over_to_a_survivor, STUCK),
+        (says_nothing_again_on_a_new_connection, STUCK),
+        (waits_for_ingress_that_has_left, STUCK),
+        (repairs_everything_at_once, {"at most so many additions at a time", "the sweep goes stage by stage"}),
+        (never_repairs, STUCK),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
