@@ -98,6 +98,7 @@ class Producer:
         self._stage = -1
         self._cursors: dict[int, Cursor] = {}
         self._acked = np.full(partitions, -1, np.int64)
+        self._last = np.full(partitions, -1, np.int64)  # newest batch with rows for a partition
         self._everyone = np.ones(partitions, bool)
         self._checksum = 0
         self._expected: dict[int, tuple[int, int]] = {}  # sequence -> (checksum, worker that said so)
@@ -156,6 +157,7 @@ class Producer:
 
     def _push(self, entry: Entry) -> None:
         self.dirty = True
+        self._last[entry.touches] = entry.sequence
         self._checksum = entry.checksum
         self.log.append(entry)
         if entry.sequence in self._expected:
@@ -356,9 +358,10 @@ class Producer:
                 )
 
     def _silent(self, cursor: Cursor, now: float) -> bool:
-        """Whether a worker owes an ack for too long."""
-        head = self.log[self.log.base] if self.log else None
-        if head is None or (cursor.acked[head.touches & cursor.hosts] >= head.sequence).all():
+        """Whether a worker owes an ack for too long. Not only for the head of the log: that may be held by another, who
+        waits in the end for what was lost on the way to this one."""
+        owed = self._last if self.release_from == NEVER else np.minimum(self._last, self.release_from - 1)
+        if not (cursor.acked < owed).any():
             cursor.heard = now  # it owes nothing: its time begins with what is sent next
             return False
         return now >= cursor.heard + self._resend_s * cursor.patience

@@ -83,15 +83,17 @@ def cluster() -> Iterator[Any]:
     pytest.importorskip("pyspark")
     session = _session("local-cluster[2,2,1024]")
     yield session
-    session.sparkContext.setLogLevel("OFF")
-    session.stop()
+    if session.sparkContext._jsc is not None:  # not replaced by another kind of session meanwhile
+        session.sparkContext.setLogLevel("OFF")
+        session.stop()
 
 
 @pytest.fixture(scope="session")
 def trio() -> Iterator[Any]:
-    """Three executor JVMs of two slots each, in which tasks may fail often. Ends the session of ``cluster``."""
+    """Three executor JVMs for workers and one to spare, of one slot each, so that no two workers share one; tasks may
+    fail often. Ends the session of ``cluster``."""
     pytest.importorskip("pyspark")
-    session = _session("local-cluster[3,2,1024]", {"spark.task.maxFailures": "1000"})
+    session = _session("local-cluster[4,1,1024]", {"spark.task.maxFailures": "1000"})
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

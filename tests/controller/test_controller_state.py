@@ -21,6 +21,7 @@ from flux.control import (
     NewTable,
     PartitionFinished,
     Register,
+    RegisterAgain,
     Rejected,
     Stop,
     Welcome,
@@ -65,9 +66,9 @@ def running(slots: int = 2, collect: int = 0) -> Controller:
 
 def test_the_table_goes_out_when_the_last_worker_has_come() -> None:
     c = controller()
-    assert orders(c.on_report("b", register(1), 1.0)) == [Welcome(node=0, incarnation=0)]
+    assert orders(c.on_report("b", register(1), 1.0)) == [Welcome(node=0, incarnation=0, workers=2)]
     effects = c.on_report("a", register(0, attempt=5), 2.0)
-    assert orders(effects, "a")[0] == Welcome(node=1, incarnation=5)
+    assert orders(effects, "a")[0] == Welcome(node=1, incarnation=5, workers=2)
     (table,) = [order.table for order in orders(effects, "b") if isinstance(order, NewTable)]
     assert table.epoch == 0
     assert table.endpoints == {1: "at 0", 0: "at 1"}
@@ -89,14 +90,15 @@ def test_a_wrong_secret_is_rejected_and_its_reports_do_not_count() -> None:
     c = controller(slots=1)
     (order,) = orders(c.on_report("x", register(0, secret=b"other"), 1.0))
     assert isinstance(order, Rejected)
-    assert c.on_report("x", Failure(node=0, kind="QueryFailed", message="gone"), 1.0) == []
+    (again,) = orders(c.on_report("x", Failure(node=0, kind="QueryFailed", message="gone"), 1.0))
+    assert isinstance(again, RegisterAgain), "who reports on a connection that nobody knows has to prove the secret"
     assert (c.phase, c.refused) == ("starting", 2)
 
 
 def test_a_registration_that_is_repeated_is_answered_again_with_the_same_id() -> None:
     c = running()
     again = orders(c.on_report("worker 0", register(0), 2.0))
-    assert again[0] == Welcome(node=0, incarnation=0)
+    assert again[0] == Welcome(node=0, incarnation=0, workers=2)
     assert isinstance(again[1], NewTable)
     assert len(c.members.workers) == 2
 
@@ -126,8 +128,9 @@ def test_an_older_attempt_is_rejected() -> None:
 def test_before_the_start_a_worker_that_fell_silent_is_replaced() -> None:
     c = controller()
     c.on_report("first", register(0), 1.0)
-    assert c.on_report("second", register(0, attempt=1), 2.0 + ALIVE_S) == []
-    assert isinstance(orders(c.on_report("second", register(0, attempt=1), 3.0 + ALIVE_S))[0], Welcome)
+    assert c.on_report("second", register(0, attempt=1), 1.0 + ALIVE_S) == []
+    assert isinstance(orders(c.on_report("second", register(0, attempt=1), 1.1 + ALIVE_S))[0], Welcome)
+    assert len(c.members.workers) == 1
 
 
 def test_a_lost_worker_ends_the_query_and_the_error_names_what_was_lost_and_why_that_matters() -> None:
@@ -135,17 +138,18 @@ def test_a_lost_worker_ends_the_query_and_the_error_names_what_was_lost_and_why_
     effects = c.on_report("copy", register(1, attempt=9), 1.0 + ALIVE_S + 0.1)
     assert all(isinstance(order, Stop) for order in orders(effects))
     assert isinstance(c.error, QueryFailed)
-    assert "worker 1 (slot 1, h pid 1) was lost, and with it the only copy of Sums/1, Sink/0" in str(c.error)
+    assert "worker 1 (slot 1, h pid 1) was lost (another attempt of its task has come), and with it" in str(c.error)
+    assert "the only safe copy of Sums/1, Sink/0" in str(c.error)
     assert "replicas=1 do not survive" in str(c.error)
 
 
 def test_an_ingress_task_gets_the_table_and_its_attempt_as_incarnation() -> None:
     c = running()
     welcome, table = orders(c.on_report("ingress", register(3, "ingress", attempt=7), 2.0))
-    assert welcome == Welcome(node=2, incarnation=7)
+    assert welcome == Welcome(node=2, incarnation=7, workers=2)
     assert isinstance(table, NewTable)
     newer = orders(c.on_report("again", register(3, "ingress", attempt=8), 2.0))
-    assert newer[0] == Welcome(node=3, incarnation=8)
+    assert newer[0] == Welcome(node=3, incarnation=8, workers=2)
 
 
 def test_everybody_hears_that_an_edge_is_complete_also_who_comes_later() -> None:

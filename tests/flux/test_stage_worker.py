@@ -12,7 +12,7 @@ import pytest
 import flux
 from controller.dag import compile_plan
 from flux.api import Flow, Source
-from flux.control import PartitionFinished
+from flux.control import PartitionFinished, TableSeen
 from flux.errors import RefusedError, UserCodeError
 from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
 from flux.plan import Plan
@@ -249,7 +249,7 @@ def test_what_a_worker_sends_to_itself_takes_the_same_way_without_leaving_it() -
         work(core)
         effects += core.poll(tick * 0.01)
     assert sorted(x for batch in kept(core, 1) for x in batch) == [0, 1, 10, 11]
-    assert [type(effect) for effect in effects] == [ToController]
+    assert [type(effect.message) for effect in effects] == [TableSeen, PartitionFinished]
     assert (core.log_meter.bytes, core.held_bytes) == (0, 0)
 
 
@@ -321,5 +321,13 @@ def test_a_table_that_is_not_newer_is_ignored() -> None:
 def test_a_replica_that_the_newest_table_does_not_list_is_discarded() -> None:
     plan = planned(SINK)
     core = worker(plan)
-    core.on_table(table(plan, epoch=1, worker=9), 0.0)
+    newer = table(plan, epoch=1, worker=9)
+    core.on_table(msgspec.structs.replace(newer, endpoints={0: "at 0", 9: "at 9"}), 0.0)
     assert core.replicas == {}
+
+
+def test_a_worker_that_the_newest_table_does_not_know_is_fenced() -> None:
+    plan = planned(SINK)
+    core = worker(plan)
+    with pytest.raises(Fenced):
+        core.on_table(table(plan, epoch=1, worker=9), 0.0)

@@ -28,6 +28,8 @@ class Faults:
     loss_probability: float = 0.0
     #: Nothing gets through in one direction for a while, on one connection of any kind.
     cuts_per_s: float = 0.0
+    #: The same, of a connection of a worker to the controller: it is given up and goes on without knowing.
+    control_cuts_per_s: float = 0.0
     cut_s: float = 0.0
     #: A consumer goes over to another replica of a producer without any need.
     whims_per_s: float = 0.0
@@ -93,6 +95,7 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         control_breaks_per_s=sometimes(rng.choice([1.0, 5.0])),
         loss_probability=sometimes(rng.choice([0.005, 0.05])),
         cuts_per_s=sometimes(rng.choice([1.0, 6.0])),
+        control_cuts_per_s=sometimes(2.0),
         cut_s=rng.choice([0.05, 0.6]),
         whims_per_s=sometimes(rng.choice([2.0, 20.0])),
         pauses_per_s=sometimes(rng.choice([1.0, 5.0])),

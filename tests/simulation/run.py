@@ -112,6 +112,7 @@ class Simulation:
             (self.faults.breaks_per_s, self.network.break_one),
             (self.faults.control_breaks_per_s, self.network.break_control),
             (self.faults.cuts_per_s, self.network.cut_one),
+            (self.faults.control_cuts_per_s, self._cut_off),
             (self.faults.whims_per_s, self._whim),
             (self.faults.pauses_per_s, self._pause_one),
             (self.faults.deaths_per_s, self._kill_one),
@@ -354,6 +355,12 @@ class Simulation:
             return
         self.counts["pauses"] += 1
         process.pause(seconds)
+
+    def _cut_off(self) -> None:
+        victim = self.world.random.choice(self.workers)
+        if not victim.dead and self._spares(victim):
+            self.counts["workers cut off from the controller"] += 1
+            victim.control.cut(self.world.random.random() * self.faults.cut_s)
 
     def _whim(self) -> None:
         cores = [core for core in map(self._core_of, self.by_node) if core is not None and core._inbound]

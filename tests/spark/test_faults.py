@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import flux
 from spark_integration.query import Query
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(200)]
 
 KEYS, PARTITIONS, ROUNDS = 300, 3, 400
 ROWS = pa.schema([("key", pa.int64()), ("sequence", pa.int64())])
@@ -76,7 +76,7 @@ def strike(query: Query, signal_number: int, executor: bool = False) -> int:
     return worker
 
 
-def until(condition: Callable[[], object], what: str, limit_s: float = 40.0) -> None:
+def until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {limit_s:g} s"
