@@ -11,7 +11,6 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-
 #: Epoch of the first table. Its replicas begin empty; those of later epochs begin with a copy of state.
 FIRST_EPOCH = 0
 

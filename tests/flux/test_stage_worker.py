@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ import flux
 from controller.dag import compile_plan
 from flux.api import Flow, Source
 from flux.control import PartitionFinished, TableSeen
-from flux.errors import RefusedError, UserCodeError
+from flux.errors import Fenced, RefusedError, UserCodeError
 from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
 from flux.plan import Plan
 from flux.settings import Settings
