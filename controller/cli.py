@@ -53,7 +53,7 @@ def root(
 
 @bench.command()
 def throughput(
-    rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 20_000_000,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 60_000_000,
     source: Annotated[SourceKind, typer.Option(help="Read in the workers, or by Spark.")] = SourceKind.worker,
     workers: Workers = 2,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 32,
