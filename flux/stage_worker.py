@@ -52,6 +52,8 @@ from partitioning.table import FIRST_EPOCH, Table
 LOCAL = "local"
 #: Times the resend timeout: how long rows of an ordered step may stay away before they are looked for elsewhere.
 STARVED_PATIENCE = 2
+#: Steps of one partition before the next one has its turn: its keys are in the cache by then.
+STEPS_IN_TURN = 8
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
 CHUNK_BYTES = 4 << 20
 
@@ -172,6 +174,7 @@ class StageWorker:
         self._turn: deque[tuple[int, int]] = deque()
         self._ready: set[tuple[int, int]] = set()
         self._effects: deque[Effect] = deque()
+        self._in_turn = 0
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
@@ -647,15 +650,16 @@ class StageWorker:
 
     def work(self, now: float) -> bool:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
-        for _ in range(len(self._turn)):
+        for _ in range(len(self._turn) + 1 if self._turn else 0):  # the last is the one whose turn was over
             key = self._turn[0]
-            self._turn.rotate(-1)
-            if key not in self._ready:
+            replica = self.replicas[key] if key in self._ready else None
+            if replica is None or not replica.ready or self._in_turn >= STEPS_IN_TURN:
+                if replica is not None and not replica.ready:
+                    self._ready.discard(key)  # whatever makes it ready again puts it back
+                self._turn.rotate(-1)
+                self._in_turn = 0
                 continue
-            replica = self.replicas[key]
-            if not replica.ready:
-                self._ready.discard(key)  # whatever makes it ready again puts it back
-                continue
+            self._in_turn += 1
             self._step(replica, now)
             return True
         return False

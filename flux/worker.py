@@ -39,6 +39,8 @@ from partitioning.warm_up import warm_up
 
 #: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
+#: Batches read from sources in one turn.
+READ_BATCHES = 4
 #: How long to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
 #: How soon a source that had nothing is asked again.
@@ -98,7 +100,11 @@ class Worker:
         now = time.time()
         busy = self._work(core, now)
         if not busy:
-            busy = self._read(core, now)
+            # Several at a time: a partition then finds more rows waiting, and its keys come into the cache once for all.
+            for _ in range(READ_BATCHES):
+                if not self._read(core, now):
+                    break
+                busy = True
         self._flush(core, now)
         self._heartbeat(core, now)
         wait = (
