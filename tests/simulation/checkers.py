@@ -97,7 +97,9 @@ class Ledger:
 
         def watched_append(entry: Entry) -> None:
             if not log.has_room and not entry.last:
-                raise Violation("log bytes <= bound + one batch", f"stream {stream}: {log.bytes} of {log.bytes_max} bytes")
+                raise Violation(
+                    "log bytes <= bound + one batch", f"stream {stream}: {log.bytes} of {log.bytes_max} bytes"
+                )
             append(entry)
 
         def watched_evict(acked: np.ndarray) -> int:

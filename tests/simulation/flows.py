@@ -144,7 +144,8 @@ class TotalsSink(flux.Operator):
             before = totals.get(row["key"], (0, 0))[0]
             if row["n"] <= before:
                 raise Violation(
-                    "order within a stream", f"{self.stage_name}: count of {row['key']} fell from {before} to {row['n']}"
+                    "order within a stream",
+                    f"{self.stage_name}: count of {row['key']} fell from {before} to {row['n']}",
                 )
             totals[row["key"]] = (row["n"], row["total"])
 
@@ -218,7 +219,9 @@ class Dataflow:
 
 
 class _Builder:
-    def __init__(self, rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int) -> None:
+    def __init__(
+        self, rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int
+    ) -> None:
         self.rng = rng
         self.ledger = ledger
         self.nondeterministic = nondeterministic

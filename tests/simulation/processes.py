@@ -208,7 +208,9 @@ class Process:
         else:
             link.send((encode(effect.message), given))
         if isinstance(effect.message, Install) and self.sim.strikes_twice():
-            self.sim.world.after(self.sim.world.random.random() * self.sim.faults.late_order_s, self._again, link, effect)
+            self.sim.world.after(
+                self.sim.world.random.random() * self.sim.faults.late_order_s, self._again, link, effect
+            )
 
     def _again(self, link: Link, effect: ToWorker) -> None:
         if not link.closed:
@@ -368,7 +370,9 @@ class WorkerProcess(Process):
         assert plan.read is not None
         start = core.source_start(source, partition)
         self.sim.counts["sources read again from the middle"] += start > 0
-        self.sim.counts["sources read by another worker"] += core.sources[source, partition].producers[0].incarnation > 0
+        self.sim.counts["sources read by another worker"] += (
+            core.sources[source, partition].producers[0].incarnation > 0
+        )
         return iter(plan.read(partition, start) if plan.seeks else plan.read(partition))
 
     def _read(self, core: StageWorker) -> bool:

@@ -90,7 +90,9 @@ class Simulation:
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
         shared = self.plan.settings.same_executor
-        self._executors = [f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)]
+        self._executors = [
+            f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)
+        ]
         self.workers = [WorkerProcess(self, slot, slot, self._executors[slot]) for slot in range(slots)]
         if self.faults.slowness > 1:
             self.workers[0].slowness = self.faults.slowness
@@ -187,7 +189,11 @@ class Simulation:
         if not self._may_end and self.network.calm and self.controller.phase == "running":
             controller = self.controller
             assert controller.table is not None
-            if not self._returning and self._settled and controller.repairs.next(controller.table, controller.members) is None:
+            if (
+                not self._returning
+                and self._settled
+                and controller.repairs.next(controller.table, controller.members) is None
+            ):
                 self._check_replicated()
                 self._may_end = True
         return self._may_end
@@ -421,7 +427,9 @@ class Simulation:
             return
         replicas = victim.core.replicas.values()
         leading = [r for r in replicas if r.primary and r.order.peers]
-        self.counts["primaries that died with uncommitted steps"] += any(r.order.committed < r.order.end for r in leading)
+        self.counts["primaries that died with uncommitted steps"] += any(
+            r.order.committed < r.order.end for r in leading
+        )
         additions = self.controller.repairs.under_way.values()
         self.counts["new replicas that died while they were added"] += any(a.worker == victim.node for a in additions)
         table = self.controller.table
