@@ -36,7 +36,9 @@ class Progress:
             "numInputRows": int(rows - before),
             "totalInputRows": int(rows),
             "inputRowsPerSecond": self._rate("input", rows, now),
-            "processedRowsPerSecond": self._rate("processed", sum(_total(s.get("stages", []), "rows_in") for s in everyone), now),
+            "processedRowsPerSecond": self._rate(
+                "processed", sum(_total(s.get("stages", []), "rows_in") for s in everyone), now
+            ),
             "backlog": {
                 "slices": int(_total(everyone, "queued")),
                 "bytes": int(_total(everyone, "log_bytes")),

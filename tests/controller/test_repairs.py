@@ -1,0 +1,376 @@
+"""Losses and repairs as the controller sees them: who takes over, what is added, and what may be counted on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from controller.repairs import ASK_EVERY_S, DIVERGENCES_MAX
+from controller.state import Controller, Tell
+from flux.api import Source
+from flux.control import (
+    CopyState,
+    Goodbye,
+    GoodbyeSeen,
+    Heartbeat,
+    NewTable,
+    PartitionFinished,
+    Register,
+    RegisterAgain,
+    Rejected,
+    ReplicaCaughtUp,
+    ReplicaDiverged,
+    Stop,
+    TableSeen,
+    Welcome,
+)
+from flux.errors import QueryFailed
+from flux.settings import Settings
+from partitioning.table import ReplicaAt
+
+SECRET = b"s"
+
+
+class Sink(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None: ...
+
+
+def register(index: int, role: str = "worker", attempt: int = 0, **more: Any) -> Register:
+    edges = [0] if role == "ingress" else []
+    about = {"host": "h", "pid": 1, "executor": f"e{index}", "endpoint": f"at {index}", "edges": edges}
+    return Register(secret=SECRET, role=role, index=index, attempt=attempt, **{**about, **more})
+
+
+class Cluster:
+    """A controller with one stage of ``partitions``, and workers that confirm every table unless told otherwise."""
+
+    def __init__(self, slots: int = 3, replicas: int = 2, partitions: int = 1, **options: Any) -> None:
+        flow: Any = Source("rows", dataframe=pa.schema([("x", pa.int64())]))
+        flow = flux.stage(partitions=partitions, replicas=replicas, name="Sums")(Sink)(flow)
+        settings = replace(Settings.of(), **options)
+        self.core = Controller(compile_plan([flow], settings, lambda s: s, "q", SECRET), slots, now=0.0)
+        self.now = 1.0
+        self.orders: list[tuple[Any, Any]] = []
+        self.mute: set[str] = set()  # connections that do not confirm tables
+        for slot in range(slots):
+            self.join(slot)
+
+    def join(self, slot: int, attempt: int = 0) -> int:
+        self.take(self.core.on_report(f"w{slot}.{attempt}", register(slot, attempt=attempt), self.now))
+        return next(m.node for m in self.core.members.workers.values() if m.about.index == slot)
+
+    def take(self, effects: list[Tell]) -> None:
+        for effect in effects:
+            self.orders.append((effect.connection, effect.order))
+            member = self.core.members.by_connection(effect.connection)
+            if isinstance(effect.order, NewTable) and member is not None and effect.connection not in self.mute:
+                seen = TableSeen(node=member.node, epoch=effect.order.table.epoch)
+                self.take(self.core.on_report(effect.connection, seen, self.now))
+
+    def confirm(self, node: int, epoch: int) -> None:
+        self.report(node, TableSeen(node=node, epoch=epoch))
+
+    def report(self, node: int, message: Any) -> None:
+        member = self.core.members.workers[node]
+        self.take(self.core.on_report(member.connection, message, self.now))
+
+    def lose(self, node: int) -> None:
+        self.take(self.core.on_closed(node, self.now))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.core.on_tick(self.now))
+
+    def sent(self, kind: type) -> list[Any]:
+        return [order for _, order in self.orders if isinstance(order, kind)]
+
+    def replicas(self, partition: int = 0) -> tuple[ReplicaAt, ...]:
+        assert self.core.table is not None
+        return self.core.table.replicas(0, partition)
+
+    def caught_up(self, safe: bool, partition: int = 0, **more: Any) -> None:
+        """The primary says so of the newest replica."""
+        primary, *_, newest = self.replicas(partition)
+        about = {"worker": newest.worker, "incarnation": newest.incarnation, **more}
+        self.report(
+            primary.worker, ReplicaCaughtUp(node=primary.worker, stage=0, partition=partition, safe=safe, **about)
+        )
+
+
+# ---- the four steps
+
+
+def test_a_survivor_takes_over_and_a_new_replica_goes_through_retain_copy_live_and_safe() -> None:
+    c = Cluster()
+    c.mute = {"w1.0", "w2.0"}
+    c.lose(0)
+    assert [r.worker for r in c.replicas()] == [1, 2]
+    assert not c.replicas()[1].live  # 1 retain
+    epoch = c.replicas()[1].incarnation
+    c.confirm(1, epoch)
+    assert c.sent(CopyState) == [], "not before all keep what the new replica will need"
+    c.confirm(2, epoch)
+    assert c.sent(CopyState) == [CopyState(stage=0, partition=0, worker=2, incarnation=epoch)]  # 2 copy
+    c.caught_up(safe=False)
+    assert c.replicas()[1] == ReplicaAt(2, epoch, True)  # 3 live
+    assert not c.core.repairs.is_safe(0, 0, c.replicas()[1])
+    c.caught_up(safe=True)
+    assert c.core.repairs.is_safe(0, 0, c.replicas()[1])  # 4 safe
+    assert (c.core.repairs.done, c.core.repairs.take_overs) == (1, 1)
+    assert [event.kind for event in c.core.repairs.news()] == ["take-over", "repair"]
+    assert c.core.repairs.news() == []
+
+
+def test_a_replica_between_live_and_safe_is_not_counted_on() -> None:
+    c = Cluster()
+    c.lose(0)
+    c.caught_up(safe=False)
+    c.lose(1)
+    assert isinstance(c.core.error, QueryFailed)
+    assert "the only safe copy of Sums/0" in str(c.core.error)
+    assert "More losses at once than replicas=2 survives" in str(c.core.error)
+
+
+def test_once_it_is_safe_it_takes_over() -> None:
+    c = Cluster()
+    c.lose(0)
+    c.caught_up(safe=False)
+    c.caught_up(safe=True)
+    c.lose(1)
+    assert [r.worker for r in c.replicas()] == [2]
+    assert c.core.error is None
+
+
+def test_what_the_primary_says_of_an_earlier_life_of_a_replica_does_not_count() -> None:
+    c = Cluster()
+    c.lose(0)
+    c.caught_up(safe=False, incarnation=0)
+    assert not c.replicas()[1].live
+    c.caught_up(safe=True)
+    assert not c.replicas()[1].live, "the steps come in order"
+
+
+def test_the_copy_is_ordered_again_and_each_time_later_until_the_replica_follows() -> None:
+    c = Cluster(heartbeat_timeout=1e9, heartbeat_last_timeout=1e9)
+    c.lose(0)
+    assert len(c.sent(CopyState)) == 1
+    asked_after_s = []
+    for tick in range(1, 75):
+        before = len(c.sent(CopyState))
+        c.tick(ASK_EVERY_S / 10)
+        asked_after_s += [tick // 10] * (len(c.sent(CopyState)) - before)
+    assert asked_after_s == [1, 3, 7]
+    c.caught_up(safe=False)
+    c.tick(100.0)
+    assert len(c.sent(CopyState)) == 4
+
+
+def test_an_addition_whose_primary_dies_begins_again_from_the_new_one() -> None:
+    c = Cluster(slots=4, replicas=3)
+    c.lose(0)
+    first, second, third = c.replicas()
+    assert [first.worker, second.worker] == [1, 2]
+    c.lose(1)
+    now = c.replicas()
+    assert [r.worker for r in now] == [2, 3]
+    assert now[1].incarnation > third.incarnation
+    assert c.sent(CopyState)[-1].incarnation == now[1].incarnation
+
+
+def test_an_addition_whose_worker_dies_goes_to_another() -> None:
+    c = Cluster(slots=4)
+    c.lose(0)
+    target = c.replicas()[1].worker
+    c.lose(target)
+    assert c.replicas()[1].worker == ({2, 3} - {target}).pop()
+    assert c.core.error is None
+
+
+def test_partitions_are_repaired_one_after_the_other() -> None:
+    c = Cluster(partitions=6, slots=3)
+    c.lose(0)
+    seen = []
+    while c.core.repairs.under_way:
+        ((key, _),) = c.core.repairs.under_way.items()
+        seen.append(key[1])
+        c.caught_up(False, key[1])
+        c.caught_up(True, key[1])
+    assert seen == sorted(seen)
+    assert all(len(c.replicas(p)) == 2 for p in range(6))
+
+
+def test_replicas_are_kept_on_different_executors_unless_they_may_share() -> None:
+    c = Cluster(slots=2)
+    c.lose(0)
+    assert len(c.replicas()) == 1
+    assert c.core.repairs.report(c.core.table)["underReplicated"] == ["Sums/0"]
+    c.join(0, attempt=1)
+    assert len(c.replicas()) == 2
+
+
+def test_a_worker_that_comes_back_is_a_new_one_and_gets_replicas() -> None:
+    c = Cluster(slots=2)
+    c.lose(0)
+    back = c.join(0, attempt=1)
+    assert back == 2
+    assert c.replicas()[1] == ReplicaAt(back, c.replicas()[1].incarnation, False)
+
+
+# ---- who is waited for
+
+
+def test_an_ingress_task_has_to_confirm_too_unless_its_work_is_done() -> None:
+    c = Cluster()
+    c.mute = {"i"}
+    c.take(c.core.on_report("i", register(0, "ingress", attempt=5), c.now))
+    c.lose(0)
+    assert c.sent(CopyState) == []
+    c.take(c.core.on_report("i", Goodbye(node=3), c.now))
+    assert len(c.sent(CopyState)) == 1
+    assert ("i", GoodbyeSeen()) in c.orders
+
+
+def test_an_attempt_that_comes_after_the_work_is_done_is_not_waited_for() -> None:
+    c = Cluster()
+    c.take(c.core.on_report("i", register(0, "ingress", attempt=5), c.now))
+    c.take(c.core.on_report("i", Goodbye(node=3), c.now))
+    c.mute = {"speculative"}
+    c.take(c.core.on_report("speculative", register(0, "ingress", attempt=6), c.now))
+    c.lose(0)
+    assert len(c.sent(CopyState)) == 1
+
+
+def test_a_goodbye_of_an_attempt_that_was_replaced_is_not_accepted() -> None:
+    """The newer one may have been told of a replica that the older does not know."""
+    c = Cluster()
+    c.take(c.core.on_report("old", register(0, "ingress", attempt=5), c.now))
+    c.take(c.core.on_report("new", register(0, "ingress", attempt=6), c.now))
+    c.take(c.core.on_report("old", Goodbye(node=3), c.now))
+    assert c.orders[-1] == ("old", RegisterAgain())
+    c.take(c.core.on_report("old", register(0, "ingress", attempt=5, node=3), c.now))
+    assert isinstance(c.orders[-1][1], Rejected)
+
+
+def test_the_end_of_the_job_is_the_end_of_all_its_attempts() -> None:
+    c = Cluster()
+    c.mute = {"dead"}
+    c.take(c.core.on_report("dead", register(0, "ingress", attempt=6), c.now))
+    c.lose(0)
+    assert c.sent(CopyState) == []
+    c.take(c.core.on_edge_complete(0, [0]))
+    c.tick(0.01)
+    assert len(c.sent(CopyState)) == 1
+
+
+# ---- suspicion
+
+
+def test_a_silent_worker_is_given_up_if_others_have_what_it_has() -> None:
+    c = Cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=60.0)
+    for node in (1, 2):
+        c.report(node, Heartbeat(node=node, progress=1, stats={}))
+    c.now += 0.6
+    for node in (1, 2):
+        c.report(node, Heartbeat(node=node, progress=1, stats={}))
+    c.tick(0.0)
+    assert next(r.worker for r in c.replicas()) == 1
+    assert 0 not in c.core.members.workers
+    fenced = [order.table for connection, order in c.orders if connection == "w0.0" and isinstance(order, NewTable)]
+    assert 0 not in fenced[-1].endpoints, "it is told, in case it lives"
+
+
+def test_the_last_safe_copy_is_not_given_up_for_silence_alone_or_only_after_a_longer_limit() -> None:
+    c = Cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=10.0)
+    c.tick(1.0)  # all are silent together: as many are given up as can be spared
+    assert len(c.core.members.workers) == 1
+    (last,) = c.core.members.workers
+    assert c.core.error is None
+    c.tick(10.0)
+    assert f"worker {last}" in str(c.core.error)
+    assert "no heartbeat for" in str(c.core.error)
+
+
+# ---- connections
+
+
+def test_a_worker_whose_connection_broke_registers_again_and_stays_who_it_is() -> None:
+    c = Cluster()
+    c.take(c.core.on_report("new", Heartbeat(node=1, progress=3, stats={}), c.now))
+    assert c.orders[-1] == ("new", RegisterAgain())
+    c.take(c.core.on_report("new", register(1, node=1), c.now))
+    assert ("new", Welcome(node=1, incarnation=0, workers=3)) in c.orders
+    assert len(c.core.members.workers) == 3
+    c.lose(0)
+    assert any(connection == "new" and isinstance(order, NewTable) for connection, order in c.orders[-4:])
+
+
+def test_a_worker_that_was_given_up_and_comes_again_is_shown_the_table_without_it() -> None:
+    c = Cluster()
+    c.lose(0)
+    c.take(c.core.on_report("back", register(0, node=0), c.now))
+    connection, order = c.orders[-1]
+    assert connection == "back"
+    assert 0 not in order.table.endpoints
+    assert len(c.core.members.workers) == 2
+
+
+def test_whoever_reports_after_the_end_is_told_so() -> None:
+    c = Cluster()
+    c.take(c.core.on_stop())
+    c.take(c.core.on_report("somebody", Heartbeat(node=1, progress=3, stats={}), c.now))
+    assert isinstance(c.orders[-1][1], Stop)
+
+
+# ---- divergence
+
+
+def diverged(c: Cluster, worker: int) -> None:
+    meant = next(r for r in c.replicas() if r.worker == worker)
+    primary = c.replicas()[0].worker
+    c.report(
+        primary,
+        ReplicaDiverged(node=primary, stage=0, partition=0, worker=worker, incarnation=meant.incarnation, step=7),
+    )
+
+
+def test_a_secondary_with_other_output_is_dropped_and_built_anew() -> None:
+    c = Cluster(slots=2)
+    diverged(c, 1)
+    assert c.replicas() == (ReplicaAt(0, 0), ReplicaAt(1, c.replicas()[1].incarnation, False))
+    assert [event.kind for event in c.core.repairs.news()] == ["divergence"]
+
+
+def test_the_divergence_of_one_replica_does_not_end_the_addition_of_another() -> None:
+    c = Cluster(slots=4, replicas=3)
+    c.lose(2)
+    under_way = dict(c.core.repairs.under_way)
+    assert list(under_way) == [(0, 0)]
+    diverged(c, 1)
+    assert c.core.repairs.under_way == under_way
+
+
+def test_an_operator_that_is_not_deterministic_ends_the_query() -> None:
+    c = Cluster(slots=2)
+    for _ in range(DIVERGENCES_MAX + 1):
+        diverged(c, 1)
+        if c.core.error is None:
+            c.caught_up(safe=False)
+            c.caught_up(safe=True)
+    assert "its operator is not deterministic" in str(c.core.error)
+
+
+# ---- the end
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_end_may_be_reported_by_any_replica_and_counts_once(replicas: int) -> None:
+    c = Cluster(replicas=replicas)
+    for replica in c.replicas():
+        if c.core.phase == "running":
+            c.report(replica.worker, PartitionFinished(node=replica.worker, stage=0, partition=0))
+    assert (c.core.phase, c.core.error) == ("ended", None)

@@ -1,0 +1,156 @@
+"""The traffic between a primary and the others, told as stories: told at once, again after silence, and no more often."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from flux.messages import Entry, PartitionOrder, PartitionSeen
+from flux.order import OrderLog
+from flux.pairing import ENTRIES_MAX, CaughtUp, Diverged, on_seen, outgoing
+
+AGAIN_S = 0.1
+A, B = 11, 12
+
+
+class Primary(SimpleNamespace):
+    """As much of a replica as pairing looks at. ``checksums[n]``: of the output of the first n steps."""
+
+    def __init__(self, peers: dict[int, tuple[int, bool]], steps: int = 0) -> None:
+        order = OrderLog()
+        order.lead(peers, 0)
+        super().__init__(
+            stage=SimpleNamespace(id=2), partition=3, incarnation=0, leads_since=9, order=order, checksums={}
+        )
+        self.decide(steps)
+
+    def decide(self, steps: int) -> None:
+        for _ in range(steps):
+            self.order.append(Entry(0.0, 0.0, [(0, 0, self.order.end)]))
+
+    def checksum_at(self, applied: int) -> int | None:
+        return self.checksums.get(applied)
+
+
+def paired(steps: int = 0, live: bool = True) -> Primary:
+    return Primary({A: (0, live)}, steps)
+
+
+def told(replica: Any, now: float = 0.0) -> list[tuple[int, int, int]]:
+    """(first, end, committed) of what goes to A."""
+    items: list[PartitionOrder] = outgoing([replica], now, AGAIN_S).get(A, [])
+    return [(item.first, item.first + len(item.entries), item.committed) for item in items]
+
+
+def answer(replica: Any, through: int, applied: int = 0, **more: Any) -> list[CaughtUp | Diverged]:
+    given = {"term": 9, "incarnation": 0, "checked": 0, "checksum": 0, **more}
+    seen = PartitionSeen(
+        2, 3, given["incarnation"], given["term"], through, applied, given["checked"], given["checksum"]
+    )
+    return list(on_seen(replica, A, seen))
+
+
+def test_new_entries_go_out_once_and_commits_with_them_or_after_them() -> None:
+    primary = paired(steps=2)
+    assert told(primary) == [(0, 2, 0)]
+    assert told(primary) == []
+    answer(primary, through=2)
+    assert told(primary) == [(2, 2, 2)]  # nothing new but that these are committed
+    assert told(primary) == []
+
+
+def test_an_ack_that_crosses_with_newer_entries_sends_nothing_again() -> None:
+    primary = paired(steps=2)
+    told(primary)
+    primary.decide(2)
+    told(primary)
+    answer(primary, through=2)
+    assert told(primary) == [(4, 4, 2)]
+
+
+def test_what_is_not_answered_goes_out_again_also_while_there_is_always_something_new() -> None:
+    primary = paired(steps=1)
+    told(primary)
+    again = []
+    for turn in range(1, 30):  # the first message was lost: the replica answers that it has nothing
+        primary.decide(1)
+        again += [first for first, _, _ in told(primary, turn * 0.01) if first == 0]
+        answer(primary, through=0)
+    assert len(again) == 2, "once per interval"
+
+
+def test_a_replica_that_has_everything_is_left_in_peace() -> None:
+    primary = paired(steps=1)
+    told(primary)
+    answer(primary, through=1, applied=1)
+    told(primary)
+    answer(primary, through=1, applied=1)
+    assert [told(primary, now) for now in (1.0, 2.0, 3.0)] == [[], [], []]
+
+
+def test_a_replica_that_does_not_apply_what_is_committed_is_told_again_that_it_is() -> None:
+    primary = paired(steps=1)
+    told(primary)
+    answer(primary, through=1)
+    told(primary)
+    assert told(primary, AGAIN_S) == [(1, 1, 1)]
+
+
+def test_many_entries_go_out_in_pieces() -> None:
+    primary = paired(steps=ENTRIES_MAX + 5)
+    assert told(primary) == [(0, ENTRIES_MAX, 0)]
+    assert told(primary) == [(ENTRIES_MAX, ENTRIES_MAX + 5, 0)]
+
+
+def test_a_replica_without_a_state_is_told_nothing() -> None:
+    assert told(paired(steps=3, live=False)) == []
+
+
+def test_an_answer_to_another_primary_or_of_another_life_does_not_count() -> None:
+    primary = paired(steps=2)
+    told(primary)
+    answer(primary, through=2, term=8)
+    answer(primary, through=2, incarnation=4)
+    assert primary.order.committed == 0
+
+
+def test_a_new_replica_has_caught_up_when_it_has_what_is_committed_and_this_is_said_once() -> None:
+    primary = paired(steps=3, live=False)
+    primary.order.copied(A, 2)
+    told(primary)
+    assert answer(primary, through=2) == []
+    assert answer(primary, through=3) == [CaughtUp(2, 3, A, 0, False, 0.0)]
+    assert answer(primary, through=3) == []
+
+
+def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_committed() -> None:
+    primary = Primary({A: (0, False), B: (0, True)}, steps=3)
+    primary.order.copied(A, 3)  # steps that the other live replica has not received
+    told(primary)
+    answer(primary, through=3)
+    primary.order.lead({A: (0, True), B: (0, True)}, 3)
+    assert answer(primary, through=3) == [], "should the primary die now, the other goes on without these steps"
+    primary.order.on_seen(B, 0, 3)
+    assert answer(primary, through=3) == [CaughtUp(2, 3, A, 0, True, 0.0)]
+
+
+def test_after_a_new_table_it_is_asked_again_even_if_nothing_is_going_on() -> None:
+    primary = paired(steps=1, live=False)
+    primary.order.copied(A, 1)
+    told(primary)
+    answer(primary, through=1, applied=1)
+    primary.order.lead({A: (0, True)}, 1)
+    assert told(primary) == [(1, 1, 1)]
+    assert told(primary, AGAIN_S) == [(1, 1, 1)], "the question or its answer was lost"
+    assert answer(primary, through=1, applied=1) == [CaughtUp(2, 3, A, 0, True, 0.0)]
+    assert told(primary, 3 * AGAIN_S) == []
+
+
+def test_other_output_for_the_same_steps_is_reported_by_name_and_once() -> None:
+    primary = paired(steps=3)
+    primary.checksums = {1: 100, 2: 200}
+    told(primary)
+    assert answer(primary, 3, applied=1, checked=1, checksum=100) == [CaughtUp(2, 3, A, 0, True, 0.0)]
+    assert answer(primary, 3, applied=2, checked=2, checksum=201) == [Diverged(2, 3, A, 0, 2)]
+    assert answer(primary, 3, applied=2, checked=2, checksum=201) == []
+    assert answer(primary, 3, applied=3, checked=3, checksum=1) == [], "the primary is not there itself"
