@@ -44,23 +44,33 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
         "ingress tasks that died midway",
         "speculative attempts",
         "attempts that gave way to a newer one",
-        "batches made again by a retry",
+        "batches made again",
         "turns with a full log",
         "turns without credit",
         "orders that came late",
         "greetings of a newer epoch",
         "epochs",
         "pauses",
-        "runs ended by non-deterministic input",
-        "runs ended by the loss of a worker",
+        "take-overs",
+        "repairs that overlapped a take-over",
+        "promoted secondaries that had order left",
+        "primaries that died with uncommitted steps",
+        "new replicas that died while they were added",
+        "workers that were fenced and came back",
+        "subscriptions that switched their source",
     ],
 )
 def test_it_happens_often_enough_to_mean_something(results: list[Result], event: str) -> None:
     assert sum(result.counts[event] > 0 for result in results) >= 5
 
 
+@pytest.mark.parametrize("event", ["runs ended by a loss that was meant", "ingress tasks that died during a repair"])
+def test_it_happens_now_and_then(results: list[Result], event: str) -> None:
+    assert sum(result.counts[event] > 0 for result in results) >= 1
+
+
 def test_each_run_counts_rows(results: list[Result]) -> None:
-    assert sum(result.counts["rows at sinks"] for result in results) > 20_000
+    assert sum(result.counts["rows at sinks"] for result in results) > 10_000
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
@@ -73,13 +83,12 @@ def test_a_seed_gives_the_same_run_again(seed: int) -> None:
     assert run(seed) == run(seed)
 
 
-def test_without_faults_and_with_patience_nothing_is_repeated() -> None:
+def test_without_faults_nothing_is_missing_and_nothing_is_asked_for_again() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(200):
+    for seed in range(100):
         simulation = Simulation(seed, Faults())
-        if simulation.plan.settings.resend_timeout >= 0.5 and simulation.plan.settings.ack_interval < 0.1:
-            simulation.run()
-            counts += simulation.counts
+        simulation.run()
+        counts += simulation.counts
     assert counts["rows at sinks"] > 500
-    for event in ("resets", "gaps noticed", "stale messages refused", "handshakes repeated after silence"):
+    for event in ("resets", "gaps noticed"):
         assert counts[event] == 0, event
