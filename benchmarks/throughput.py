@@ -25,7 +25,7 @@ from spark_integration.query import await_any_progress, start_query
 #: Rows that the peer reads at most.
 PEER_ROWS = 5_000_000
 #: Files that both sides read once before they are measured.
-WARM_UP_FILES = 5
+WARM_UP_FILES = 10
 #: Best of 1, 2, 4, 8 and 200 on two cores.
 PEER_SHUFFLE_PARTITIONS = 2
 
