@@ -1,6 +1,7 @@
 """The order log that keeps the replicas of a partition identical, as a state machine without I/O (DESIGN 4).
 
-Law: a step is committed when every live replica has received its entry. What is committed survives: any live replica
+Law: a step is committed when every live replica has received its entry; where there is only one secondary, it knows
+that itself, and need not be told. What is committed survives: any live replica
 can go on from there and do the same. What a secondary has received beyond that may be cut by the next primary.
 
 The primary appends entries and counts acks; a secondary follows. Entries are kept until they are applied here and
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from flux.messages import Entry
 
@@ -19,7 +21,8 @@ from flux.messages import Entry
 @dataclass
 class Peer:
     """Another replica, as its primary sees it. ``acked``: it has received all entries below; None: it has no state yet.
-    ``sent``, ``told``: entries and committed steps that are on their way to it. ``applied``: steps that it has applied;
+    ``sent``, ``told``: entries and committed steps that are on their way to it; ``greeted``: it has answered in this
+    term. ``applied``: steps that it has applied;
     ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``reported``,
     ``safe``: what the controller has been told; ``stall_ms``: how long the copy took."""
 
@@ -28,6 +31,7 @@ class Peer:
     acked: int | None
     sent: int
     told: int = -1
+    greeted: bool = False
     applied: int = 0
     checked: int = 0
     copied_at: int = 0
@@ -61,13 +65,11 @@ class OrderLog:
         self.committed = start
         self.term = -1
         self.verified = start
+        self.promised = start  # as primary: a secondary may hold all below for committed
+        self.end = start
         self.cut = 0  # entries thrown away because a new primary had others
         self.peers: dict[int, Peer] = {}
         self._entries: deque[Entry] = deque()
-
-    @property
-    def end(self) -> int:
-        return self.base + len(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -77,7 +79,7 @@ class OrderLog:
         return self._entries[step - self.base]
 
     def since(self, step: int) -> list[Entry]:
-        return [self[number] for number in range(max(step, self.base), self.end)]
+        return list(islice(self._entries, max(step - self.base, 0), None))
 
     # ---- the primary's side
 
@@ -113,8 +115,26 @@ class OrderLog:
         peer.sent = peer.acked
         peer.copied_at = applied
 
+    def alone(self, peer: Peer) -> bool:
+        """Whether what it receives is committed by that: it is the only other live replica, and has no entries of an
+        earlier term that it could take for these."""
+        return peer.live and peer.greeted and sum(other.live for other in self.peers.values()) == 1
+
+    def promise(self, through: int) -> int:
+        """All below ``through`` may be held for committed by the only other live replica as soon as it has it. Another
+        that becomes live must have it too before it counts: see ``settled``."""
+        self.promised = max(self.promised, through)
+        return through
+
+    def settled(self, peer: Peer) -> bool:
+        """Whether a replica that has what is committed here has all that anybody holds for committed, and nothing in its
+        copy of the state that is not."""
+        assert peer.acked is not None
+        return self.committed >= peer.copied_at and peer.acked >= self.promised
+
     def append(self, entry: Entry) -> int:
         self._entries.append(entry)
+        self.end += 1
         self._commit()
         return self.end - 1
 
@@ -124,6 +144,7 @@ class OrderLog:
         if peer is None or peer.incarnation != incarnation or peer.acked is None:
             return False
         peer.acked = max(peer.acked, min(through, self.end))
+        peer.greeted = True
         self._commit()
         return True
 
@@ -134,6 +155,8 @@ class OrderLog:
 
     def trim(self, applied: int) -> None:
         """Forget what is applied and nobody can ask for: as primary what all have acked, else what is committed."""
+        if self.base >= min(applied, self.committed):
+            return
         needed = [peer.acked for peer in self.peers.values() if peer.acked is not None]
         limit = min([applied, self.committed, *needed])
         while self.base < limit:
@@ -145,6 +168,7 @@ class OrderLog:
     def adopt(self, entries: list[Entry], committed: int) -> None:
         """Start as the copy of another replica's log, which had not applied these entries yet."""
         self._entries.extend(entries)
+        self.end += len(entries)
         self.committed = committed
 
     def on_orders(self, term: int, first: int, entries: list[Entry], committed: int, applied: int) -> bool:
@@ -172,6 +196,8 @@ class OrderLog:
             assert step >= self.committed, f"a new primary contradicts step {step}, which is committed"
             while self.end > step:
                 self._entries.pop()
+                self.end -= 1
                 self.cut += 1
         if step == self.end:
             self._entries.append(entry)
+            self.end += 1

@@ -44,21 +44,22 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
     by_worker: dict[int, list[PartitionOrder]] = {}
     for replica in replicas:
         order = replica.order
+        end, committed = order.end, order.committed
         for worker, peer in order.peers.items():
             if peer.acked is None:
                 continue
-            if peer.overdue(order.end, order.committed, now, again_s):
+            if peer.overdue(end, committed, now, again_s):
                 peer.send_again(now)
-            if peer.sent >= order.end and peer.told >= order.committed:
+            if peer.sent >= end and peer.told >= committed:
                 continue
             first = max(peer.sent, order.base)
             entries = order.since(first)[:ENTRIES_MAX]
+            peer.sent = first + len(entries)
+            peer.told = order.promise(peer.sent) if order.alone(peer) else committed
             item = PartitionOrder(
-                replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries,
-                order.committed,
+                replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told
             )  # fmt: skip
             by_worker.setdefault(worker, []).append(item)
-            peer.sent, peer.told = first + len(entries), order.committed
     return by_worker
 
 
@@ -85,6 +86,6 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[Caug
     if not peer.live and reached and not peer.reported:
         peer.reported = True
         yield CaughtUp(replica.stage.id, replica.partition, worker, item.incarnation, False, peer.stall_ms)
-    if peer.live and reached and replica.order.committed >= peer.copied_at and not peer.safe:
+    if peer.live and reached and replica.order.settled(peer) and not peer.safe:
         peer.safe = True
         yield CaughtUp(replica.stage.id, replica.partition, worker, item.incarnation, True, peer.stall_ms)

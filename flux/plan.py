@@ -74,11 +74,21 @@ class Plan:
     settings: Settings
     secret: bytes = field(repr=False, default=b"")
 
-    @property
-    def streams(self) -> int:
-        """Streams that begin in workers, counting one for every replica of their producers."""
+    def log_share(self, stage: int | None, workers: int) -> int:
+        """Bytes of log for each stream of a stage, or of a source in the workers (None).
+
+        The streams of sources, which are few and fast, have one half and those of stages the other, counting one for
+        every replica. The same for every replica of a stream, always: what one of them had room for another must have
+        room for, or a replica that reads from the other may wait for ever for rows that its primary has."""
         copies = [1 if edge.stage is None else self.stages[edge.stage].replicas for edge in self.edges]
-        return sum((edge.producers or 0) * count for edge, count in zip(self.edges, copies, strict=True))
+        counts = {True: 0, False: 0}
+        for edge, count in zip(self.edges, copies, strict=True):
+            counts[edge.stage is None] += (edge.producers or 0) * count
+        limit = self.settings.log_max_bytes
+        budget = limit * workers // (2 if all(counts.values()) else 1)
+        if stage is None:
+            limit = min(limit, self.settings.source_log_bytes)
+        return max(min(limit, budget // max(counts[stage is None], 1)), 1)
 
     def edges_of_source(self, source: int) -> list[EdgePlan]:
         return [edge for edge in self.edges if edge.source == source]

@@ -182,9 +182,10 @@ class Replica:
             self._marks.popleft()
         starts = self._marks[0][1] if self._marks else [NEVER] * len(self.outlets)
         for outlet, start in zip(self.outlets, starts, strict=True):
-            if outlet.producer.release_from != start:
-                outlet.producer.release_from = start
-                outlet.producer.dirty = True
+            producer = outlet.producer
+            # Only what was held back has something new to send.
+            producer.dirty |= producer.release_from < min(start, producer.next_sequence)
+            producer.release_from = start
         self.order.trim(self.applied)
 
     # ---- steps
@@ -205,6 +206,10 @@ class Replica:
         return not self._lacks(entry)
 
     def _lacks(self, entry: Entry) -> list[StreamId]:
+        if len(entry.slices) == 1:  # the most common, and asked often
+            edge, producer, _ = entry.slices[0]
+            stream = StreamId(edge, producer)
+            return [] if stream in self._waiting else [stream]
         wanted: dict[StreamId, int] = {}
         for edge, producer, _ in entry.slices:
             stream = StreamId(edge, producer)
@@ -245,8 +250,7 @@ class Replica:
             self._applying = self._ordered(self.order[self.applied])
         entry = self.order[self.applied]
         if self.applied >= self.order.committed:
-            self._marks.append((self.applied, [outlet.producer.next_sequence for outlet in self.outlets]))
-            self.release()
+            self._hold_back()
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
         if not self._applying:
             self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
@@ -259,6 +263,14 @@ class Replica:
         self.context.input = first.input
         self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
         return True
+
+    def _hold_back(self) -> None:
+        """The output of the step that begins now waits for its commit, behind that of those before it."""
+        starts = [outlet.producer.next_sequence for outlet in self.outlets]
+        self._marks.append((self.applied, starts))
+        if len(self._marks) == 1:
+            for outlet, start in zip(self.outlets, starts, strict=True):
+                outlet.producer.release_from = start
 
     def _complete(self) -> list[Slice]:
         if self._applying:

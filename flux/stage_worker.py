@@ -34,6 +34,7 @@ from flux.messages import (
     Installed,
     Orders,
     OrdersSeen,
+    PartitionOrder,
     Refuse,
     Reset,
     Resume,
@@ -161,10 +162,7 @@ class StageWorker:
         self.finished_at: float | None = None
         self.log_meter = Meter()
         self._clock = clock
-        # The same for every replica of a stream, always: what one of them had room for another must have room for, or
-        # a replica that reads from the other may wait for ever for rows that its primary has.
-        log = plan.settings.log_max_bytes
-        self._log_share = max(min(log, log * workers // max(plan.streams, 1)), 1)
+        self._workers = workers
         self._credit = Credit(plan.settings.credit_max_bytes)
         self._inbound: dict[StreamId, Inbound] = {}
         self._hosted: dict[int, np.ndarray] = {}  # stage -> partitions of its replicas here, ascending
@@ -178,6 +176,9 @@ class StageWorker:
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
+        self._untold: dict[tuple[int, int], None] = {}  # primaries here that have something to say, oldest first
+        self._orders_at = 0.0
+        self._orders_again_at = 0.0
         self._awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
         self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
         self._copies: list[CopyState] = []
@@ -249,6 +250,7 @@ class StageWorker:
             replica.lead(table.epoch, {})  # every copy for itself
         elif first.worker == self.worker:
             replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
+            self._untold[stage, partition] = None
             self._report_through(replica)
         else:
             replica.follow()
@@ -290,7 +292,7 @@ class StageWorker:
     ) -> Producer:
         settings = self.plan.settings
         producer = Producer(
-            stream, incarnation, edge.partitions, self._log_share, settings.resend_timeout,
+            stream, incarnation, edge.partitions, self.plan.log_share(edge.stage, self._workers), settings.resend_timeout,
             self.plan.secret, self.log_meter, worker, base,
         )  # fmt: skip
         self.producers[stream] = producer
@@ -503,8 +505,17 @@ class StageWorker:
     # ---- order of steps
 
     def _send_orders(self, now: float) -> Iterator[ToWorker]:
-        leaders = [replica for replica in self.replicas.values() if replica.order.peers]
-        for worker, items in outgoing(leaders, now, self.plan.settings.heartbeat_interval).items():
+        """At once if there is nothing else to do; while there is, a few steps travel together."""
+        again_s = self.plan.settings.heartbeat_interval
+        if now >= self._orders_again_at:
+            self._orders_again_at = now + again_s / 2
+            self._untold |= dict.fromkeys(key for key, replica in self.replicas.items() if replica.order.peers)
+        if not self._untold or (self._ready and now < self._orders_at):
+            return
+        self._orders_at = now + self.plan.settings.ack_interval
+        leaders = [self.replicas[key] for key in self._untold if key in self.replicas]
+        self._untold.clear()
+        for worker, items in outgoing(leaders, now, again_s).items():
             yield ToWorker(worker, Orders(self.plan.secret, items))
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
@@ -518,14 +529,22 @@ class StageWorker:
                 self.counters.stale += 1
             elif replica.primary:
                 self.counters.stale += 1  # from one that was deposed and does not know yet
-            elif replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
-                self._release(replica)
-                self._ready.add((item.stage, item.partition))
+            elif self._follow(replica, item):
                 answers.append(seen(replica))
             else:
                 self.counters.stale += 1
         if answers:
             self._answer(connection, OrdersSeen(answers))
+
+    def _follow(self, replica: Replica, item: PartitionOrder) -> bool:
+        """False: the sender is deposed."""
+        committed = replica.order.committed
+        if not replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
+            return False
+        if replica.order.committed != committed:
+            self._release(replica)
+            self._ready.add((item.stage, item.partition))
+        return True
 
     def _release(self, replica: Replica) -> None:
         """Let go what has become committed: output, and the news that the partition is through."""
@@ -538,9 +557,13 @@ class StageWorker:
             if replica is None or not replica.primary or item.term != replica.leads_since:
                 self.counters.stale += 1
                 continue
+            committed = replica.order.committed
             for report in on_seen(replica, worker, item):
                 self._effects.append(ToController(_to_control(self.worker, report)))
-            self._release(replica)
+            if replica.order.committed != committed:
+                self._release(replica)
+            replica.order.trim(replica.applied)
+            self._untold[item.stage, item.partition] = None
 
     # ---- copies of state
 
@@ -563,6 +586,7 @@ class StageWorker:
             state = capture(replica, inbounds)
             peer.stall_ms = (self._clock() - started) * 1e3
             replica.order.copied(order.worker, replica.applied)
+            self._untold[order.stage, order.partition] = None
             install = Install(self.plan.secret, order.stage, order.partition, order.incarnation)
             yield ToWorker(order.worker, install, payload=state)
 
@@ -652,22 +676,22 @@ class StageWorker:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
         for _ in range(len(self._turn) + 1 if self._turn else 0):  # the last is the one whose turn was over
             key = self._turn[0]
-            replica = self.replicas[key] if key in self._ready else None
-            if replica is None or not replica.ready or self._in_turn >= STEPS_IN_TURN:
-                if replica is not None and not replica.ready:
-                    self._ready.discard(key)  # whatever makes it ready again puts it back
-                self._turn.rotate(-1)
-                self._in_turn = 0
-                continue
-            self._in_turn += 1
-            self._step(replica, now)
-            return True
+            if key in self._ready and self._in_turn < STEPS_IN_TURN:
+                if self.replicas[key].ready:
+                    self._in_turn += 1
+                    self._step(self.replicas[key], now)
+                    return True
+                self._ready.discard(key)  # whatever makes it ready again puts it back
+            self._turn.rotate(-1)
+            self._in_turn = 0
         return False
 
     def _step(self, replica: Replica, now: float) -> None:
         started = self._clock()
         slices = replica.step(now)
         replica.busy_s += self._clock() - started
+        if replica.order.peers:
+            self._untold[replica.stage.id, replica.partition] = None
         for slice_ in slices:
             inbound = self._inbound[slice_.stream]
             inbound.applied(replica.partition, slice_)
@@ -693,6 +717,7 @@ class StageWorker:
         for replica in self.replicas.values():
             replica.reported = False
             replica.order.report_again()
+            self._untold[replica.stage.id, replica.partition] = None
             self._report_through(replica)
 
     def _note_ack(self, inbound: Inbound, now: float) -> None:
@@ -753,7 +778,7 @@ class StageWorker:
 
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
-        return min(self._ack_at, self._timers_at)
+        return min(self._ack_at, self._timers_at, self._orders_at if self._untold else np.inf, self._orders_again_at)
 
     def _flush_acks(self) -> None:
         self._ack_at = np.inf

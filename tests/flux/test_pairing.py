@@ -65,7 +65,40 @@ def test_an_ack_that_crosses_with_newer_entries_sends_nothing_again() -> None:
     primary.decide(2)
     told(primary)
     answer(primary, through=2)
-    assert told(primary) == [(4, 4, 2)]
+    assert [first for first, _, _ in told(primary)] == [4]
+
+
+def test_the_only_secondary_holds_for_committed_what_it_receives_once_it_has_answered() -> None:
+    primary = paired(steps=2)
+    assert told(primary) == [(0, 2, 0)], "it may still have other entries, of an earlier term"
+    answer(primary, through=2)
+    primary.decide(3)
+    assert told(primary) == [(2, 5, 5)]
+    assert primary.order.committed == 2, "here it is committed when the answer has come"
+
+
+def test_one_of_two_secondaries_has_to_be_told_what_is_committed() -> None:
+    primary = Primary({A: (0, True), B: (0, True)}, steps=2)
+    told(primary)
+    answer(primary, through=2)
+    primary.decide(1)
+    assert told(primary) == [(2, 3, 0)]
+
+
+def test_another_replica_is_not_safe_before_it_has_what_the_only_one_may_hold_for_committed() -> None:
+    primary = paired(steps=1)
+    told(primary)
+    answer(primary, through=1)
+    primary.decide(1)
+    assert told(primary) == [(1, 2, 2)]  # on its way to A, which may show its output to the outside
+    primary.order.lead({A: (0, True), B: (5, True)}, 0)
+    primary.order.copied(B, 1)
+
+    def b(through: int) -> list[Any]:
+        return list(on_seen(primary, B, PartitionSeen(2, 3, 5, 9, through, 1, 0, 0)))
+
+    assert b(through=1) == [], "it lacks step 1, which A may have shown"
+    assert [report.safe for report in b(through=2)] == [True]
 
 
 def test_what_is_not_answered_goes_out_again_also_while_there_is_always_something_new() -> None:
