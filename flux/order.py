@@ -132,6 +132,14 @@ class OrderLog:
         assert peer.acked is not None
         return self.committed >= peer.copied_at and peer.acked >= self.promised
 
+    @property
+    def untold(self) -> bool:
+        """Whether some replica has not been told all."""
+        return any(
+            peer.acked is not None and (peer.sent < self.end or peer.told < self.committed)
+            for peer in self.peers.values()
+        )
+
     def append(self, entry: Entry) -> int:
         self._entries.append(entry)
         self.end += 1

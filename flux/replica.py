@@ -78,6 +78,7 @@ class Replica:
         self._limits = limits
         self._waiting: dict[StreamId, deque[Slice]] = {}
         self._arrivals: deque[StreamId] | None = deque()  # one per waiting slice; None: to be made up when needed
+        self._decided: dict[StreamId, int] = {}  # of those that wait, by this primary
         self._marks: deque[tuple[int, list[int]]] = deque()  # uncommitted step -> where its output begins in each log
         self._applying: list[Slice] = []
         self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
@@ -238,17 +239,9 @@ class Replica:
 
     def _begin(self, now: float) -> bool:
         if self.applied == self.order.end:
-            self._applying = self._choose()
-            self.order.append(
-                Entry(
-                    now,
-                    min((slice_.created for slice_ in self._applying), default=now),
-                    [(*slice_.stream, slice_.sequence) for slice_ in self._applying],
-                )
-            )
-        else:
-            self._applying = self._ordered(self.order[self.applied])
+            self._decide(now)
         entry = self.order[self.applied]
+        self._applying = self._ordered(entry)
         if self.applied >= self.order.committed:
             self._hold_back()
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
@@ -301,31 +294,45 @@ class Replica:
             return None
         return self._checksums[applied - newest - 1][1]
 
-    def _choose(self) -> list[Slice]:
-        """The oldest slice, and with it the following ones of the same input as long as they are few rows together.
-        Nothing if the input has ended."""
+    def decide_ahead(self, now: float) -> None:
+        """Order all that waits, so that the others need not wait for this replica's turn to apply it."""
+        if self._arrivals is not None:  # else it has not caught up with the order of the primary before it
+            while self._arrivals:
+                self._decide(now)
+
+    def _decide(self, now: float) -> None:
+        """Order the oldest slice that is not ordered, and with it the following ones of the same input as long as they
+        are few rows together. Nothing if the input has ended: ``finish``."""
         if self._arrivals is None:
             self._arrivals = deque(stream for stream, slices in self._waiting.items() for _ in slices)
+            self._decided = {}
         chosen: list[Slice] = []
         rows = 0
         while self._arrivals:
-            head = self._waiting[self._arrivals[0]][0]
+            stream = self._arrivals[0]
+            before = self._decided.get(stream, 0)
+            head = self._waiting[stream][before]
             if chosen and (
                 head.batch is None
                 or head.input != chosen[0].input
                 or rows + head.batch.num_rows > self._limits.step_max_rows
             ):
                 break
-            chosen.append(self._pop(self._arrivals.popleft()))
+            self._arrivals.popleft()
+            self._decided[stream] = before + 1
+            chosen.append(head)
             if head.batch is None:
                 break
             rows += head.batch.num_rows
-        return chosen
+        created = min((slice_.created for slice_ in chosen), default=now)
+        self.order.append(Entry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen]))
 
     def _ordered(self, entry: Entry) -> list[Slice]:
-        slices = [self._pop(StreamId(edge, producer)) for edge, producer, _ in entry.slices]
-        named = [(*slice_.stream, slice_.sequence) for slice_ in slices]
-        assert named == [tuple(one) for one in entry.slices], (self.where, named, entry.slices)
+        slices = []
+        for edge, producer, sequence in entry.slices:
+            slice_ = self._pop(StreamId(edge, producer))
+            assert slice_.sequence == sequence, (self.where, slice_.stream, slice_.sequence, entry.slices)
+            slices.append(slice_)
         return slices
 
     def _pop(self, stream: StreamId) -> Slice:
@@ -333,6 +340,8 @@ class Replica:
         slice_ = waiting.popleft()
         if not waiting:
             del self._waiting[stream]
+        if self._arrivals is not None:
+            self._decided[stream] -= 1
         return slice_
 
     @staticmethod

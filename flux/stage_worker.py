@@ -53,6 +53,8 @@ from partitioning.table import FIRST_EPOCH, Table
 LOCAL = "local"
 #: Times the resend timeout: how long rows of an ordered step may stay away before they are looked for elsewhere.
 STARVED_PATIENCE = 2
+#: Times the ack interval: how long orders wait for each other while there is other work. Each message has its answer.
+ORDERS_PATIENCE = 2
 #: Steps of one partition before the next one has its turn: its keys are in the cache by then.
 STEPS_IN_TURN = 8
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
@@ -512,9 +514,12 @@ class StageWorker:
             self._untold |= dict.fromkeys(key for key, replica in self.replicas.items() if replica.order.peers)
         if not self._untold or (self._ready and now < self._orders_at):
             return
-        self._orders_at = now + self.plan.settings.ack_interval
+        self._orders_at = now + ORDERS_PATIENCE * self.plan.settings.ack_interval
         leaders = [self.replicas[key] for key in self._untold if key in self.replicas]
         self._untold.clear()
+        for replica in leaders:
+            if replica.order.peers:
+                replica.decide_ahead(now)
         for worker, items in outgoing(leaders, now, again_s).items():
             yield ToWorker(worker, Orders(self.plan.secret, items))
 
@@ -563,7 +568,8 @@ class StageWorker:
             if replica.order.committed != committed:
                 self._release(replica)
             replica.order.trim(replica.applied)
-            self._untold[item.stage, item.partition] = None
+            if replica.order.untold:
+                self._untold[item.stage, item.partition] = None
 
     # ---- copies of state
 
@@ -651,8 +657,11 @@ class StageWorker:
             return
         stage = self.plan.edges[stream.edge].consumer
         for partition, slice_ in taken:
-            self.replicas[stage, partition].add(slice_)
+            replica = self.replicas[stage, partition]
+            replica.add(slice_)
             self._ready.add((stage, partition))
+            if replica.order.peers:
+                self._untold[stage, partition] = None
         self._note_ack(inbound, now)
 
     def _on_fetch(self, connection: Hashable, fetch: Fetch) -> None:
