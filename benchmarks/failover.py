@@ -8,12 +8,17 @@ from the source alone: what is missing was lost, what is too much was counted tw
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,15 +51,18 @@ def keys_of(partition: int, first: int, rows: int) -> np.ndarray:
     return ((number >> np.uint64(33)) % np.uint64(KEYS)).astype(np.int64)
 
 
-def paced(rate: float, seconds: float, partitions: int, start_at: float):  # type: ignore[no-untyped-def]
-    """A source that seeks: batch n has the rows that are due between n and n + 1 ticks after ``start_at``."""
+def paced(rate: float, partitions: int, start_at: float, end_file: str):  # type: ignore[no-untyped-def]
+    """A source that seeks: batch n has the rows that are due between n and n + 1 ticks after ``start_at``. It ends with
+    the batch whose number ``end_file`` has, once it is there."""
     per_batch = max(round(rate / partitions * TICK_S), 1)
 
     def read_paced(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-        for number in range(start, round(seconds / TICK_S)):
+        for number in itertools.count(start):
             due = start_at + (number + 1) * TICK_S
             while time.time() < due:
                 yield None
+            if os.path.exists(end_file) and number >= int(Path(end_file).read_text()):
+                return
             keys = keys_of(partition, number * per_batch, per_batch)
             due_ns = np.full(per_batch, round(due * 1e9))
             yield pa.RecordBatch.from_arrays([pa.array(keys), pa.array(due_ns)], schema=SCHEMA)
@@ -127,11 +135,20 @@ class Faults:
             fault = Fault(time.time(), victim.node)
             self._strike(victim)
             self.done.append(fault)
-            self._until(lambda node=victim.node: node not in self.query.members(), REPAIR_S)
+            # Workers of one executor are noticed one by one, and between them all may look whole.
+            gone = {m.node for m in members if m.about.executor == victim.about.executor}
+            gone = gone if self.kind == "kill-executor" else {victim.node}
+            self._until(lambda gone=gone: not gone & self.query.members().keys(), REPAIR_S)
             if self._whole(REPAIR_S):
                 fault.repaired_s = time.time() - fault.at
-            took = "not repaired" if fault.repaired_s is None else f"whole again after {fault.repaired_s:.2f} s"
+            took = self._why_not() if fault.repaired_s is None else f"whole again after {fault.repaired_s:.2f} s"
             self.console.print(f"  {self.kind} {number + 1} of {self.times}: worker {victim.node}, {took}")
+
+    def _why_not(self) -> str:
+        progress = self.query.lastProgress or {}
+        where = {member.node: member.about.executor for member in self.query.members().values()}
+        low, busy = progress.get("underReplicated"), progress.get("repairsUnderWay")
+        return f"not whole after {REPAIR_S:g} s: too few copies of {low}, under way {busy}, workers {where}"
 
     def _strike(self, victim: Member) -> None:
         pid = victim.about.pid
@@ -192,30 +209,35 @@ def _measure(
     console: Console,
     **options: Any,
 ) -> dict[str, Any]:
-    seconds = WARM_UP_S + times * (CALM_S + 3.5) + LOOK_S
     workers = 3
     counts = flux.stage(key="key", partitions=partitions, replicas=replicas, output_mode="update")(Counts)
     arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(Arrivals)
     start_at = time.time() + 6.0  # when workers are there
-    source = flux.source(paced(rate, seconds, workers, start_at), SCHEMA, partitions=workers)
+    folder = tempfile.mkdtemp(prefix="flux-failover-")
+    end_file = f"{folder}/end"
+    source = flux.source(paced(rate, workers, start_at, end_file), SCHEMA, partitions=workers)
     query = start_query([arrivals(counts(source))], "failover", spark, keep_output=True, workers=workers, **options)
     faults = Faults(query, kind, times, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)
         time.sleep(max(start_at + WARM_UP_S - time.time(), 0))
         faults.run()
+        ticks = math.ceil((time.time() + LOOK_S - start_at) / TICK_S)
+        Path(f"{end_file}.new").write_text(str(ticks))
+        os.rename(f"{end_file}.new", end_file)
         query.wait_for_output()
         progress = query.lastProgress or {}
         events = query.events()
         rows = fetch_all(query).collect()
     finally:
         query.stop()
+        shutil.rmtree(folder, ignore_errors=True)
     steps = np.array(sorted((row.a, row.b) for row in rows if row.kind == "step"), np.int64) / 1e9
     got = np.zeros(KEYS, np.int64)
     for row in rows:
         if row.kind == "count":
             got[row.a] = row.b
-    expected = _expected(rate, seconds, workers)
+    expected = _expected(rate, ticks, workers)
     stalls = [event.stall_ms for event in events if event.kind == "repair"]
     return _summary(steps, faults.done, start_at) | {
         "faults": len(faults.done),
@@ -233,9 +255,8 @@ def _measure(
     }
 
 
-def _expected(rate: int, seconds: float, partitions: int) -> np.ndarray:
-    per_batch = max(round(rate / partitions * TICK_S), 1)
-    total = per_batch * round(seconds / TICK_S)
+def _expected(rate: int, ticks: int, partitions: int) -> np.ndarray:
+    total = max(round(rate / partitions * TICK_S), 1) * ticks
     return sum(np.bincount(keys_of(p, 0, total), minlength=KEYS) for p in range(partitions))  # type: ignore[return-value]
 
 
