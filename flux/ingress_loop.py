@@ -23,7 +23,7 @@ from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
 from flux.prefetch import Prefetch
-from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register
+from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register, short_collections
 from flux.transport import Sockets
 from partitioning.warm_up import warm_up
 
@@ -52,23 +52,27 @@ class Ingress:
         """Sends everything and returns the number of rows once all of them are applied."""
         try:
             warm_up()
-            welcome, early = register(
-                self.sockets, self.control, self.rendezvous,
-                role="ingress", index=self.partition, attempt=attempt,
-                edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
-            )  # fmt: skip
-            self._node = welcome.node
-            core = IngressTask(self.plan, self.source, self.partition, attempt)
-            try:
-                for order in early:
-                    self._on_order(core, order, time.time())
-                return self._send(core, batches)
-            except FluxError as error:
-                if not (isinstance(error, RefusedError) and error.code == "stale"):
-                    self.control.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
-                raise
+            with short_collections():
+                return self._join(batches, attempt)
         finally:
             self.sockets.close()
+
+    def _join(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
+        welcome, early = register(
+            self.sockets, self.control, self.rendezvous,
+            role="ingress", index=self.partition, attempt=attempt,
+            edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
+        )  # fmt: skip
+        self._node = welcome.node
+        core = IngressTask(self.plan, self.source, self.partition, attempt)
+        try:
+            for order in early:
+                self._on_order(core, order, time.time())
+            return self._send(core, batches)
+        except FluxError as error:
+            if not (isinstance(error, RefusedError) and error.code == "stale"):
+                self.control.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
+            raise
 
     def _send(self, core: IngressTask, batches: Iterable[pa.RecordBatch]) -> int:
         settings = self.plan.settings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +142,18 @@ def _closed(endpoint: str) -> bool:
     except OSError:
         return False  # not known: the time limit decides
     return False
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """What is loaded by now is left out of Python's garbage collections: modules and compiled kernels are some hundred
+    thousand objects, and looking through all of them would hold up every partition for a tenth of a second."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # the process may go on with other tasks
 
 
 class Stopped(Exception):

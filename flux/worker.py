@@ -32,7 +32,7 @@ from flux.lifeline import hold
 from flux.messages import Data, Install
 from flux.plan import Plan
 from flux.producer import ToWorker
-from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register
+from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register, short_collections
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transport import Port, Sockets, own_address
 from partitioning.warm_up import warm_up
@@ -69,20 +69,24 @@ class Worker:
         """Until the controller says Stop. Returns the last statistics."""
         try:
             warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
-            welcome, early = register(
-                self.sockets, self.control, self.rendezvous,
-                role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
-            )  # fmt: skip
-            if self.rendezvous.lifeline:
-                self._lifeline = hold(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
-            self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
-            self._loop(self.core, early)
+            with short_collections():
+                self._join(index, attempt, executor)
         except Stopped:
             pass
         finally:
             stats = self.core.stats() if self.core is not None else {}
             self._close()
         return stats
+
+    def _join(self, index: int, attempt: int, executor: str) -> None:
+        welcome, early = register(
+            self.sockets, self.control, self.rendezvous,
+            role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
+        )  # fmt: skip
+        if self.rendezvous.lifeline:
+            self._lifeline = hold(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
+        self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
+        self._loop(self.core, early)
 
     def _loop(self, core: StageWorker, early: list[FromController]) -> None:
         try:
