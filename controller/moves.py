@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 
 from partitioning.table import ReplicaAt, Table
 
@@ -70,3 +71,22 @@ def without_worker(
 def with_worker(table: Table, worker: int, endpoint: str) -> Table:
     """A worker has joined; nothing is placed there yet."""
     return Table(table.epoch + 1, table.stages, table.sources, {**table.endpoints, worker: endpoint})
+
+
+def take_place(table: Table, stage: int, partition: int, source: int, target: int) -> Table:
+    """The second half of a move: without the source, and the target in its place. Where that is the first, the target
+    becomes primary; otherwise the primary stays what it is, because a primary is never demoted."""
+
+    def change(replicas: Replicas) -> Replicas:
+        moved = next(replica for replica in replicas if replica.worker == target)
+        return tuple(moved if replica.worker == source else replica for replica in replicas if replica.worker != target)
+
+    return _changed(table, stage, partition, change)
+
+
+def read_elsewhere(table: Table, workers: Iterable[int], readers: list[int]) -> Table:
+    """The partitions of sources that ``workers`` read go to ``readers`` in turn."""
+    given = set(workers)
+    turns = itertools.cycle(readers)
+    sources = tuple(tuple(next(turns) if owner in given else owner for owner in owners) for owners in table.sources)
+    return Table(table.epoch + 1, table.stages, sources, table.endpoints)

@@ -65,6 +65,8 @@ class Replica:
         self.rows_in = 0
         self.rows_out = 0
         self.busy_s = 0.0
+        self.slices = 0
+        self.copy_bytes = 0  # size of the last copy of its state
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
@@ -156,6 +158,11 @@ class Replica:
         self.rows_in, self.rows_out = state["rows"]
         self.follow()
         self.release()
+
+    @property
+    def state_bytes(self) -> int:
+        """About, without taking a snapshot."""
+        return self._guard("state_bytes", None, self.operator.state_bytes) or self.copy_bytes
 
     def restore(self, snapshot: Any) -> None:
         self._guard("restore", None, lambda: self.operator.restore(snapshot))
@@ -268,6 +275,7 @@ class Replica:
                 outlet.producer.finish(self.context.created)
             self.finished = True
         self.applied += 1
+        self.slices += len(self._applying)
         if self.stage.replicas > 1:
             self._checksums.append((self.applied, self.checksum))
         self.order.trim(self.applied)

@@ -1,0 +1,71 @@
+"""When which policy is asked, and what is made of its answer (DESIGN 6). It suggests; the controller accepts or refuses.
+
+Each round the configured policy is asked. After a worker has joined a running query, counts of partitions are evened out
+first: a worker without partitions has no load that could be compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+from controller.load import Loads, Move, Suggestion
+from flux.settings import Settings
+
+#: Joining workers are counted in when none has come for so long: several come at a time.
+SETTLED_S = 1.0
+
+
+class Balance:
+    def __init__(self, settings: Settings) -> None:
+        """UsageError if there is no policy of the configured name."""
+        self.settings = settings
+        self.on: bool = getattr(settings, "balance_enabled", False) and settings.ordered
+        self.name: str = getattr(settings, "balance_policy", "pairing")
+        self.round_s: float = getattr(settings, "balance_round", 1.0)
+        self.notes: list[str] = []
+        self.refused: list[str] = []
+        self._policy = self._make(self.name) if self.on else None
+        self._even: Any = None
+        self._joined_at = math.inf
+        self._asked_at = -math.inf
+
+    def joined(self, now: float) -> None:
+        self._joined_at = now
+        self._even = None
+
+    @property
+    def spreading(self) -> bool:
+        return math.isfinite(self._joined_at)
+
+    def due(self, now: float) -> bool:
+        return self.on and now >= self._asked_at + self.round_s
+
+    def ask(self, loads: Loads, now: float, calm: bool) -> tuple[str, list[Move]]:
+        """Once a round. ``calm``: nothing is moved or repaired just now. Returns the policy that spoke, and its moves."""
+        self._asked_at = now
+        if not self.spreading:
+            return self.name, self._heed(self._policy.suggest(loads, now)) if self._policy else []
+        if not calm or now < self._joined_at + SETTLED_S:
+            return "even", []
+        self._even = self._even or self._make("even")
+        moves = self._heed(self._even.suggest(loads, now))
+        if not moves:
+            self._joined_at = math.inf
+        return "even", moves
+
+    def plan(self, name: str, loads: Loads, now: float) -> Suggestion:
+        """A whole plan from one look, by any policy. UsageError if there is none of that name."""
+        suggestion: Suggestion = self._make(name, at_once=True).suggest(loads, now)
+        return suggestion
+
+    def _heed(self, suggestion: Suggestion) -> list[Move]:
+        self.notes = list(suggestion.notes)
+        return list(suggestion.moves)
+
+    def _make(self, name: str, at_once: bool = False) -> Any:
+        # Late: a query without load balance needs none of them.
+        policies = importlib.import_module("controller.policies")
+        settings = policies.PolicySettings.of(self.settings)
+        return policies.make(name, settings.at_once() if at_once else settings)
