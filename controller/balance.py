@@ -45,10 +45,8 @@ class Balance:
     def ask(self, loads: Loads, now: float, calm: bool) -> tuple[str, list[Move]]:
         """Once a round. ``calm``: nothing is moved or repaired just now. Returns the policy that spoke, and its moves."""
         self._asked_at = now
-        if not self.spreading:
+        if not calm or now < self._joined_at + SETTLED_S or not self.spreading:
             return self.name, self._heed(self._policy.suggest(loads, now)) if self._policy else []
-        if not calm or now < self._joined_at + SETTLED_S:
-            return "even", []
         self._even = self._even or self._make("even")
         moves = self._heed(self._even.suggest(loads, now))
         if not moves:

@@ -90,22 +90,26 @@ class Moving:
         """What is wrong with moves that somebody asks for; None: nothing."""
         known = {_from(job.move): job for job in self.jobs()}
         for move in moves:
-            problem = self.problem(move, table, members)
-            if problem is not None:
-                return problem
             job = known.get(_from(move))
-            if job is not None and job.move.target not in (ANYWHERE, move.target):
+            if job is None or job.move.target == ANYWHERE:
+                problem = self.problem(move, table, members)
+                if problem is not None:
+                    return problem
+            elif job.move.target != move.target:
                 name = f"{self.plan.stages[move.stage].name}/{move.partition}"
                 return f"{name} is moving from worker {move.source} to worker {job.move.target} already: {job.why}"
         return None
 
     def add(self, moves: Iterable[Move], why: str) -> None:
         """Moves that were asked for already are not asked for twice."""
-        known = {_from(job.move) for job in self.jobs()}
+        known = {_from(job.move): job for job in self.jobs()}
         for move in moves:
-            if _from(move) not in known:
-                known.add(_from(move))
-                self.pending.append(Job(move, why, anywhere=move.target == ANYWHERE))
+            job = known.get(_from(move))
+            if job is None:
+                job = known[_from(move)] = Job(move, why, anywhere=move.target == ANYWHERE)
+                self.pending.append(job)
+            elif job.anywhere and move.target != ANYWHERE and job in self.pending:
+                job.move, job.why, job.anywhere = move, why, False  # somebody knows where to
         self.pending.sort(key=lambda job: job.move.stage)
 
     def clear(self, why: str, now: float) -> None:

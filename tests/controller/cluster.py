@@ -24,6 +24,10 @@ class Sink(flux.Operator):
     def process(self, batch: pa.RecordBatch) -> None: ...
 
 
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
 def register(index: int, role: str = "worker", attempt: int = 0, **more: Any) -> Register:
     edges = [0] if role == "ingress" else []
     about = {"host": "h", "pid": 1, "executor": f"e{index}", "endpoint": f"at {index}", "edges": edges}
@@ -43,8 +47,8 @@ class Cluster:
         if readers:
             flow = Source("rows", schema=SCHEMA, partitions=readers, read=lambda partition: iter(()))
         for number in range(stages - 1):
-            flow = flux.stage(partitions=partitions, replicas=replicas, name=f"s{number}", schema=SCHEMA)(list)(flow)
-        last: Any = (lambda batch: batch) if collect else Sink
+            flow = flux.stage(partitions=partitions, replicas=replicas, name=f"s{number}", schema=SCHEMA)(_same)(flow)
+        last: Any = _same if collect else Sink
         flow = flux.stage(partitions=partitions, replicas=replicas, name="Sums")(last)(flow)
         settings = replace(Settings.of(), **{"heartbeat_timeout": 1e9, "heartbeat_last_timeout": 1e9, **options})
         self.core = Controller(compile_plan([flow], settings, lambda s: s, "q", SECRET, collect), slots, now=0.0)
