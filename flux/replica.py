@@ -120,8 +120,12 @@ class Replica:
             self._arrivals.append(slice_.stream)
 
     def waiting(self) -> dict[StreamId, list[Slice]]:
-        """Slices received and not yet applied, for whoever discards the replica."""
-        return {stream: list(slices) for stream, slices in self._waiting.items()}
+        """Slices received and not yet applied, for whoever discards the replica. Those of a step that waits for room in the
+        logs are among them: a primary may be dropped in the middle of it."""
+        slices = {stream: list(slices) for stream, slices in self._waiting.items()}
+        for slice_ in [] if self.between_steps else self._applying:
+            slices.setdefault(slice_.stream, []).append(slice_)
+        return slices
 
     def expect(self, edge: int, producers: Iterable[int]) -> None:
         """These are all the streams of an edge."""
