@@ -13,7 +13,7 @@ safe copies than it had (or than its stage asks for). Where a worker is lost hal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,12 +33,14 @@ BEGIN_MAX = 3
 
 @dataclass
 class Job:
-    """A move that was asked for. ``anywhere``: its target is chosen when it begins; ``begun``: how often it has;
-    ``safe``: copies that the partition had when it last began; ``waits``: why it cannot begin."""
+    """A move that was asked for. ``anywhere``: its target is chosen when it begins, ``prefer`` if that is possible then;
+    ``begun``: how often it has; ``safe``: copies that the partition had when it last began; ``waits``: why it cannot
+    begin."""
 
     move: Move
     why: str
     anywhere: bool = False
+    prefer: int = ANYWHERE
     begun: int = 0
     safe: int = 0
     waits: str = ""
@@ -100,6 +102,15 @@ class Moving:
                 return f"{name} is moving from worker {move.source} to worker {job.move.target} already: {job.why}"
         return None
 
+    def empty(self, worker: int, held: Iterable[Key], prefer: Callable[[], Iterable[Move]], why: str) -> None:
+        """Everything that a worker holds goes wherever there is room. ``prefer``: rather like this, if anything is new."""
+        known = {_from(job.move) for job in self.jobs()}
+        new = [key for key in held if (*key, worker) not in known]
+        targets = {_from(move): move.target for move in prefer()} if new else {}
+        for key in new:
+            self.pending.append(Job(Move(*key, worker, ANYWHERE), why, True, targets.get((*key, worker), ANYWHERE)))
+        self.pending.sort(key=lambda job: job.move.stage)
+
     def add(self, moves: Iterable[Move], why: str) -> None:
         """Moves that were asked for already are not asked for twice."""
         known = {_from(job.move): job for job in self.jobs()}
@@ -149,7 +160,7 @@ class Moving:
         return None
 
     def _choose(self, job: Job, table: Table, members: Membership, loads: Mapping[int, int]) -> int | None:
-        """The worker that has failed least often and has the fewest copies."""
+        """The worker that is preferred, or that has failed least often and has the fewest copies."""
         same_executor = self.plan.settings.same_executor
         holders = [replica.worker for replica in table.stages[job.key[0]][job.key[1]]]
         others = [worker for worker in holders if worker != job.move.source]
@@ -159,7 +170,11 @@ class Moving:
             if worker not in holders and members.obstacle(worker, others, same_executor) is None
         ]
         failed = self._repairs.attempts.with_worker
-        return min(fit, key=lambda worker: (failed(job.key, worker), loads.get(worker, 0), worker), default=None)
+
+        def order(worker: int) -> tuple[int, bool, int, int]:
+            return failed(job.key, worker), worker != job.prefer, loads.get(worker, 0), worker
+
+        return min(fit, key=order, default=None)
 
     def begin(self, wanted: Wanted, table: Table) -> None:
         """``table`` before the target is listed."""

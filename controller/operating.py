@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from controller.balance import Balance
 from controller.elastic import Drain, reads, too_few
 from controller.events import Event
 from controller.inputs import InputRows
@@ -16,6 +15,7 @@ from controller.load import Loads, Move, Suggestion
 from controller.losing import Losing
 from controller.moves import read_elsewhere
 from controller.publishing import Tell
+from controller.rounds import Rounds
 from flux.errors import UsageError
 from flux.plan import Plan
 from partitioning.table import Table
@@ -27,7 +27,7 @@ WORKERS_MAX = 4096
 class Operating(Losing):
     def __init__(self, plan: Plan, slots: int) -> None:
         super().__init__(plan, slots)
-        self.balance = Balance(plan.settings)
+        self.rounds = Rounds(plan.settings)
         self.inputs = InputRows()
 
     # ---- moves and load
@@ -42,7 +42,7 @@ class Operating(Losing):
     def suggest(self, policy: str, now: float) -> Suggestion:
         """What a policy would do now, all at once. UsageError if there is none of that name."""
         self._require_running("suggest moves")
-        return self.balance.plan(policy, self.loads(), now)
+        return self.rounds.plan(policy, self.loads(), now)
 
     def move(self, moves: Sequence[Move], why: str, now: float) -> list[Tell]:
         """Have replicas moved, one after the other in topological order. UsageError, and nothing is moved, if one of the
@@ -62,29 +62,37 @@ class Operating(Losing):
 
     def _rebalance(self, now: float) -> None:
         """Ask the policy whose turn it is, and accept what can be done."""
-        if self.table is None or not self.balance.due(now):
+        if self.table is None or not self.rounds.due(now):
             return
         calm = not self.moving and not self.repairs.under_way
-        notes = self.balance.notes
+        notes = self.rounds.notes
         try:
-            policy, moves = self.balance.ask(self.loads(), now, calm)
+            policy, moves = self.rounds.ask(self.loads(), now, calm)
         except Exception as error:
             # Policies may be anybody's; the query does not depend on them.
-            self.balance.on = False
-            text = f"policy {self.balance.name} failed and is not asked again: {type(error).__name__}: {error}"
-            self.repairs.events.note(Event("warning", now, "", -1, -1, text))
+            self.rounds.on = False
+            self._note(f"policy {self.rounds.name} failed and is not asked again: {type(error).__name__}: {error}", now)
             return
-        self.balance.refused = []
+        self.rounds.refused = []
         for move in moves:
             problem = self.moving.check([move], self.table, self.members)
             if problem is None:
                 self.moving.add([move], f"balance: {policy}")
                 self._changed = True
             else:
-                self.balance.refused.append(problem)
-        for note in self.balance.notes:
+                self.rounds.refused.append(problem)
+        for note in self.rounds.notes:
             if note not in notes:
-                self.repairs.events.note(Event("balance", now, "", -1, -1, note))
+                self._note(note, now, "balance")
+
+    def _rather(self, now: float) -> list[Move]:
+        if not self.rounds.on:
+            return []
+        try:
+            return self.rounds.plan("drain", self.loads(), now).moves
+        except Exception as error:
+            self._note(f"policy drain failed, copies are counted instead: {type(error).__name__}: {error}", now)
+            return []
 
     # ---- more workers and fewer
 
@@ -113,7 +121,7 @@ class Operating(Losing):
                 self.places.close(slot)  # also those that nobody has come for
         self.places.grow(workers)
         if workers != before:
-            self.repairs.events.note(Event("scale", now, "", -1, -1, f"from {before} to {workers} workers"))
+            self._note(f"from {before} to {workers} workers", now, "scale")
         return self._take()
 
     def missing_slots(self) -> list[int]:
@@ -134,6 +142,9 @@ class Operating(Losing):
             raise UsageError(f"cannot fail: there is no worker {worker}; there are {sorted(self.members.workers)}")
         self._lost(member, "declared lost for a rehearsal", now)
         return self._take()
+
+    def _note(self, text: str, now: float, kind: str = "warning") -> None:
+        self.repairs.events.note(Event(kind, now, "", -1, -1, text))
 
     def _require_running(self, what: str) -> Table:
         if self.phase != "running" or self.table is None:
@@ -176,9 +187,9 @@ class Operating(Losing):
             **self.moving.report(),
             "leaving": sorted(self.drains),
             "balance": {
-                "on": self.balance.on,
-                "policy": self.balance.name,
-                "notes": self.balance.notes,
-                "refused": self.balance.refused,
+                "on": self.rounds.on,
+                "policy": self.rounds.name,
+                "notes": self.rounds.notes,
+                "refused": self.rounds.refused,
             },
         }

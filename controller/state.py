@@ -173,7 +173,7 @@ class Controller(Operating):
         if message.role == "worker" and self.table is not None:
             self._note_worker("join", member, f"slot {message.index}, {message.host} pid {message.pid}", now)
             self._publish(with_worker(self.table, member.node, message.endpoint))
-            self.balance.joined(now)
+            self.rounds.joined(now)
             self._sweep(now)
         elif self.table is not None:
             self._tell(member, NewTable(table=self.table, complete=self.complete))

@@ -11,7 +11,7 @@ from controller.load import Move
 from controller.loads import LoadBook
 from controller.membership import Member
 from controller.moves import drop, make_live, retain, take_place, without_worker
-from controller.moving import ANYWHERE, Moving
+from controller.moving import Moving
 from controller.publishing import Publishing
 from controller.repairs import Repairs
 from controller.sweep import Addition, Wanted
@@ -144,14 +144,18 @@ class Sweeping(Publishing):
             assert self.table is not None
             held = held_by(self.table, drain.worker)
             if held or reads(self.table, drain.worker):
-                moves = [Move(stage, partition, drain.worker, ANYWHERE) for stage, partition in held]
-                self.moving.add(moves, f"worker {drain.worker} leaves: {drain.why}")
+                why = f"worker {drain.worker} leaves: {drain.why}"
+                self.moving.empty(drain.worker, held, lambda: self._rather(now), why)
                 if not drain.told and now > drain.since + DRAIN_TOLD_S:
                     drain.told = True
                     text = f"still holds {len(held)} replicas after {now - drain.since:.0f} s"
                     self._note_worker("warning", self.members.workers[drain.worker], text, now)
             else:
                 self._dismiss(drain, now)
+
+    def _rather(self, now: float) -> list[Move]:
+        """Where a policy would have what is on workers that leave."""
+        return []
 
     def _dismiss(self, drain: Drain, now: float) -> None:
         assert self.table is not None

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from controller import balance as balance_
-from controller.balance import SETTLED_S, Balance
 from controller.load import Loads, Move, Suggestion
+from controller.rounds import SETTLED_S, Rounds
 from flux.errors import UsageError
 from tests.controller.cluster import Cluster
 
@@ -22,12 +21,13 @@ class Policies:
         self.says: dict[str, list[Suggestion]] = {}
         self.asked: list[tuple[str, float]] = []
         self.looks: list[Loads] = []
-        self.PolicySettings = SimpleNamespace(
-            of=lambda settings: SimpleNamespace(at_once=lambda: "at once", one_by_one=True)
-        )
+        self.PolicySettings = SimpleNamespace(of=lambda settings: "round by round")
+
+    def whole_plan(self, name: str, loads: Loads, settings: Any, now: float) -> Suggestion:
+        return self.make(name, "at once").suggest(loads, now)
 
     def make(self, name: str, settings: Any) -> Any:
-        if name not in ("pairing", "even"):
+        if name not in ("pairing", "even", "drain"):
             raise UsageError(f"there is no balance policy {name!r}")
 
         def suggest(loads: Loads, now: float) -> Suggestion:
@@ -45,15 +45,16 @@ class Policies:
 @pytest.fixture
 def policies(monkeypatch: pytest.MonkeyPatch) -> Policies:
     made = Policies()
-    monkeypatch.setitem(sys.modules, "controller.policies", made)
+    for module in ("controller.policies", "controller.balance"):
+        monkeypatch.setitem(sys.modules, module, made)
     return made
 
 
 def cluster(**more: Any) -> Cluster:
     c = Cluster(**more)
-    c.core.balance = Balance(c.core.plan.settings)
-    c.core.balance.on = True
-    c.core.balance._policy = c.core.balance._make("pairing")
+    c.core.rounds = Rounds(c.core.plan.settings)
+    c.core.rounds.on = True
+    c.core.rounds._policy = c.core.rounds._make("pairing")
     return c
 
 
@@ -67,7 +68,7 @@ def test_the_policy_is_asked_once_a_round(policies: Policies) -> None:
 
 def test_it_is_not_asked_when_balance_is_off(policies: Policies) -> None:
     c = cluster()
-    c.core.balance.on = False
+    c.core.rounds.on = False
     c.tick(5.0)
     assert policies.asked == []
 
@@ -155,4 +156,34 @@ def test_an_unknown_policy_is_a_usage_error(policies: Policies) -> None:
 
 def test_queries_whose_copies_keep_no_order_are_not_balanced() -> None:
     settings = Cluster(ordered=False).core.plan.settings
-    assert not balance_.Balance(settings).on
+    assert not Rounds(settings).on
+
+
+# ---- where a worker that leaves sends its partitions
+
+
+def test_what_leaves_goes_where_the_policy_of_drains_would_have_it(policies: Policies) -> None:
+    c = cluster(slots=5)
+    policies.says["drain"] = [Suggestion([Move(0, 0, 1, 4)])]
+    c.take(c.core.drain(1, c.now))
+    assert policies.looks[-1].workers[1].leaving
+    c.settle()
+    assert c.holders() == [0, 4]
+
+
+def test_another_worker_is_found_if_that_one_is_lost_meanwhile(policies: Policies) -> None:
+    c = cluster(slots=5)
+    policies.says["drain"] = [Suggestion([Move(0, 0, 1, 4)])]
+    c.take(c.core.drain(1, c.now))
+    c.lose(4)
+    c.settle()
+    assert c.holders()[0] == 0
+    assert c.holders()[1] in (2, 3)
+
+
+def test_a_policy_of_drains_that_fails_does_not_hold_up_the_drain(policies: Policies) -> None:
+    c = cluster(slots=5)
+    policies.says["drain"] = [KeyError("nobody")]  # type: ignore[list-item]
+    c.take(c.core.drain(1, c.now))
+    c.settle()
+    assert 1 not in c.core.members.workers

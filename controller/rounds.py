@@ -1,7 +1,8 @@
-"""When which policy is asked, and what is made of its answer (DESIGN 6). It suggests; the controller accepts or refuses.
+"""Whose turn it is to suggest moves, and what has been made of the last suggestions (DESIGN 6).
 
 Each round the configured policy is asked. After a worker has joined a running query, counts of partitions are evened out
-first: a worker without partitions has no load that could be compared.
+first: a worker without partitions has no load that could be compared. A policy suggests; the controller accepts or
+refuses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flux.settings import Settings
 SETTLED_S = 1.0
 
 
-class Balance:
+class Rounds:
     def __init__(self, settings: Settings) -> None:
         """UsageError if there is no policy of the configured name."""
         self.settings = settings
@@ -35,17 +36,13 @@ class Balance:
         self._joined_at = now
         self._even = None
 
-    @property
-    def spreading(self) -> bool:
-        return math.isfinite(self._joined_at)
-
     def due(self, now: float) -> bool:
         return self.on and now >= self._asked_at + self.round_s
 
     def ask(self, loads: Loads, now: float, calm: bool) -> tuple[str, list[Move]]:
         """Once a round. ``calm``: nothing is moved or repaired just now. Returns the policy that spoke, and its moves."""
         self._asked_at = now
-        if not calm or now < self._joined_at + SETTLED_S or not self.spreading:
+        if not calm or now < self._joined_at + SETTLED_S or not math.isfinite(self._joined_at):
             return self.name, self._heed(self._policy.suggest(loads, now)) if self._policy else []
         self._even = self._even or self._make("even")
         moves = self._heed(self._even.suggest(loads, now))
@@ -54,16 +51,17 @@ class Balance:
         return "even", moves
 
     def plan(self, name: str, loads: Loads, now: float) -> Suggestion:
-        """A whole plan from one look, by any policy. UsageError if there is none of that name."""
-        suggestion: Suggestion = self._make(name, at_once=True).suggest(loads, now)
+        """All that a policy would do about these loads. UsageError if there is none of that name."""
+        # Late: a query without load balance needs none of this.
+        suggestion: Suggestion = importlib.import_module("controller.balance").whole_plan(
+            name, loads, self.settings, now
+        )
         return suggestion
 
     def _heed(self, suggestion: Suggestion) -> list[Move]:
         self.notes = list(suggestion.notes)
         return list(suggestion.moves)
 
-    def _make(self, name: str, at_once: bool = False) -> Any:
-        # Late: a query without load balance needs none of them.
+    def _make(self, name: str) -> Any:
         policies = importlib.import_module("controller.policies")
-        settings = policies.PolicySettings.of(self.settings)
-        return policies.make(name, settings.at_once() if at_once else settings)
+        return policies.make(name, policies.PolicySettings.of(self.settings))
