@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from controller.attempts import ASK_EVERY_MAX_S, ASK_EVERY_S, CONFIRM_MAX_S, COPIES_MAX, SAFE_MAX_S, Attempts
@@ -53,9 +54,21 @@ class Repairs:
 
         wanted = next_additions(
             self.plan, table, self.under_way.values(), self.plan.settings.repairs_at_once, may_hold,
-            self.attempts.resting(now), self.attempts.with_worker,
+            self.attempts.resting(now),
         )  # fmt: skip
-        return wanted[0] if wanted else None
+        return self._elsewhere(wanted[0], table, may_hold) if wanted else None
+
+    def _elsewhere(
+        self, wanted: Wanted, table: Table, may_hold: Callable[[int, tuple[ReplicaAt, ...]], bool]
+    ) -> Wanted:
+        """Where adding it there has failed before, the worker where that happened least often."""
+        key = wanted.stage, wanted.partition
+        failures = self.attempts.with_worker(key, wanted.worker)
+        if not failures:
+            return wanted
+        fit = [worker for worker in table.endpoints if may_hold(worker, table.stages[key[0]][key[1]])]
+        chosen = min(fit, key=lambda worker: (self.attempts.with_worker(key, worker), worker != wanted.worker, worker))
+        return replace(wanted, worker=chosen)
 
     def begin(self, wanted: Wanted, epoch: int, now: float) -> None:
         key = wanted.stage, wanted.partition

@@ -73,11 +73,10 @@ def next_additions(
     at_once: int,
     may_hold: Callable[[int, tuple[ReplicaAt, ...]], bool],
     resting: AbstractSet[tuple[int, int]] = frozenset(),
-    failed: Callable[[tuple[int, int], int], int] = lambda key, worker: 0,
 ) -> list[Wanted]:
     """What to begin now. Stages are taken in order: none begins while another has something under way.
     ``may_hold(worker, replicas)``: whether the worker may hold another copy beside those. ``resting``: partitions that
-    are passed over for now; ``failed(partition, worker)``: how often that has come to nothing there."""
+    are passed over for now."""
     busy = list(under_way)
     load = dict.fromkeys(table.endpoints, 0)
     for partitions in table.stages:
@@ -96,8 +95,7 @@ def next_additions(
         replicas = table.stages[stage][partition]
         fit = [worker for worker in load if may_hold(worker, replicas)]
         if fit:
-            key = stage, partition
-            chosen = min(fit, key=lambda worker: (failed(key, worker), load[worker], worker))
+            chosen = min(fit, key=lambda worker: (load[worker], worker))
             load[chosen] += 1
             first = stage  # one that no worker can hold is passed over, and so is its stage if it has nothing else
             wanted.append(Wanted(stage, partition, chosen))
