@@ -152,6 +152,9 @@ def check(core: Controller) -> None:
     assert core.phase == "finished" or moves == set(moving.under_way), "a move under way is an addition under way"
     asked_for = [(*job.key, job.move.source) for job in moving.jobs()]
     assert len(set(asked_for)) == len(asked_for), "asked for twice"
+    assert not {addition.worker for addition in repairs.under_way.values()} & set(core.drains), (
+        "who leaves gets nothing"
+    )
     assert set(core.drains) == {node for node, member in core.members.workers.items() if member.leaving}
     for stage, partitions in enumerate(table.stages):
         for partition, replicas in enumerate(partitions):

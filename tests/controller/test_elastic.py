@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controller.load import Move
 from controller.sweeping import DRAIN_TOLD_S
 from flux.control import Heartbeat, NewTable, RegisterAgain, Stop, Welcome
 from flux.errors import QueryFailed, UsageError
@@ -65,10 +66,16 @@ def test_a_worker_that_leaves_gets_nothing_more() -> None:
     assert c.core.error is None
 
 
+def test_nothing_can_be_moved_to_a_worker_that_leaves() -> None:
+    c = Cluster(slots=4, partitions=4)
+    drain(c, 3)
+    partition = next(p for p in range(4) if 3 not in c.holders(p))
+    with pytest.raises(UsageError, match="worker 3 is leaving"):
+        c.core.move([Move(0, partition, c.holders(partition)[0], 3)], "by hand", c.now)
+
+
 def test_what_others_gave_it_just_now_is_given_to_somebody_else() -> None:
     """A worker that leaves while it is a target, of a move or of a repair."""
-    from controller.load import Move
-
     c = Cluster(slots=5)
     c.take(c.core.move([Move(0, 0, 0, 3)], "by hand", c.now))
     drain(c, 3)
@@ -94,8 +101,9 @@ def test_its_partitions_of_sources_are_read_by_those_that_stay_from_the_first_mo
 
 
 def test_a_loss_gives_no_source_to_a_worker_that_leaves() -> None:
-    c = Cluster(slots=4, readers=8)
+    c = Cluster(slots=4, partitions=4, readers=8)
     drain(c, 3)
+    assert 3 in c.core.members.workers
     c.lose(0)
     assert 3 not in c.table.sources[0]
 

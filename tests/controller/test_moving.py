@@ -125,6 +125,29 @@ def test_repairs_come_before_moves() -> None:
     assert order[: 1 + len(short)] == [plan[0].partition, *short], "what was begun comes to its end first"
 
 
+def test_a_move_waits_for_a_repair_under_way_though_more_may_be_added_at_once() -> None:
+    c = Cluster(slots=5, partitions=3, repairs_at_once=4)
+    lost = c.holders(0)[1]
+    c.lose(lost)
+    repaired = [p for _, p in c.core.repairs.under_way]
+    whole = next((p for p in range(3) if p not in repaired), None)
+    assert whole is not None
+    target = next(w for w in c.core.members.workers if w not in c.holders(whole))
+    move(c, Move(0, whole, c.holders(whole)[0], target))
+    for partition in repaired:
+        assert whole not in [p for _, p in c.core.repairs.under_way]
+        c.complete(partition)
+    assert [p for _, p in c.core.repairs.under_way] == [whole]
+
+
+def test_the_source_is_kept_where_another_copy_could_not_take_over() -> None:
+    c = moving(replicas=3, source=0)
+    c.caught_up(safe=False)
+    c.core.repairs._unsafe.add((0, 0, 1, 0))
+    addition = c.core.repairs.under_way[0, 0]
+    assert not c.core.moving.may_drop_source(addition, c.table)
+
+
 def test_asking_again_for_a_move_under_way_changes_nothing() -> None:
     c = moving()
     epoch = c.table.epoch
