@@ -53,7 +53,7 @@ TABLE = (
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "which policy suggests moves: pairing (by load), even (by counts of partitions), or one of your own"),
     Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load", 0.01),
-    Setting("balance_threshold", "balance.threshold", "number", "0.1", "a move must lower the load of the busier of its two workers by more than this part of it", 0, 1),
+    Setting("balance_threshold", "balance.threshold", "number", "0.1", "two workers exchange partitions if that can lower the load of the busier by more than this part of it", 0, 1),
     Setting("balance_cool_down", "balance.coolDown", "seconds", "5s", "for so long a moved partition stays, a worker that gave one takes none, and one that took gives none", 0),
     Setting("balance_max_moves", "balance.maxMoves", "int", "1", "moves that one round may begin", 1, 1024),
     Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "state that moves for balance may copy per second, on average", 1 << 10),
