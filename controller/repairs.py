@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from controller.membership import Member, Membership
-from controller.sweep import Addition, Wanted, next_additions, under_replicated
+from controller.sweep import Addition, Census, Wanted, next_additions, under_replicated
 from flux.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.plan import Plan
 from partitioning.table import ReplicaAt, Table
@@ -55,6 +55,7 @@ class Repairs:
         self._unsafe: set[tuple[int, int, int, int]] = set()  # stage, partition, worker, incarnation
         self._divergences: dict[tuple[int, int], int] = {}
         self._news: list[Event] = []
+        self._census = Census(plan)
 
     # ---- safety
 
@@ -70,7 +71,8 @@ class Repairs:
             executors = {members.workers[r.worker].about.executor for r in replicas if r.worker in members.workers}
             return self.plan.settings.same_executor or members.workers[worker].about.executor not in executors
 
-        wanted = next_additions(self.plan, table, self.under_way.values(), self.plan.settings.repairs_at_once, may_hold)
+        at_once = self.plan.settings.repairs_at_once
+        wanted = next_additions(self.plan, table, self.under_way.values(), at_once, may_hold, self._census)
         return wanted[0] if wanted else None
 
     def begin(self, wanted: Wanted, epoch: int, now: float) -> None:

@@ -176,11 +176,21 @@ class _Round:
         good = (gain > NOTHING) & (self._load[low] + there <= FULL)
         # A hot one would be much the same trouble there: the others leave it, rather.
         hot = self._hot[here] & (demand.pace[low] >= demand.pace[high])
-        fit = self._fit(here[good & ~hot], gain[good & ~hot], high, low, moving)
-        if not fit or self._gain_of_all([place for place, _ in fit], high, low) <= self._least_gain(high):
+        fit = self._fit_together(here[good & ~hot], gain[good & ~hot], high, low, moving)
+        if not fit:
             hot &= good & (gain > self._least_gain(high))
             fit = self._fit(here[hot], gain[hot], high, low, moving)
         return min((place for place, gained in fit if gained >= AS_GOOD * fit[0][1]), key=self._costs, default=None)
+
+    def _fit_together(
+        self, places: np.ndarray, gain: np.ndarray, high: int, low: int, moving: set[tuple[int, int]]
+    ) -> list[tuple[int, float]]:
+        """Those that may go, if all of them together gain enough. Whether each may go is asked last: it takes longest."""
+        least = self._least_gain(high)
+        if self._gain_of_all(places.tolist(), high, low) <= least:
+            return []
+        fit = self._fit(places, gain, high, low, moving)
+        return fit if self._gain_of_all([place for place, _ in fit], high, low) > least else []
 
     def _fit(
         self, places: np.ndarray, gain: np.ndarray, high: int, low: int, moving: set[tuple[int, int]]
