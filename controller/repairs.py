@@ -15,7 +15,7 @@ from typing import Any
 from controller.attempts import ASK_EVERY_MAX_S, ASK_EVERY_S, CONFIRM_MAX_S, COPIES_MAX, SAFE_MAX_S, Attempts
 from controller.events import Event, History
 from controller.membership import Member, Membership
-from controller.sweep import Addition, Wanted, next_additions, under_replicated
+from controller.sweep import Addition, Census, Wanted, next_additions, under_replicated
 from flux.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.plan import Plan
 from partitioning.table import ReplicaAt, Table
@@ -36,6 +36,7 @@ class Repairs:
         self.take_overs = 0
         self._unsafe: set[tuple[int, int, int, int]] = set()  # stage, partition, worker, incarnation
         self._divergences: dict[tuple[int, int], int] = {}
+        self._census = Census(plan)
 
     # ---- safety
 
@@ -54,7 +55,7 @@ class Repairs:
 
         wanted = next_additions(
             self.plan, table, self.under_way.values(), self.plan.settings.repairs_at_once, may_hold,
-            self.attempts.resting(now),
+            self._census, self.attempts.resting(now),
         )  # fmt: skip
         return self._elsewhere(wanted[0], table, may_hold) if wanted else None
 
