@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """One copy of a partition. ``busy``: seconds per second spent applying it; ``queued``: slices that wait;
-    ``state_bytes``: of its last known state; ``rows_per_s`` applied; ``movable``: it has all its copies, all of them are
-    safe, and nothing is under way for it."""
+    ``state_bytes``: of its last known state; ``rows_per_s`` and ``slices_per_s`` applied (no slices: not known);
+    ``movable``: it has all its copies, all of them are safe, and nothing is under way for it."""
 
     stage: int
     partition: int
@@ -24,6 +24,7 @@ class ReplicaLoad:
     state_bytes: int = 0
     rows_per_s: float = 0.0
     movable: bool = True
+    slices_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

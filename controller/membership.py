@@ -6,7 +6,7 @@ fills again when an executor dies.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from flux.control import Register
 @dataclass
 class Member:
     """A registered process. ``heard``: time of its last message; ``epoch``: of the table it goes by; ``left``: an
-    ingress task that has done its work."""
+    ingress task that has done its work; ``leaving``: a worker that is being emptied."""
 
     node: int
     connection: Hashable
@@ -26,6 +26,7 @@ class Member:
     progress: int = -1
     epoch: int = -1
     left: bool = False
+    leaving: bool = False
 
 
 class Membership:
@@ -58,3 +59,29 @@ class Membership:
     def by_connection(self, connection: Hashable) -> Member | None:
         everyone = [*self.workers.values(), *self.ingress.values()]
         return next((member for member in everyone if member.connection == connection), None)
+
+    def processes(self) -> Iterable[Member]:
+        return [*self.workers.values(), *self.ingress.values()]
+
+    @property
+    def leaving(self) -> list[int]:
+        return [node for node, member in self.workers.items() if member.leaving]
+
+    def obstacle(self, worker: int, others: Iterable[int], same_executor: bool) -> str | None:
+        """Why a worker may not hold a copy of a partition of which ``others`` hold one; None: it may."""
+        member = self.workers.get(worker)
+        if member is None:
+            known = ", ".join(map(str, sorted(self.workers)))
+            return f"there is no worker {worker}; there are {known}"
+        if member.leaving:
+            return f"worker {worker} is leaving"
+        for other in others:
+            if other == worker:
+                return f"worker {worker} holds a copy already"
+            beside = self.workers.get(other)
+            if not same_executor and beside is not None and beside.about.executor == member.about.executor:
+                return (
+                    f"worker {worker} is on the same executor as worker {other}, which holds another copy; "
+                    "spark.flux.replicas.allowSameExecutor would allow it"
+                )
+        return None

@@ -21,12 +21,12 @@ class Progress:
     _then: float | None = None
     _counts: dict[str, float] = field(default_factory=dict)
 
-    def make(self, members: Membership, epoch: int, now: float) -> dict[str, Any]:
+    def make(self, members: Membership, rows: int, epoch: int, now: float) -> dict[str, Any]:
+        """``rows`` that the query has read so far, each counted once."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
         everyone = [stats for _, stats in workers] + ingress
-        rows = _total(everyone, "source_rows")
         before = self._counts.get("input", 0)
         result = {
             "id": self.query_id,
@@ -34,7 +34,7 @@ class Progress:
             "timestamp": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "epoch": epoch,
             "numInputRows": int(rows - before),
-            "totalInputRows": int(rows),
+            "totalInputRows": rows,
             "inputRowsPerSecond": self._rate("input", rows, now),
             "processedRowsPerSecond": self._rate(
                 "processed", sum(_total(s.get("stages", []), "rows_in") for s in everyone), now

@@ -1,60 +1,42 @@
-"""What the controller knows of replicas beyond the table: which are safe, which are being added, what happened.
+"""What the controller knows of replicas beyond the table: which are safe, which are being added, what came of it.
 
 A replica is safe when its primary has reported so (DESIGN 5, step 4): only a safe one may take over or allow another to
-be dropped.
+be dropped. Additions of moves are kept here too; what they are for is known in ``moving``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+from controller.attempts import ASK_EVERY_MAX_S, ASK_EVERY_S, CONFIRM_MAX_S, COPIES_MAX, SAFE_MAX_S, Attempts
+from controller.events import Event, History
 from controller.membership import Member, Membership
-from controller.sweep import Addition, Wanted, next_additions, under_replicated
+from controller.sweep import Addition, Census, Wanted, next_additions, under_replicated
 from flux.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.plan import Plan
 from partitioning.table import ReplicaAt, Table
 
-#: After how long a copy is ordered again; doubled each time until the new replica follows, because a large state
-#: takes its time and every copy holds up the primary.
-ASK_EVERY_S = 1.0
-ASK_EVERY_MAX_S = 30.0
-#: Events kept for ``lastProgress`` and the history.
-HISTORY_KEPT = 1000
+__all__ = ["ASK_EVERY_S", "DIVERGENCES_MAX", "Event", "Repairs"]
+
 #: Times that one partition's replica is built anew after a divergence; an operator that is not deterministic would go on.
 DIVERGENCES_MAX = 3
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to replicas: a "take-over", a "repair" or a "divergence"."""
-
-    kind: str
-    at: float
-    stage: str
-    partition: int
-    worker: int
-    why: str
-    seconds: float = 0.0
-    stall_ms: float = 0.0
-
-    def __str__(self) -> str:
-        text = f"{self.kind} of {self.stage}/{self.partition} on worker {self.worker}: {self.why}"
-        return f"{text}; took {self.seconds:.3f} s, stall {self.stall_ms:.1f} ms" if self.seconds else text
 
 
 class Repairs:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.under_way: dict[tuple[int, int], Addition] = {}
-        self.history: deque[Event] = deque(maxlen=HISTORY_KEPT)
+        self.events = History()
+        self.attempts = Attempts()
         self.done = 0
         self.take_overs = 0
         self._unsafe: set[tuple[int, int, int, int]] = set()  # stage, partition, worker, incarnation
         self._divergences: dict[tuple[int, int], int] = {}
-        self._news: list[Event] = []
+        self._census = Census(plan)
 
     # ---- safety
 
@@ -63,20 +45,39 @@ class Repairs:
 
     # ---- additions
 
-    def next(self, table: Table, members: Membership) -> Wanted | None:
-        def may_hold(worker: int, replicas: tuple[ReplicaAt, ...]) -> bool:
-            if worker not in members.workers or any(replica.worker == worker for replica in replicas):
-                return False
-            executors = {members.workers[r.worker].about.executor for r in replicas if r.worker in members.workers}
-            return self.plan.settings.same_executor or members.workers[worker].about.executor not in executors
+    def next(self, table: Table, members: Membership, now: float = math.inf) -> Wanted | None:
+        """The next repair to begin. Partitions that rest after many attempts are passed over; with ``now`` left out,
+        none is."""
+        same_executor = self.plan.settings.same_executor
 
-        wanted = next_additions(self.plan, table, self.under_way.values(), self.plan.settings.repairs_at_once, may_hold)
-        return wanted[0] if wanted else None
+        def may_hold(worker: int, replicas: tuple[ReplicaAt, ...]) -> bool:
+            return members.obstacle(worker, [replica.worker for replica in replicas], same_executor) is None
+
+        wanted = next_additions(
+            self.plan, table, self.under_way.values(), self.plan.settings.repairs_at_once, may_hold,
+            self._census, self.attempts.resting(now),
+        )  # fmt: skip
+        return self._elsewhere(wanted[0], table, may_hold) if wanted else None
+
+    def _elsewhere(
+        self, wanted: Wanted, table: Table, may_hold: Callable[[int, tuple[ReplicaAt, ...]], bool]
+    ) -> Wanted:
+        """Where adding it there has failed before, the worker where that happened least often."""
+        key = wanted.stage, wanted.partition
+        failures = self.attempts.with_worker(key, wanted.worker)
+        if not failures:
+            return wanted
+        fit = [worker for worker in table.endpoints if may_hold(worker, table.stages[key[0]][key[1]])]
+        chosen = min(fit, key=lambda worker: (self.attempts.with_worker(key, worker), worker != wanted.worker, worker))
+        return replace(wanted, worker=chosen)
 
     def begin(self, wanted: Wanted, epoch: int, now: float) -> None:
-        addition = Addition(wanted.stage, wanted.partition, wanted.worker, epoch, now, ASK_EVERY_S)
-        self.under_way[wanted.stage, wanted.partition] = addition
-        self._unsafe.add((wanted.stage, wanted.partition, wanted.worker, epoch))
+        key = wanted.stage, wanted.partition
+        self.under_way[key] = Addition(
+            *key, wanted.worker, epoch, now, self.attempts.patience_s(key), why=wanted.why, source=wanted.source,
+            since=now,
+        )  # fmt: skip
+        self._unsafe.add((*key, wanted.worker, epoch))
 
     def confirmed(self, epoch_of_all: int) -> Iterable[Addition]:
         return [a for a in self.under_way.values() if a.phase == "retain" and epoch_of_all >= a.incarnation]
@@ -86,27 +87,65 @@ class Repairs:
         for addition in due:
             addition.ask_at = now + addition.patience_s
             addition.patience_s = min(2 * addition.patience_s, ASK_EVERY_MAX_S)
+            addition.asked += 1
         return due
 
-    def caught_up(self, message: ReplicaCaughtUp) -> bool:
+    def overdue(self, now: float, behind: Callable[[int], str]) -> list[tuple[Addition, str]]:
+        """Additions that have had the time of one attempt, and what they wait for. ``behind(epoch)``: names of the
+        processes that do not go by that table yet."""
+        late = []
+        for addition in self.under_way.values():
+            waited = now - addition.since
+            if addition.phase == "retain" and waited > CONFIRM_MAX_S:
+                why = f"{behind(addition.incarnation)} did not confirm its table within {waited:.0f} s"
+                late.append((addition, why))
+            elif addition.phase == "copy" and addition.asked >= COPIES_MAX and now >= addition.ask_at:
+                late.append((addition, f"it does not follow after {addition.asked} copies of state in {waited:.0f} s"))
+            elif addition.phase == "live" and waited > SAFE_MAX_S:
+                late.append((addition, f"it is live, and still not safe after {waited:.0f} s"))
+        return late
+
+    def give_up(self, addition: Addition, why: str, now: float, failed: bool = True) -> None:
+        """An attempt is over; the caller drops the replica. ``failed``: it counts, and is reported."""
+        self.forget(addition)
+        if not failed:
+            return
+        rest = self.attempts.failed(addition.key, addition.worker, now)
+        self.note(
+            "failed attempt", now, *addition.key, addition.worker, why, seconds=now - addition.started,
+            stall_ms=addition.stall_ms, source=-1 if addition.source is None else addition.source,
+        )  # fmt: skip
+        if rest:
+            text = f"no replica could be added, attempt after attempt; it is tried again in {rest:.0f} s"
+            self.note("warning", now, *addition.key, -1, text)
+
+    def forget(self, addition: Addition) -> None:
+        self.under_way.pop(addition.key, None)
+        self._unsafe.discard((*addition.key, addition.worker, addition.incarnation))
+
+    def caught_up(self, message: ReplicaCaughtUp, now: float = 0.0) -> bool:
         """Whether the replica is to be made live now."""
         addition = self._meant(message)
         if addition is None or addition.phase != "copy":
             return False
-        addition.phase = "live"
-        addition.stall_ms = message.stall_ms
+        addition.enter("live", now)
+        addition.stall_ms, addition.bytes = message.stall_ms, message.bytes
         return True
 
-    def safe(self, message: ReplicaCaughtUp, now: float) -> None:
+    def safe(self, message: ReplicaCaughtUp, now: float) -> Addition | None:
+        """The addition that is complete with this; None: nothing new."""
         addition = self._meant(message)
         if addition is None or addition.phase != "live":
-            return
-        del self.under_way[addition.stage, addition.partition]
-        self._unsafe.discard((addition.stage, addition.partition, addition.worker, addition.incarnation))
+            return None
+        self.forget(addition)
+        self.attempts.succeeded(addition.key)
+        return addition
+
+    def note_repair(self, addition: Addition, now: float) -> None:
         self.done += 1
-        self._note(
-            "repair", now, addition.stage, addition.partition, addition.worker, addition.why,
-            seconds=now - addition.started, stall_ms=addition.stall_ms,
+        self.note(
+            "repair", now, *addition.key, addition.worker, addition.why, seconds=now - addition.started,
+            stall_ms=addition.stall_ms, nbytes=addition.bytes,
         )  # fmt: skip
 
     def _meant(self, message: ReplicaCaughtUp) -> Addition | None:
@@ -118,6 +157,7 @@ class Repairs:
 
     def note_loss(self, member: Member, why: str, before: Table, after: Table, now: float) -> None:
         """A worker is out of the table: additions that need it are over, and survivors have taken over."""
+        self.events.note(Event("loss", now, "", -1, member.node, why))
         for stage, partitions in enumerate(after.stages):
             for partition, replicas in enumerate(partitions):
                 addition = self.under_way.get((stage, partition))
@@ -128,7 +168,7 @@ class Repairs:
                 old = before.stages[stage][partition]
                 if old and replicas and old[0].worker == member.node:
                     self.take_overs += 1
-                    self._note("take-over", now, stage, partition, replicas[0].worker, why)
+                    self.note("take-over", now, stage, partition, replicas[0].worker, why, source=member.node)
         listed = {
             (stage, partition, r.worker, r.incarnation)
             for stage, partitions in enumerate(after.stages)
@@ -149,7 +189,7 @@ class Repairs:
         if addition is not None and addition.worker == message.worker:
             del self.under_way[key]
         self._unsafe.discard((*key, message.worker, message.incarnation))
-        self._note("divergence", now, *key, message.worker, f"other output for the steps before {message.step}")
+        self.note("divergence", now, *key, message.worker, f"other output for the steps before {message.step}")
         return True
 
     def too_divergent(self) -> tuple[int, int] | None:
@@ -157,19 +197,22 @@ class Repairs:
 
     # ---- reports
 
-    def _note(
+    def note(
         self, kind: str, now: float, stage: int, partition: int, worker: int, why: str,
-        seconds: float = 0.0, stall_ms: float = 0.0,
+        seconds: float = 0.0, stall_ms: float = 0.0, source: int = -1, nbytes: int = 0,
     ) -> None:  # fmt: skip
         name = self.plan.stages[stage].name
-        event = Event(kind, now, name, partition, worker, why, round(seconds, 6), round(stall_ms, 3))
-        self.history.append(event)
-        self._news.append(event)
+        self.events.note(
+            Event(kind, now, name, partition, worker, why, round(seconds, 6), round(stall_ms, 3), source, nbytes)
+        )
+
+    @property
+    def history(self) -> deque[Event]:
+        return self.events.kept
 
     def news(self) -> list[Event]:
         """Events since the last call."""
-        news, self._news = self._news, []
-        return news
+        return self.events.news()
 
     def report(self, table: Table | None) -> dict[str, Any]:
         """What ``lastProgress`` says about replicas."""
@@ -189,7 +232,8 @@ class Repairs:
                     "phase": a.phase,
                 }
                 for a in self.under_way.values()
+                if a.source is None
             ],
             "stallMsMax": max(stalls, default=0.0),
-            "recent": [asdict(event) for event in list(self.history)[-20:]],
+            "recent": self.events.recent(),
         }

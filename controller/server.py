@@ -125,15 +125,15 @@ class Server:
                 self.ended.set()
 
     def _log_events(self) -> None:
-        """Take-overs and repairs, one line each."""
+        """Take-overs, repairs and moves, one line each."""
         for event in self.core.repairs.news():
             log.info("%s", event)
 
     def _note_progress(self) -> None:
         core = self.core
         epoch = core.table.epoch if core.table else -1
-        report = self._report.make(core.members, epoch, time.time())
-        self.progress.append(report | core.repairs.report(core.table))
+        report = self._report.make(core.members, core.inputs.total, epoch, time.time())
+        self.progress.append(report | core.report())
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:

@@ -2,27 +2,26 @@
 
 starting -> running -> finished -> ended: it waits for the workers, publishes the table, learns which streams there
 are, hears that the last stages are through, and sends everybody home. A lost worker is taken out of the table in one
-epoch, and the sweep adds replicas until there are enough again. Whatever cannot be survived ends the query with one
-error that says what would have prevented it. Rows never pass through here.
+epoch, and the sweep adds replicas until there are enough again. The same sweep moves replicas: for balance, because
+somebody asked for it, or to empty a worker that leaves. Whatever cannot be survived ends the query with one error that
+says what would have prevented it. Rows never pass through here.
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 import flux.errors
-from controller.membership import Member, Membership
-from controller.moves import drop, make_live, retain, with_worker, without_worker
+from controller.membership import Member
+from controller.moves import with_worker
+from controller.operating import Operating
 from controller.placement import Seat, first_table
-from controller.repairs import Repairs
+from controller.publishing import Tell
 from flux.control import (
-    CopyState,
     EdgeComplete,
     Failure,
-    FromController,
     Goodbye,
     GoodbyeSeen,
     Heartbeat,
@@ -41,37 +40,31 @@ from flux.control import (
 )
 from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.plan import Plan
-from partitioning.table import Table
+
+__all__ = ["ALIVE_S", "Controller", "Tell"]
 
 #: A worker that was heard so recently is alive: another attempt of its task is a speculative copy and has to wait.
 ALIVE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Effect: send an order on a connection."""
+class Controller(Operating):
+    """``phase``: "starting", "running", "finished" (all output is there) or "ended" (everybody is sent home).
 
-    connection: Hashable
-    order: FromController
-
-
-class Controller:
-    """``phase``: "starting", "running", "finished" (all output is there) or "ended" (everybody is sent home)."""
+    Built in layers, a file each: ``publishing`` (the table goes out), ``sweeping`` (repairs and moves), ``losing`` (who is
+    given up), ``operating`` (what people and policies ask for), and here who takes part and when it is over."""
 
     def __init__(self, plan: Plan, slots: int, now: float) -> None:
-        self.plan = plan
-        self.slots = slots
-        self.phase = "starting"
-        self.error: FluxError | None = None
-        self.members = Membership()
-        self.table: Table | None = None
-        self.complete: dict[int, list[int]] = {}
+        super().__init__(plan, slots)
         self.refused = 0
-        self.repairs = Repairs(plan)
+        self._workers_at_first = slots
         self._deadline = now + plan.settings.workers_timeout
         self._unfinished = {(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
         self._keep = any(stage.collects for stage in plan.stages)
-        self._effects: list[Tell] = []
+
+    @property
+    def slots(self) -> int:
+        """Slots that there are or were: numbers below this."""
+        return self.places.count
 
     # ---- what processes say
 
@@ -91,6 +84,7 @@ class Controller:
         match message:
             case Heartbeat():
                 member.heard, member.stats, member.progress = now, message.stats, message.progress
+                self._count(member, message.stats)
                 self._tell(member, HeartbeatSeen())
             case TableSeen():
                 member.epoch = max(member.epoch, message.epoch)
@@ -100,7 +94,7 @@ class Controller:
             case ReplicaDiverged():
                 self._diverged(message, now)
             case PartitionFinished():
-                self._on_finished(message)
+                self._on_finished(message, now)
             case Goodbye():
                 member.left = True
                 self._tell(member, GoodbyeSeen())
@@ -108,11 +102,20 @@ class Controller:
             case Failure():
                 self._end(_error(message))
 
-    def _on_finished(self, message: PartitionFinished) -> None:
+    def _count(self, member: Member, stats: dict[str, Any]) -> None:
+        if member.about.role == "worker":
+            self._loads.take(member.node, stats)
+            self.inputs.from_worker(member.node, stats.get("sources", ()))
+        else:
+            self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))
+
+    def _on_finished(self, message: PartitionFinished, now: float) -> None:
         self._unfinished.discard((message.stage, message.partition))
         if not self._unfinished and self.phase == "running":
             self.phase = "finished"
-            if not self._keep:
+            if self._keep:
+                self.moving.clear("the query is through; output that is fetched stays where it is", now)
+            else:
                 self._end(None)
 
     def _on_register(self, connection: Hashable, message: Register, now: float) -> None:
@@ -145,7 +148,9 @@ class Controller:
 
     def _turn_away(self, connection: Hashable, message: Register) -> None:
         """A process that was given up, or replaced by another attempt, comes back on a new connection."""
-        if message.role == "worker" and self.table is not None:
+        if message.node in self._dismissed:
+            self._effects.append(Tell(connection, Stop(reason="this worker has left the query")))
+        elif message.role == "worker" and self.table is not None:
             # The table without it says all: it ends, and comes back as a new one.
             self._effects.append(Tell(connection, NewTable(table=self.table, complete=self.complete)))
         else:
@@ -157,18 +162,30 @@ class Controller:
                 Tell(connection, Rejected(reason=f"slot {message.index} of {self.slots} does not exist"))
             )
             return
+        if message.role == "worker" and message.index in self.places.closed:
+            self.places.vacate(message.index)
+            self._effects.append(
+                Tell(connection, Stop(reason=f"slot {message.index} was closed: the query has shrunk"))
+            )
+            return
         member = self.members.admit(connection, message, now)
-        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt, workers=self.slots))
+        self._welcome(member)
         if message.role == "worker" and self.table is not None:
+            self._note_worker("join", member, f"slot {message.index}, {message.host} pid {message.pid}", now)
             self._publish(with_worker(self.table, member.node, message.endpoint))
+            self.rounds.joined(now)
             self._sweep(now)
         elif self.table is not None:
             self._tell(member, NewTable(table=self.table, complete=self.complete))
         elif len(self.members.workers) == self.slots:
             self._start(now)
 
+    def _welcome(self, member: Member) -> None:
+        about = member.about
+        self._tell(member, Welcome(node=member.node, incarnation=about.attempt, workers=self._workers_at_first))
+
     def _greet(self, member: Member) -> None:
-        self._tell(member, Welcome(node=member.node, incarnation=member.about.attempt, workers=self.slots))
+        self._welcome(member)
         if self.table is not None:
             self._tell(member, NewTable(table=self.table, complete=self.complete))
 
@@ -181,108 +198,6 @@ class Controller:
             return
         self.phase = "running"
         self._publish(table)
-
-    def _publish(self, table: Table) -> None:
-        self.table = table
-        self._tell_all(NewTable(table=table, complete=self.complete))
-
-    # ---- losses
-
-    def on_closed(self, worker: int, now: float) -> list[Tell]:
-        """The lifeline of a worker is closed: it is gone for certain."""
-        member = self.members.workers.get(worker)
-        if member is not None:
-            self._lost(member, "its connection closed", now)
-        return self._take()
-
-    def _lost(self, member: Member, why: str, now: float) -> None:
-        """Take a worker out of the table; survivors take over what it had."""
-        del self.members.workers[member.node]
-        if self.table is None or self.phase == "ended":
-            return
-        readers = [node for node in self.table.endpoints if node != member.node]
-        table, orphans = without_worker(self.table, member.node, self.repairs.is_safe, readers)
-        if self.phase == "finished":  # what has been handed on is no loss
-            orphans = [(stage, partition) for stage, partition in orphans if self.plan.stages[stage].collects]
-        if orphans:
-            self._end(self._all_gone(member, orphans, why))
-            return
-        self.repairs.note_loss(member, why, self.table, table, now)
-        self._publish(table)
-        # Should it be alive after all, this tells it that it was given up.
-        self._tell(member, NewTable(table=table, complete=self.complete))
-        self._sweep(now)
-
-    def _all_gone(self, member: Member, orphans: list[tuple[int, int]], why: str) -> QueryFailed:
-        lost = [f"{self.plan.stages[stage].name}/{partition}" for stage, partition in orphans]
-        named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
-        copies = sorted({self.plan.stages[stage].replicas for stage, _ in orphans})
-        advice = (
-            "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
-            if copies[0] == 1
-            else f"More losses at once than replicas={copies[0]} survives; a higher number, or more executors, would have helped"
-        )
-        return QueryFailed(
-            f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost "
-            f"({why}), and with it the only safe copy of {named}. {advice}"
-        )
-
-    def _silent(self, now: float) -> None:
-        """Give up workers that say nothing, unless one holds the last safe copy of something: it may only be slow."""
-        settings = self.plan.settings
-        for member in list(self.members.workers.values()):
-            quiet = now - member.heard
-            if quiet <= settings.heartbeat_timeout or self.table is None:
-                continue
-            _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
-            if not orphans or quiet > settings.heartbeat_last_timeout:
-                self._lost(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
-                if self.phase == "ended":
-                    return
-
-    # ---- repair
-
-    def _sweep(self, now: float) -> None:
-        if self.table is None or self.phase != "running":
-            return
-        processes = [*self.members.workers.values(), *self.members.ingress.values()]
-        epoch_of_all = min((member.epoch for member in processes if not member.left), default=-1)
-        for addition in self.repairs.confirmed(epoch_of_all):
-            addition.phase = "copy"
-        while (wanted := self.repairs.next(self.table, self.members)) is not None:
-            self._publish(retain(self.table, wanted.stage, wanted.partition, wanted.worker))
-            self.repairs.begin(wanted, self.table.epoch, now)
-        for addition in self.repairs.to_ask(now):
-            primary = self.table.stages[addition.stage][addition.partition][0].worker
-            order = CopyState(
-                stage=addition.stage,
-                partition=addition.partition,
-                worker=addition.worker,
-                incarnation=addition.incarnation,
-            )
-            self._tell(self.members.workers[primary], order)
-
-    def _caught_up(self, message: ReplicaCaughtUp, now: float) -> None:
-        if self.table is None:
-            return
-        if message.safe:
-            self.repairs.safe(message, now)
-            self._sweep(now)
-        elif self.repairs.caught_up(message):
-            self._publish(make_live(self.table, message.stage, message.partition, message.worker))
-
-    def _diverged(self, message: ReplicaDiverged, now: float) -> None:
-        """The secondary is dropped; the sweep builds it anew from the primary."""
-        if self.table is None or not self.repairs.note_divergence(message, self.table, now):
-            return
-        if (hopeless := self.repairs.too_divergent()) is not None:
-            name = f"{self.plan.stages[hopeless[0]].name}/{hopeless[1]}"
-            self._end(
-                QueryFailed(f"the replicas of {name} keep giving different output: its operator is not deterministic")
-            )
-            return
-        self._publish(drop(self.table, message.stage, message.partition, message.worker))
-        self._sweep(now)
 
     # ---- what the driver says
 
@@ -316,28 +231,9 @@ class Controller:
             )
         if self.phase == "running":
             self._silent(now)
+            self._rebalance(now)
             self._sweep(now)
         return self._take()
-
-    # ---- ends
-
-    def _end(self, error: FluxError | None) -> None:
-        if self.phase == "ended":
-            return
-        self.phase = "ended"
-        self.error = error
-        self._tell_all(Stop(reason=str(error) if error else "the query has ended"))
-
-    def _tell(self, member: Member, order: FromController) -> None:
-        self._effects.append(Tell(member.connection, order))
-
-    def _tell_all(self, order: FromController) -> None:
-        for member in [*self.members.workers.values(), *self.members.ingress.values()]:
-            self._tell(member, order)
-
-    def _take(self) -> list[Tell]:
-        effects, self._effects = self._effects, []
-        return effects
 
 
 def _error(failure: Failure) -> FluxError:

@@ -178,7 +178,6 @@ class Aggregate(Operator):
             made.load([(part, snapshot.column(f"{name}.{part}")) for part, _ in made.state()])
         self._size = snapshot.num_rows
 
-    @property
     def state_bytes(self) -> int:
         """Memory held by keys and accumulators."""
         held = builtins.sum(made.nbytes for made in self._accumulators)

@@ -68,6 +68,10 @@ class Collect(Operator):
         if snapshot["size"] is not None:
             self.finish()
 
+    def state_bytes(self) -> int:
+        assert self._file is not None
+        return self._file.tell() if self._size is None else self._size
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

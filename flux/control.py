@@ -87,7 +87,8 @@ class TableSeen(Control, frozen=True):
 
 class ReplicaCaughtUp(Control, frozen=True):
     """Primary: a replica follows the order without a gap. ``safe``: it has received all that is committed, and its
-    copy of the state holds nothing that is not."""
+    copy of the state holds nothing that is not. ``bytes``: of the copy; ``stall_ms``: how long the primary stood still
+    for it."""
 
     node: int
     stage: int
@@ -96,6 +97,7 @@ class ReplicaCaughtUp(Control, frozen=True):
     incarnation: int
     safe: bool
     stall_ms: float = 0.0
+    bytes: int = 0
 
 
 class ReplicaDiverged(Control, frozen=True):

@@ -78,6 +78,11 @@ class Operator:
     def restore(self, snapshot: Any) -> None:
         """Replace the state by that of an earlier ``snapshot``; called after ``open`` on a fresh instance."""
 
+    def state_bytes(self) -> int:
+        """About how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
+        last copy is taken. Load balance weighs it, nothing depends on it."""
+        return 0
+
     def close(self) -> None:
         """Called once, at the end of the operator's life, also after an error."""
 

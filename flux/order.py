@@ -24,7 +24,7 @@ class Peer:
     ``sent``, ``told``: entries and committed steps that are on their way to it; ``greeted``: it has answered in this
     term. ``applied``: steps that it has applied;
     ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``reported``,
-    ``safe``: what the controller has been told; ``stall_ms``: how long the copy took."""
+    ``safe``: what the controller has been told; ``stall_ms``: how long the copy took, ``copy_bytes``: its size."""
 
     incarnation: int
     live: bool
@@ -38,6 +38,7 @@ class Peer:
     reported: bool = False
     safe: bool = False
     stall_ms: float = 0.0
+    copy_bytes: int = 0
     heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
     since: float = 0.0  # then, or when it last owed nothing
 

@@ -26,6 +26,7 @@ class CaughtUp:
     incarnation: int
     safe: bool
     stall_ms: float
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,11 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[Caug
     reached = peer.acked is not None and peer.acked >= replica.order.committed
     if not peer.live and reached and not peer.reported:
         peer.reported = True
-        yield CaughtUp(replica.stage.id, replica.partition, worker, item.incarnation, False, peer.stall_ms)
+        yield CaughtUp(
+            replica.stage.id, replica.partition, worker, item.incarnation, False, peer.stall_ms, peer.copy_bytes
+        )
     if peer.live and reached and replica.order.settled(peer) and not peer.safe:
         peer.safe = True
-        yield CaughtUp(replica.stage.id, replica.partition, worker, item.incarnation, True, peer.stall_ms)
+        yield CaughtUp(
+            replica.stage.id, replica.partition, worker, item.incarnation, True, peer.stall_ms, peer.copy_bytes
+        )

@@ -65,6 +65,8 @@ class Replica:
         self.rows_in = 0
         self.rows_out = 0
         self.busy_s = 0.0
+        self.slices = 0
+        self.copy_bytes = 0  # size of the last copy of its state
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
@@ -119,8 +121,12 @@ class Replica:
             self._arrivals.append(slice_.stream)
 
     def waiting(self) -> dict[StreamId, list[Slice]]:
-        """Slices received and not yet applied, for whoever discards the replica."""
-        return {stream: list(slices) for stream, slices in self._waiting.items()}
+        """Slices received and not yet applied, for whoever discards the replica. Those of a step that waits for room in the
+        logs are among them: a primary may be dropped in the middle of it."""
+        slices = {stream: list(slices) for stream, slices in self._waiting.items()}
+        for slice_ in [] if self.between_steps else self._applying:
+            slices.setdefault(slice_.stream, []).append(slice_)
+        return slices
 
     def expect(self, edge: int, producers: Iterable[int]) -> None:
         """These are all the streams of an edge."""
@@ -157,6 +163,11 @@ class Replica:
         self.rows_in, self.rows_out = state["rows"]
         self.follow()
         self.release()
+
+    @property
+    def state_bytes(self) -> int:
+        """About, without taking a snapshot."""
+        return self._guard("state_bytes", None, self.operator.state_bytes) or self.copy_bytes
 
     def restore(self, snapshot: Any) -> None:
         self._guard("restore", None, lambda: self.operator.restore(snapshot))
@@ -273,6 +284,7 @@ class Replica:
                 outlet.producer.finish(self.context.created)
             self.finished = True
         self.applied += 1
+        self.slices += len(self._applying)
         if self.stage.replicas > 1:
             self._checksums.append((self.applied, self.checksum))
         self.order.trim(self.applied)

@@ -6,6 +6,7 @@ Read from ``spark.flux.*`` and overridable by keyword, with the dots of the key 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -20,7 +21,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``kind``: "bytes", "seconds", "int", "bool" or "text"; bounds are inclusive."""
+    """One row of the table. ``kind``: "bytes", "seconds", "int", "number", "bool" or "text"; bounds are inclusive."""
 
     name: str
     key: str
@@ -50,6 +51,13 @@ TABLE = (
     Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "replicas of a partition may share an executor where there are too few"),
     Setting("ordered", "replicas.ordered", "bool", "true", "false only to measure what the order log costs: replicas drift apart, faults lose rows"),
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "partitions of a stage that the sweep repairs at the same time", 1, 1024),
+    Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
+    Setting("balance_policy", "balance.policy", "text", "pairing", "which policy suggests moves: pairing (by load), even (by counts of partitions), or one of your own"),
+    Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load", 0.01),
+    Setting("balance_threshold", "balance.threshold", "number", "0.1", "two workers exchange partitions if that can lower the load of the busier by more than this part of it", 0, 1),
+    Setting("balance_cool_down", "balance.coolDown", "seconds", "5s", "for so long a moved partition stays, a worker that gave one takes none, and one that took gives none", 0),
+    Setting("balance_max_moves", "balance.maxMoves", "int", "1", "moves that one round may begin", 1, 1024),
+    Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "state that moves for balance may copy per second, on average", 1 << 10),
     Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
     Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),
@@ -80,6 +88,13 @@ class Settings:
     same_executor: bool
     ordered: bool
     repairs_at_once: int
+    balance_enabled: bool
+    balance_policy: str
+    balance_round: float
+    balance_threshold: float
+    balance_cool_down: float
+    balance_max_moves: int
+    balance_max_bytes_per_second: int
     controller_timeout: float
     progress_interval: float
     stop_timeout: float
@@ -130,8 +145,16 @@ def _quantity(raw: Any, units: Mapping[str, float]) -> float:
     return float(match[1]) * units[match[2].lower()]
 
 
+def _number(raw: Any) -> float:
+    value = float(raw)
+    if not math.isfinite(value):
+        raise ValueError(raw)
+    return value
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "int": int,
+    "number": _number,
     "text": str,
     "bool": lambda raw: {"true": True, "false": False}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),

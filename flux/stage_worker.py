@@ -102,6 +102,7 @@ class SourceStreams:
         self.producers = producers
         self.name = name
         self.rows = 0
+        self.batches = 0
         self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
         self._checksum = 0
         self._known = False  # the checksum is that through the first batch to be read
@@ -129,6 +130,7 @@ class SourceStreams:
     def append(self, batch: pa.RecordBatch, now: float) -> None:
         """The batch is copied while it is clustered: the caller may reuse its memory."""
         self.rows += batch.num_rows
+        self.batches += 1
         # Of the rows as they were read: how they are clustered depends on the table of the day.
         self._checksum = self._checksum if self._known else extend(self._checksum, batch)
         self._known = False
@@ -301,6 +303,12 @@ class StageWorker:
         return producer
 
     def _install_sources(self, table: Table) -> None:
+        for source_id, partition in list(self.sources):
+            if table.sources[source_id][partition] != self.worker:
+                # Another worker reads it from now on, and makes again what is not acked.
+                for producer in self.sources.pop((source_id, partition)).producers:
+                    producer.log.clear()
+                    del self.producers[producer.stream]
         for source in self.plan.sources:
             if source.partitions is None:
                 continue
@@ -590,7 +598,8 @@ class StageWorker:
             inbounds = [i for i in self._inbound.values() if i.stream.edge in replica.stage.edges_in]
             started = self._clock()
             state = capture(replica, inbounds)
-            peer.stall_ms = (self._clock() - started) * 1e3
+            peer.stall_ms, peer.copy_bytes = (self._clock() - started) * 1e3, len(state)
+            replica.copy_bytes = len(state)
             replica.order.copied(order.worker, replica.applied)
             self._untold[order.stage, order.partition] = None
             install = Install(self.plan.secret, order.stage, order.partition, order.incarnation)
@@ -605,6 +614,7 @@ class StageWorker:
         if self._awaited.get(key) == message.incarnation:
             del self._awaited[key]
             self._adopt(key, message.incarnation, decode(state), now)
+            self.replicas[key].copy_bytes = len(state)
         known = self.replicas.get(key)
         if known is None or known.incarnation != message.incarnation:
             self.counters.stale += 1
@@ -734,9 +744,9 @@ class StageWorker:
             self._ack_at = min(self._ack_at, now if inbound.ack_urgent else now + self.plan.settings.ack_interval)
 
     def wants(self, source: int, partition: int) -> bool:
-        """Whether a source may be read: its logs have room."""
-        streams = self.sources[source, partition]
-        return streams.has_room and streams.place()
+        """Whether a source may be read: its logs have room. False of one that another worker reads by now."""
+        streams = self.sources.get((source, partition))
+        return streams is not None and streams.has_room and streams.place()
 
     def source_start(self, source: int, partition: int) -> int:
         """Number of the batch with which to begin reading, once the source is wanted."""
@@ -816,6 +826,11 @@ class StageWorker:
         return {
             "rows_in": sum(replica.rows_in for replica in self.replicas.values()),
             "source_rows": sum(source.rows for source in self.sources.values()),
+            "sources": [
+                (*key, streams.start, streams.batches, streams.rows)
+                for key, streams in self.sources.items()
+                if streams.start is not None
+            ],
             "log_bytes": self.log_meter.bytes,
             "peak_log_bytes": self.log_meter.peak,
             "held_bytes": self.held_bytes,
@@ -825,6 +840,20 @@ class StageWorker:
             "counters": asdict(self.counters),
             "stages": self._stage_stats(),
         }
+
+    def load(self, now: float) -> dict[str, Any]:
+        """What the balance of load goes by, and not every heartbeat carries: counts of each replica since it came to
+        life, and what waits for it now."""
+        return {
+            "at": now,
+            "replicas": [
+                (
+                    *key, replica.incarnation, round(replica.busy_s, 6), replica.rows_in, replica.slices,
+                    replica.queued, replica.state_bytes,
+                )
+                for key, replica in self.replicas.items()
+            ],
+        }  # fmt: skip
 
     def _stage_stats(self) -> list[dict[str, Any]]:
         stats = []

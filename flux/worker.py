@@ -43,6 +43,8 @@ WORK_S = 0.002
 READ_BATCHES = 4
 #: How long to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
+#: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
+LOAD_EVERY_S = 1.0
 #: How soon a source that had nothing is asked again.
 IDLE_SOURCE_S = 0.001
 
@@ -63,6 +65,8 @@ class Worker:
         self._lifeline: socket.socket | None = None
         self._turns = 0
         self._beat_at = 0.0
+        self._load_at = 0.0
+        self._load_every_s = min(LOAD_EVERY_S, getattr(plan.settings, "balance_round", LOAD_EVERY_S))
         self._process = psutil.Process()
 
     def run(self, index: int, attempt: int, executor: str) -> dict[str, Any]:
@@ -168,10 +172,21 @@ class Worker:
     # ---- sources
 
     def _open_sources(self, core: StageWorker) -> None:
+        for key in [key for key in self._unread if key not in core.sources]:
+            self._close_source(key)  # another worker reads it from now on
         for key in core.sources:
             if key not in self._unread:
                 self._unread[key] = deque()
                 self._read_turn.append(key)
+
+    def _close_source(self, key: tuple[int, int]) -> None:
+        del self._unread[key]
+        if key in self._read_turn:  # else it has come to its end
+            self._read_turn.remove(key)
+        reader = self._readers.pop(key, None)
+        close = getattr(reader, "close", None)
+        if close is not None:
+            close()
 
     def _open_source(self, core: StageWorker, source: int, partition: int) -> None:
         """Not before the first batch is wanted: a source that seeks has to know where to begin."""
@@ -265,6 +280,9 @@ class Worker:
         stats = core.stats()
         stats["rss_bytes"] = self._process.memory_info().rss
         stats["cpu_s"] = sum(self._process.cpu_times()[:2])
+        if now >= self._load_at:
+            self._load_at = now + self._load_every_s
+            stats["load"] = core.load(now)
         self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
 
     # ---- end

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import pyarrow as pa
 import pytest
 
-import flux
-from controller.dag import compile_plan
-from controller.repairs import ASK_EVERY_S, DIVERGENCES_MAX
-from controller.state import Controller, Tell
-from flux.api import Source
+from controller.attempts import ASK_EVERY_S
+from controller.repairs import DIVERGENCES_MAX
 from flux.control import (
     CopyState,
     Goodbye,
@@ -20,87 +13,15 @@ from flux.control import (
     Heartbeat,
     NewTable,
     PartitionFinished,
-    Register,
     RegisterAgain,
     Rejected,
-    ReplicaCaughtUp,
     ReplicaDiverged,
     Stop,
-    TableSeen,
     Welcome,
 )
 from flux.errors import QueryFailed
-from flux.settings import Settings
 from partitioning.table import ReplicaAt
-
-SECRET = b"s"
-
-
-class Sink(flux.Operator):
-    def process(self, batch: pa.RecordBatch) -> None: ...
-
-
-def register(index: int, role: str = "worker", attempt: int = 0, **more: Any) -> Register:
-    edges = [0] if role == "ingress" else []
-    about = {"host": "h", "pid": 1, "executor": f"e{index}", "endpoint": f"at {index}", "edges": edges}
-    return Register(secret=SECRET, role=role, index=index, attempt=attempt, **{**about, **more})
-
-
-class Cluster:
-    """A controller with one stage of ``partitions``, and workers that confirm every table unless told otherwise."""
-
-    def __init__(self, slots: int = 3, replicas: int = 2, partitions: int = 1, **options: Any) -> None:
-        flow: Any = Source("rows", dataframe=pa.schema([("x", pa.int64())]))
-        flow = flux.stage(partitions=partitions, replicas=replicas, name="Sums")(Sink)(flow)
-        settings = replace(Settings.of(), **options)
-        self.core = Controller(compile_plan([flow], settings, lambda s: s, "q", SECRET), slots, now=0.0)
-        self.now = 1.0
-        self.orders: list[tuple[Any, Any]] = []
-        self.mute: set[str] = set()  # connections that do not confirm tables
-        for slot in range(slots):
-            self.join(slot)
-
-    def join(self, slot: int, attempt: int = 0) -> int:
-        self.take(self.core.on_report(f"w{slot}.{attempt}", register(slot, attempt=attempt), self.now))
-        return next(m.node for m in self.core.members.workers.values() if m.about.index == slot)
-
-    def take(self, effects: list[Tell]) -> None:
-        for effect in effects:
-            self.orders.append((effect.connection, effect.order))
-            member = self.core.members.by_connection(effect.connection)
-            if isinstance(effect.order, NewTable) and member is not None and effect.connection not in self.mute:
-                seen = TableSeen(node=member.node, epoch=effect.order.table.epoch)
-                self.take(self.core.on_report(effect.connection, seen, self.now))
-
-    def confirm(self, node: int, epoch: int) -> None:
-        self.report(node, TableSeen(node=node, epoch=epoch))
-
-    def report(self, node: int, message: Any) -> None:
-        member = self.core.members.workers[node]
-        self.take(self.core.on_report(member.connection, message, self.now))
-
-    def lose(self, node: int) -> None:
-        self.take(self.core.on_closed(node, self.now))
-
-    def tick(self, seconds: float) -> None:
-        self.now += seconds
-        self.take(self.core.on_tick(self.now))
-
-    def sent(self, kind: type) -> list[Any]:
-        return [order for _, order in self.orders if isinstance(order, kind)]
-
-    def replicas(self, partition: int = 0) -> tuple[ReplicaAt, ...]:
-        assert self.core.table is not None
-        return self.core.table.replicas(0, partition)
-
-    def caught_up(self, safe: bool, partition: int = 0, **more: Any) -> None:
-        """The primary says so of the newest replica."""
-        primary, *_, newest = self.replicas(partition)
-        about = {"worker": newest.worker, "incarnation": newest.incarnation, **more}
-        self.report(
-            primary.worker, ReplicaCaughtUp(node=primary.worker, stage=0, partition=partition, safe=safe, **about)
-        )
-
+from tests.controller.cluster import Cluster, register
 
 # ---- the four steps
 
@@ -122,7 +43,7 @@ def test_a_survivor_takes_over_and_a_new_replica_goes_through_retain_copy_live_a
     c.caught_up(safe=True)
     assert c.core.repairs.is_safe(0, 0, c.replicas()[1])  # 4 safe
     assert (c.core.repairs.done, c.core.repairs.take_overs) == (1, 1)
-    assert [event.kind for event in c.core.repairs.news()] == ["take-over", "repair"]
+    assert [event.kind for event in c.core.repairs.news()] == ["loss", "take-over", "repair"]
     assert c.core.repairs.news() == []
 
 
@@ -166,7 +87,7 @@ def test_the_copy_is_ordered_again_and_each_time_later_until_the_replica_follows
         asked_after_s += [tick // 10] * (len(c.sent(CopyState)) - before)
     assert asked_after_s == [1, 3, 7]
     c.caught_up(safe=False)
-    c.tick(100.0)
+    c.tick(20.0)
     assert len(c.sent(CopyState)) == 4
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import flux
 from controller.dag import compile_plan
-from controller.moves import retain
-from controller.sweep import Addition, Wanted, next_additions, under_replicated
+from controller.moves import drop, retain, without_worker
+from controller.sweep import Addition, Census, Wanted, all_additions, next_additions, under_replicated
 from flux.api import Source
 from flux.plan import Plan
 from flux.settings import Settings
@@ -82,3 +84,69 @@ def test_additions_of_one_look_are_spread() -> None:
 
 def test_nothing_is_wanted_when_all_is_well() -> None:
     assert next_additions(planned(2), table(((1, 2), (2, 3))), [], 8, apart) == []
+
+
+# ---- the whole plan, and the same answer with less counting
+
+
+def rule(plan: Plan, low: Table, busy: list[Addition], at_once: int) -> list[Wanted]:
+    """The rule by itself, counting everything each time."""
+    load = dict.fromkeys(low.endpoints, 0)
+    for replica in (replica for stage in low.stages for replicas in stage for replica in replicas):
+        load[replica.worker] = load.get(replica.worker, 0) + 1
+    wanted: list[Wanted] = []
+    first = min((addition.stage for addition in busy), default=None)
+    for stage, partition in under_replicated(plan, low):
+        if len(busy) + len(wanted) >= at_once or first not in (None, stage):
+            break
+        if (stage, partition) in {(addition.stage, addition.partition) for addition in busy}:
+            continue
+        fit = [worker for worker in load if apart(worker, low.stages[stage][partition])]
+        if fit:
+            chosen = min(fit, key=lambda worker: (load[worker], worker))
+            load[chosen] += 1
+            first = stage
+            wanted.append(Wanted(stage, partition, chosen))
+    return wanted
+
+
+holders = st.lists(st.integers(0, 4), max_size=3, unique=True).map(tuple)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    placed=st.lists(st.tuples(holders, holders), min_size=1, max_size=3),
+    copies=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    changes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 4), st.booleans()), max_size=8),
+    at_once=st.integers(1, 5),
+    busy=st.integers(0, 2),
+)
+def test_a_census_kept_from_table_to_table_changes_no_answer(
+    placed: list[tuple[tuple[int, ...], ...]],
+    copies: list[int],
+    changes: list[tuple[int, int, int, bool]],
+    at_once: int,
+    busy: int,
+) -> None:
+    plan = planned(*copies[: len(placed)])
+    now = table(*placed, workers=(0, 1, 2, 3))
+    census = Census(plan)
+    for stage, partition, worker, added in [(0, 0, 9, False), *changes]:
+        change = retain if added else drop
+        now = change(now, stage % len(placed), partition, worker)
+        going_on = [under_way(at, p, 0) for at, p in under_replicated(plan, now)[-busy:]] if busy else []
+        assert next_additions(plan, now, going_on, at_once, apart, census) == rule(plan, now, going_on, at_once)
+
+
+def test_the_whole_plan_is_what_the_sweep_does_one_by_one() -> None:
+    plan = planned(2, 3, 1)
+    full = table(((1, 2), (2, 3)), ((1, 2, 3), (2, 3, 4)), ((1,), (4,)), workers=(1, 2, 3, 4, 5))
+    low, lost = without_worker(full, 2, lambda *_: True, [])
+    assert lost == []
+    whole = all_additions(plan, low, apart)
+    done = []
+    while following := next_additions(plan, low, [], 1, apart):
+        done += following
+        low = retain(low, following[0].stage, following[0].partition, following[0].worker)
+    assert whole == done
+    assert [(wanted.stage, wanted.partition) for wanted in whole] == [(0, 0), (0, 1), (1, 0), (1, 1)]

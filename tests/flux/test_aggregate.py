@@ -236,10 +236,10 @@ def test_an_overflowing_sum_names_its_column() -> None:
 def test_state_bytes_grow_with_the_keys() -> None:
     batch = pa.record_batch({"dest": np.arange(10_000), "delay": pa.array([1] * 10_000, pa.int32())})
     operator = opened(batch=batch)
-    before = operator.state_bytes
+    before = operator.state_bytes()
     operator.process(batch)
     # seven arrays of 8 bytes, two of flags, and the key index: of the order of 100 bytes per key
-    assert 50 * 10_000 < operator.state_bytes - before < 300 * 10_000
+    assert 50 * 10_000 < operator.state_bytes() - before < 300 * 10_000
 
 
 def test_batches_are_not_kept() -> None:

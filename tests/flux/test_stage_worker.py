@@ -277,6 +277,21 @@ def test_output_that_does_not_fit_into_the_log_waits_within_its_step() -> None:
     assert acked == [2], "a step is acked when all of its output is in the log"
 
 
+def test_a_replica_that_is_dropped_in_the_middle_of_a_step_gives_back_the_credit_of_its_rows() -> None:
+    """A move drops a primary on a worker that lives on, also while its step waits for room in the log."""
+    plan = planned(flux.stage(partitions=1)(Split), SINK, log_max_bytes=1)
+    core = worker(plan, others={(1, 0): 5})
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1, 2, 3)
+    work(core)
+    assert not core.replicas[0, 0].between_steps
+    assert core.held_bytes > 0
+    elsewhere = table(plan, epoch=1, others={(0, 0): 5, (1, 0): 5})
+    core.on_table(elsewhere, 0.0)
+    assert (core.replicas, core.held_bytes) == ({}, 0)
+
+
 def test_a_source_is_read_only_while_its_log_has_room() -> None:
     source = flux.source(lambda p: iter(()), SCHEMA, 1, "numbers")
     core = worker(planned(SINK, source=source, log_max_bytes=1), others={(0, 0): 5})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -186,6 +187,18 @@ def test_unknown_settings_are_refused_with_those_that_exist() -> None:
         Settings.of(None, log_max_byte="1m")
     with pytest.raises(flux.UsageError, match=r"unknown setting spark\.flux\.worker; known are .*workers"):
         Settings.of({"spark.flux.worker": "1", "spark.other": "x"})
+
+
+@pytest.mark.parametrize("raw", ["nan", "inf", "1e999"])
+def test_a_number_is_finite(raw: str) -> None:
+    with pytest.raises(flux.UsageError, match=r"spark\.flux\.balance\.threshold: cannot read .* as number"):
+        Settings.of(None, balance_threshold=raw)
+
+
+def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| `spark.flux.")]
+    assert rows == [f"| `spark.flux.{s.key}` | {s.default} | {s.meaning} |" for s in TABLE]
 
 
 def test_units_mean_what_they_say() -> None:

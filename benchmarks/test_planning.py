@@ -1,0 +1,107 @@
+"""What planning costs the controller with 1,000 workers, 100,000 partitions and two copies of each:
+pytest benchmarks/test_planning.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from controller.load import Loads, ReplicaLoad, WorkerLoad
+from controller.moves import retain, without_worker
+from controller.placement import Seat, first_table
+from controller.policies import Policy, PolicySettings, make
+from controller.sweep import Census, Wanted, all_additions, next_additions
+from flux.api import Source
+from flux.settings import Settings
+from partitioning.table import ReplicaAt, Table
+
+WORKERS, STAGES, PARTITIONS, LOST = 1_000, 25, 4_000, 10
+
+
+class Large:
+    """Stages of 4,000 partitions, and as many executors as workers."""
+
+    overloaded = range(0, WORKERS, 50)
+
+    def __init__(self) -> None:
+        flow: Any = Source("rows", dataframe=pa.schema([("x", pa.int64())]))
+        for number in range(STAGES):
+            flow = flux.stage(partitions=PARTITIONS, replicas=2, name=f"s{number}")(lambda batch: batch)(flow)
+        self.plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0)
+        self.executor = [f"e{worker}" for worker in range(WORKERS)]
+        self.table = self.place()
+
+    def place(self) -> Table:
+        return first_table(self.plan, [Seat(worker, self.executor[worker], "") for worker in range(WORKERS)])
+
+    def may_hold(self, worker: int, replicas: tuple[ReplicaAt, ...]) -> bool:
+        return self.executor[worker] not in {self.executor[replica.worker] for replica in replicas}
+
+    def plan_for_losses(self) -> tuple[Table, list[Wanted]]:
+        """Ten workers, none of which holds both copies of a partition with another, and all that must be added then."""
+        table = self.table
+        for worker in range(0, WORKERS, WORKERS // LOST):
+            table, orphans = without_worker(table, worker, lambda stage, partition, replica: replica.live, [1])
+            assert not orphans
+        return table, all_additions(self.plan, table, self.may_hold)
+
+    def held(self, table: Table, wanted: list[Wanted]) -> list[int]:
+        counts = Counter(replica.worker for rows in table.stages for replicas in rows for replica in replicas)
+        counts.update(addition.worker for addition in wanted)
+        return list(counts.values())
+
+    def loads(self) -> Loads:
+        """Every worker has its share but the overloaded, which have twice as much."""
+        busy = np.random.default_rng(1).uniform(0.8, 1.2, WORKERS * 200) * 0.4 / 200
+        busy = busy.tolist()
+        replicas = [
+            ReplicaLoad(
+                stage, p, r.worker, place == 0, busy.pop() * (2 if r.worker in self.overloaded else 1), 0, 1000, 1e3
+            )
+            for stage, rows in enumerate(self.table.stages)
+            for p, copies in enumerate(rows)
+            for place, r in enumerate(copies)
+        ]
+        return Loads({worker: WorkerLoad(worker, self.executor[worker]) for worker in range(WORKERS)}, replicas, 1.0)
+
+    def pairing(self) -> Policy:
+        return make("pairing", PolicySettings(max_moves=WORKERS))
+
+
+@pytest.fixture(scope="module")
+def large() -> Large:
+    return Large()
+
+
+def test_first_table(benchmark: Any, large: Large) -> None:
+    benchmark.pedantic(large.place, rounds=3)
+
+
+def test_plan_for_the_loss_of_ten_workers(benchmark: Any, large: Large) -> None:
+    benchmark.pedantic(large.plan_for_losses, rounds=5)
+
+
+def test_look_of_the_sweep_after_a_change(benchmark: Any, large: Large) -> None:
+    census = Census(large.plan)
+    table, _ = large.plan_for_losses()
+
+    def look() -> None:
+        nonlocal table
+        (wanted,) = next_additions(large.plan, table, [], 1, large.may_hold, census)
+        table = retain(table, wanted.stage, wanted.partition, wanted.worker)
+
+    benchmark.pedantic(look, rounds=50, warmup_rounds=1)
+
+
+def test_round_of_pairing(benchmark: Any, large: Large) -> None:
+    loads, pairing = large.loads(), large.pairing()
+    for number in range(2):
+        pairing.suggest(loads, float(number))
+    times = iter(range(10, 100))
+    benchmark.pedantic(lambda: pairing.suggest(loads, float(next(times))), rounds=5)

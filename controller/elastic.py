@@ -1,0 +1,90 @@
+"""More workers and fewer: slots that tasks fill, and workers that are emptied before they go.
+
+A slot is a Spark task that runs a worker, and runs it again when it dies. Closing a slot takes three steps, each safe to
+repeat: its worker is leaving (nothing new is placed there, its replicas move away, others read its sources); when nothing
+is left on it, it is out of the table and told to stop; whoever comes for a closed slot later is told to stop as well, so
+that the task ends well and Spark does not start it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from controller.membership import Membership
+from flux.plan import Plan
+from partitioning.table import Table
+
+
+@dataclass
+class Slots:
+    """Slots 0 .. ``count`` - 1. ``closed``: nobody may fill them; ``tasked``: a task is there, or Spark will start it
+    again."""
+
+    count: int
+    closed: set[int] = field(default_factory=set)
+    tasked: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tasked |= set(range(self.count))
+
+    @property
+    def open(self) -> list[int]:
+        return [slot for slot in range(self.count) if slot not in self.closed]
+
+    def close(self, slot: int) -> None:
+        self.closed.add(slot)
+
+    def vacate(self, slot: int) -> None:
+        """Its task has ended well, or was told to."""
+        self.tasked.discard(slot)
+
+    def grow(self, workers: int) -> None:
+        """Until so many are open: closed ones whose tasks have ended first, then new ones."""
+        for slot in sorted(self.closed - self.tasked)[: max(workers - len(self.open), 0)]:
+            self.closed.discard(slot)
+        self.count += max(workers - len(self.open), 0)
+
+    def missing(self, filled: Collection[int]) -> list[int]:
+        return [slot for slot in self.open if slot not in self.tasked and slot not in filled]
+
+
+@dataclass
+class Drain:
+    """A worker that is leaving, since when and why. ``told``: somebody was told that it does not get on."""
+
+    worker: int
+    slot: int
+    why: str
+    since: float
+    told: bool = False
+
+
+def too_few(plan: Plan, members: Membership, leaving: Iterable[int]) -> str | None:
+    """Why the workers that stay could not hold all replicas; None: they can."""
+    gone = set(leaving)
+    staying = [member for node, member in members.workers.items() if node not in gone]
+    executors = len({member.about.executor for member in staying})
+    places = len(staying) if plan.settings.same_executor else executors
+    for stage in plan.stages:
+        if places < stage.replicas:
+            return (
+                f"stage {stage.name} has replicas={stage.replicas}, and without worker"
+                f"{'s' if len(gone) > 1 else ''} {', '.join(map(str, sorted(gone)))} there would be {len(staying)} workers on "
+                f"{executors} executors: add workers first"
+            )
+    return None
+
+
+def held_by(table: Table, worker: int) -> list[tuple[int, int]]:
+    """(stage, partition) of every replica on a worker, in topological order."""
+    return [
+        (stage, partition)
+        for stage, partitions in enumerate(table.stages)
+        for partition, replicas in enumerate(partitions)
+        if any(replica.worker == worker for replica in replicas)
+    ]
+
+
+def reads(table: Table, worker: int) -> bool:
+    return any(worker in owners for owners in table.sources)

@@ -1,0 +1,75 @@
+"""Losses: who is given up, who takes over, and when nothing is left that could (DESIGN 4)."""
+
+from __future__ import annotations
+
+from controller.membership import Member
+from controller.moves import without_worker
+from controller.publishing import Tell
+from controller.sweeping import Sweeping
+from flux.control import NewTable
+from flux.errors import QueryFailed
+
+
+class Losing(Sweeping):
+    def on_closed(self, worker: int, now: float) -> list[Tell]:
+        """The lifeline of a worker is closed: it is gone for certain."""
+        member = self.members.workers.get(worker)
+        if member is not None:
+            self._lost(member, "its connection closed", now)
+        return self._take()
+
+    def _lost(self, member: Member, why: str, now: float) -> None:
+        """Take a worker out of the table; survivors take over what it had."""
+        del self.members.workers[member.node]
+        self._loads.forget(member.node)
+        drain = self.drains.pop(member.node, None)
+        if self.table is None or self.phase == "ended":
+            return
+        readers = self._readers(member.node)
+        table, orphans = without_worker(self.table, member.node, self.repairs.is_safe, readers)
+        if self.phase == "finished":  # what has been handed on is no loss
+            orphans = [(stage, partition) for stage, partition in orphans if self.plan.stages[stage].collects]
+        if orphans:
+            self._end(self._all_gone(member, orphans, why))
+            return
+        self.repairs.note_loss(member, why, self.table, table, now)
+        if drain is not None:
+            self._note_worker("drain", member, f"{drain.why}: it was lost before it was empty", now, now - drain.since)
+        self.moving.reconcile(table, now)
+        self._publish(table)
+        # Should it be alive after all, this tells it that it was given up.
+        self._tell(member, NewTable(table=table, complete=self.complete))
+        self._sweep(now)
+
+    def _all_gone(self, member: Member, orphans: list[tuple[int, int]], why: str) -> QueryFailed:
+        lost = [f"{self.plan.stages[stage].name}/{partition}" for stage, partition in orphans]
+        named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
+        copies = sorted({self.plan.stages[stage].replicas for stage, _ in orphans})
+        advice = (
+            "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
+            if copies[0] == 1
+            else f"More losses at once than replicas={copies[0]} survives; a higher number, or more executors, would have helped"
+        )
+        return QueryFailed(
+            f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost "
+            f"({why}), and with it the only safe copy of {named}. {advice}"
+        )
+
+    def _silent(self, now: float) -> None:
+        """Give up workers that say nothing, unless one holds the last safe copy of something: it may only be slow."""
+        settings = self.plan.settings
+        for member in list(self.members.workers.values()):
+            quiet = now - member.heard
+            if quiet <= settings.heartbeat_timeout or self.table is None:
+                continue
+            _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
+            if not orphans or quiet > settings.heartbeat_last_timeout:
+                self._lost(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+                if self.phase == "ended":
+                    return
+
+    def _readers(self, *without: int) -> list[int]:
+        """Workers that may be given partitions of sources: rather those that stay."""
+        assert self.table is not None
+        others = [node for node in self.table.endpoints if node not in without]
+        return [node for node in others if node not in self.drains] or others

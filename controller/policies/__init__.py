@@ -1,0 +1,13 @@
+"""Policies of load balance, one module each. Every module of this package is loaded, so a new one needs no other line."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from controller.policies.base import REGISTRY, Policy, PolicySettings, make
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["REGISTRY", "Policy", "PolicySettings", "make"]

@@ -1,0 +1,189 @@
+"""Policies are asked once a round; the controller accepts or refuses what they suggest."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.load import Loads, Move, Suggestion
+from controller.rounds import SETTLED_S, Rounds
+from flux.errors import UsageError
+from tests.controller.cluster import Cluster
+
+
+class Policies:
+    """Stands for the package of policies: each says what it is told to say, and notes when it was asked."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, list[Suggestion]] = {}
+        self.asked: list[tuple[str, float]] = []
+        self.looks: list[Loads] = []
+        self.PolicySettings = SimpleNamespace(of=lambda settings: "round by round")
+
+    def whole_plan(self, name: str, loads: Loads, settings: Any, now: float) -> Suggestion:
+        return self.make(name, "at once").suggest(loads, now)
+
+    def make(self, name: str, settings: Any) -> Any:
+        if name not in ("pairing", "even", "drain"):
+            raise UsageError(f"there is no balance policy {name!r}")
+
+        def suggest(loads: Loads, now: float) -> Suggestion:
+            self.asked.append((name + (" at once" if settings == "at once" else ""), now))
+            self.looks.append(loads)
+            says = self.says.get(name, [])
+            given = says.pop(0) if says else Suggestion()
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+        return SimpleNamespace(suggest=suggest)
+
+
+@pytest.fixture
+def policies(monkeypatch: pytest.MonkeyPatch) -> Policies:
+    made = Policies()
+    for module in ("controller.policies", "controller.balance"):
+        monkeypatch.setitem(sys.modules, module, made)
+    return made
+
+
+def cluster(**more: Any) -> Cluster:
+    c = Cluster(**more)
+    c.core.rounds = Rounds(c.core.plan.settings)
+    c.core.rounds.on = True
+    c.core.rounds._policy = c.core.rounds._make("pairing")
+    return c
+
+
+def test_the_policy_is_asked_once_a_round(policies: Policies) -> None:
+    c = cluster()
+    for _ in range(30):
+        c.tick(0.1)
+    assert 3 <= len(policies.asked) <= 4
+    assert {name for name, _ in policies.asked} == {"pairing"}
+
+
+def test_it_is_not_asked_when_balance_is_off(policies: Policies) -> None:
+    c = cluster()
+    c.core.rounds.on = False
+    c.tick(5.0)
+    assert policies.asked == []
+
+
+def test_what_it_suggests_is_carried_out_and_says_who_wanted_it(policies: Policies) -> None:
+    policies.says["pairing"] = [Suggestion([Move(0, 0, 0, 3)])]
+    c = cluster(slots=4)
+    c.tick(1.0)
+    c.settle()
+    assert c.holders() == [3, 1]
+    assert c.events("move")[0].why == "balance: pairing"
+
+
+def test_what_is_impossible_is_refused_and_the_rest_is_done(policies: Policies) -> None:
+    policies.says["pairing"] = [Suggestion([Move(0, 0, 0, 1), Move(0, 1, 1, 3)])]
+    c = cluster(slots=4, partitions=2)
+    c.tick(1.0)
+    assert c.core.report()["balance"]["refused"] == ["Sums/0: worker 1 holds a copy already"]
+    assert c.settle() == [(0, 1)]
+
+
+def test_what_it_has_to_say_to_people_is_in_the_report_and_once_in_the_history(policies: Policies) -> None:
+    note = "Sums/0 alone is more than one worker can do"
+    policies.says["pairing"] = [Suggestion([], [note])] * 3
+    c = cluster()
+    for _ in range(3):
+        c.tick(1.0)
+    assert c.core.report()["balance"]["notes"] == [note]
+    assert [event.why for event in c.events("balance")] == [note]
+
+
+def test_a_policy_that_fails_is_not_asked_again_and_the_query_goes_on(policies: Policies) -> None:
+    policies.says["pairing"] = [ZeroDivisionError("by a worker without load")]  # type: ignore[list-item]
+    c = cluster()
+    c.tick(1.0)
+    c.tick(5.0)
+    assert len(policies.asked) == 1
+    assert "policy pairing failed and is not asked again: ZeroDivisionError" in c.events("warning")[0].why
+    assert c.core.phase == "running"
+
+
+def test_after_a_worker_has_joined_counts_are_evened_out_before_loads(policies: Policies) -> None:
+    policies.says["even"] = [Suggestion([Move(0, 0, 0, 3)]), Suggestion()]
+    c = cluster(slots=3)
+    c.take(c.core.scale(4, c.now))
+    c.join(3)
+    c.tick(SETTLED_S / 2)
+    assert "even" not in {name for name, _ in policies.asked}, "others may be on their way"
+    c.tick(SETTLED_S)
+    assert c.holders() == [0, 1, 3]
+    c.tick(1.0)
+    assert [name for name, _ in policies.asked].count("even") == 1, "not while something moves"
+    c.settle()
+    c.tick(1.0)
+    c.tick(1.0)
+    assert policies.asked[-1][0] == "pairing"
+    assert [name for name, _ in policies.asked].count("even") == 2
+
+
+def test_repairs_come_before_evening_out(policies: Policies) -> None:
+    c = cluster(slots=3)
+    c.lose(0)
+    c.join(0, attempt=1)
+    for _ in range(3):
+        c.tick(1.0)
+    assert "even" not in {name for name, _ in policies.asked}
+    c.settle()
+    c.tick(1.0)
+    assert "even" in {name for name, _ in policies.asked}
+
+
+def test_a_plan_by_hand_is_made_at_once_and_changes_nothing(policies: Policies) -> None:
+    policies.says["even"] = [Suggestion([Move(0, 0, 0, 3)], ["as even as can be"])]
+    c = cluster(slots=4)
+    epoch = c.table.epoch
+    assert c.core.suggest("even", c.now) == Suggestion([Move(0, 0, 0, 3)], ["as even as can be"])
+    assert policies.asked[-1] == ("even at once", c.now)
+    assert (c.table.epoch, c.core.moves_pending()) == (epoch, [])
+
+
+def test_an_unknown_policy_is_a_usage_error(policies: Policies) -> None:
+    with pytest.raises(UsageError, match="there is no balance policy 'mine'"):
+        cluster().core.suggest("mine", 1.0)
+
+
+def test_queries_whose_copies_keep_no_order_are_not_balanced() -> None:
+    settings = Cluster(ordered=False).core.plan.settings
+    assert not Rounds(settings).on
+
+
+# ---- where a worker that leaves sends its partitions
+
+
+def test_what_leaves_goes_where_the_policy_of_drains_would_have_it(policies: Policies) -> None:
+    c = cluster(slots=5)
+    policies.says["drain"] = [Suggestion([Move(0, 0, 1, 4)])]
+    c.take(c.core.drain(1, c.now))
+    assert policies.looks[-1].workers[1].leaving
+    c.settle()
+    assert c.holders() == [0, 4]
+
+
+def test_another_worker_is_found_if_that_one_is_lost_meanwhile(policies: Policies) -> None:
+    c = cluster(slots=5)
+    policies.says["drain"] = [Suggestion([Move(0, 0, 1, 4)])]
+    c.take(c.core.drain(1, c.now))
+    c.lose(4)
+    c.settle()
+    assert c.holders()[0] == 0
+    assert c.holders()[1] in (2, 3)
+
+
+def test_a_policy_of_drains_that_fails_does_not_hold_up_the_drain(policies: Policies) -> None:
+    c = cluster(slots=5)
+    policies.says["drain"] = [KeyError("nobody")]  # type: ignore[list-item]
+    c.take(c.core.drain(1, c.now))
+    c.settle()
+    assert 1 not in c.core.members.workers

@@ -1,0 +1,144 @@
+"""What a worker reports of its load, and what it does when another worker reads its sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from flux.api import Source
+from flux.collect import Collect
+from flux.errors import UserCodeError
+from flux.operator import Context
+from flux.settings import Settings
+from flux.stage_worker import StageWorker
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+
+SCHEMA = pa.schema([("x", pa.int64())])
+
+
+class Sized(flux.Operator):
+    """A sink that says how large it is."""
+
+    size = 0
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.size += 8 * batch.num_rows
+
+    def state_bytes(self) -> int:
+        if self.size > 1000:
+            raise KeyError("too much")
+        return self.size
+
+
+class Unsized(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None: ...
+
+    def snapshot(self) -> bytes:
+        return b"x" * 500
+
+
+def hosting(operator: Any, seeks: bool = False) -> StageWorker:
+    """A worker with one partition of a stage and the two partitions of its source."""
+    read = (lambda partition, start: iter(())) if seeks else (lambda partition: iter(()))
+    source = Source("rows", schema=SCHEMA, partitions=2, read=read, seeks=seeks)
+    flow = flux.stage(partitions=1, key="x")(operator)(source)
+    plan = compile_plan([flow], replace(Settings.of()), lambda schema: schema, "q", b"s")
+    core = StageWorker(plan, 0, clock=iter(range(1000)).__next__)
+    core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((0, 0),), {0: "", 1: ""}), 0.0)
+    return core
+
+
+def read(core: StageWorker, partition: int, *values: int) -> None:
+    core.on_source(0, partition, pa.record_batch({"x": pa.array(values, pa.int64())}), 0.0)
+    for _ in range(4):
+        list(core.poll(0.0))
+        while core.work(0.0):
+            pass
+
+
+def test_load_is_counts_of_each_replica_since_it_came_to_life() -> None:
+    core = hosting(Sized)
+    read(core, 0, 1, 2, 3)
+    read(core, 1, 4)
+    load = core.load(7.5)
+    assert load["at"] == 7.5
+    # stage, partition, incarnation, busy seconds, rows, slices, queued, bytes of state
+    assert [tuple(each) for each in load["replicas"]] == [(0, 0, 0, 2.0, 4, 2, 0, 32)]
+
+
+def test_load_fits_into_a_message() -> None:
+    core = hosting(Sized)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(core.load(1.0)))["replicas"]
+
+
+def test_an_operator_that_does_not_say_how_large_it_is_counts_as_its_last_copy() -> None:
+    core = hosting(Unsized)
+    replica = core.replicas[0, 0]
+    assert replica.state_bytes == 0
+    replica.copy_bytes = 640
+    assert core.load(0.0)["replicas"][0][-1] == 640
+
+
+def test_an_error_in_state_bytes_names_the_partition_like_any_other() -> None:
+    core = hosting(Sized)
+    read(core, 0, *range(200))
+    with pytest.raises(UserCodeError, match=r"stage Sized, partition 0: state_bytes\(\) raised KeyError"):
+        core.load(0.0)
+
+
+def test_collected_output_is_as_large_as_it_will_be_fetched() -> None:
+    made = Collect(1 << 20)
+    made.open(Context("c", schemas=(SCHEMA,)))
+    assert made.state_bytes() == 0
+    made.process(pa.record_batch({"x": pa.array(range(1000))}))
+    growing = made.state_bytes()
+    made.finish()
+    assert 8000 < growing < made.state_bytes() == len(made.snapshot()["data"])
+    made.close()
+
+
+# ---- sources
+
+
+def test_what_was_read_of_each_partition_is_in_every_heartbeat() -> None:
+    core = hosting(Sized)
+    read(core, 0, 1, 2, 3)
+    read(core, 0, 4)
+    read(core, 1, 5)
+    # source, partition, first batch, batches, rows
+    assert core.stats()["sources"] == [(0, 0, 0, 2, 4), (0, 1, 0, 1, 1)]
+
+
+def test_a_source_that_has_not_been_placed_yet_has_nothing_to_count_from() -> None:
+    core = hosting(Sized, seeks=True)
+    core.on_table(Table(1, core.table.stages, ((0, 1),), {0: "", 1: ""}), 0.0)
+    core.on_table(Table(2, core.table.stages, ((0, 0),), {0: "", 1: ""}), 0.0)
+    assert [key for _, key, *_ in core.stats()["sources"]] == [0]
+
+
+def test_a_partition_that_another_worker_reads_by_now_is_let_go_with_all_that_is_in_its_log() -> None:
+    core = hosting(Sized)
+    core.on_source(0, 1, pa.record_batch({"x": pa.array([1], pa.int64())}), 0.0)
+    assert core.log_meter.bytes > 0
+    assert core.wants(0, 1)
+    core.on_table(Table(1, core.table.stages, ((0, 1),), {0: "", 1: ""}), 0.0)
+    assert not core.wants(0, 1)
+    assert core.wants(0, 0)
+    assert list(core.sources) == [(0, 0)]
+    assert StreamId(0, 1) not in core.producers
+    assert core.log_meter.bytes == 0
+
+
+def test_it_may_come_back_and_begins_as_another_life() -> None:
+    core = hosting(Sized)
+    for epoch, reader in ((1, 1), (2, 0)):
+        core.on_table(Table(epoch, core.table.stages, ((0, reader),), {0: "", 1: ""}), 0.0)
+    assert core.producers[StreamId(0, 1)].incarnation == 2
+    assert core.wants(0, 1)
