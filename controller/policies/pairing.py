@@ -186,6 +186,8 @@ class _Round:
         good = (gain > NOTHING) & (self._load[low] + there <= FULL)
         # A hot one would be much the same trouble there: the others leave it, rather.
         hot = self._hot[here] & (demand.pace[low] >= demand.pace[high])
+        best_first = np.argsort(-gain, kind="stable")
+        here, gain, good, hot = here[best_first], gain[best_first], good[best_first], hot[best_first]
         fit = self._fit_together(here[good & ~hot], gain[good & ~hot], high, low, moving)
         if not fit:
             hot &= good & (gain > self._least_gain(high))
@@ -205,19 +207,18 @@ class _Round:
     def _fit(
         self, places: np.ndarray, gain: np.ndarray, high: int, low: int, moving: set[tuple[int, int]]
     ) -> list[tuple[int, float]]:
-        """Those that may go, with their gains, the highest first."""
-        order = np.argsort(-gain, kind="stable")
-        useful = zip(places[order].tolist(), gain[order].tolist(), strict=True)
+        """Those that may go, with their gains."""
+        useful = zip(places.tolist(), gain.tolist(), strict=True)
         return [(place, gained) for place, gained in useful if self._may_go(place, high, low, moving)]
 
     def _gain_of_all(self, places: list[int], high: int, low: int) -> float:
-        """By how much the higher load falls if all of these moved that help: one of many small partitions gains next to
-        nothing, and yet the pair may have much to gain."""
+        """By how much the higher load falls if all of these moved that help, one after the other: one of many small
+        partitions gains next to nothing, and yet the pair may have much to gain."""
         higher, lower = self._load[high], self._load[low]
         ratio = self._demand.pace[low] / self._demand.pace[high]
         loads = zip(self._demand.load[places].tolist(), self._demand.steady[places].tolist(), strict=True)
-        for here, there in sorted(loads, reverse=True):
-            if lower + there * ratio < higher:
+        for here, there in loads:
+            if max(higher - here, lower + there * ratio) < max(higher, lower):
                 higher, lower = higher - here, lower + there * ratio
         return float(self._load[high] - max(higher, lower))
 

@@ -156,9 +156,9 @@ def test_the_others_leave_a_heavy_partition_rather_than_it_leaves_them() -> None
 
 
 def test_several_heavy_partitions_on_one_worker_get_one_each() -> None:
-    cluster = Cluster(8, back_pressure=True).put([0.9] * 7, lambda p: [p % 2])
+    cluster = Cluster(8).put([0.9] * 7, lambda p: [p % 2])
     asked = policy()
-    assert cluster.round(asked).notes == [], "so far moves help"
+    assert [cluster.round(asked).notes for _ in range(2)] == [[], []], "so far moves help"
     cluster.run(asked, 40)
     assert max(cluster.counts().values()) == 1
     assert cluster.run(asked, 10) == []
