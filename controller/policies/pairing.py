@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -30,6 +31,8 @@ LIGHT = 0.25
 #: How many of the idlest workers a busy one tries where its partner can take nothing. More would be slow with many
 #: workers, and to be refused by more than a few (they hold another copy, or share an executor with one) is rare.
 PARTNERS_TRIED = 8
+#: Pairs looked at closely in one round: a limit on the time that it takes if hardly anything may move.
+PAIRS_TRIED = 1000
 #: Moves this close to the best gain are as good, and the one with the least state to copy is taken.
 AS_GOOD = 0.8
 #: A partition that takes less than this of a worker is not worth a note.
@@ -131,21 +134,28 @@ class _Round:
 
     def moves(self) -> Iterator[Move]:
         """One for each pair at most, from the busiest down; no worker and no partition is in two of them."""
-        order = self._order()
         used: set[int] = set()
         moving: set[tuple[int, int]] = set()
-        for rank in range(len(order) // 2):
-            high = order[-1 - rank]
-            if high in used or not self._cooling.may_give(int(self._demand.workers[high])):
+        for high, low in islice(self._pairs(used), PAIRS_TRIED):
+            place = self._best(high, low, moving)
+            if place is not None:
+                used |= {high, low}
+                move = self._move(place, high, low)
+                moving.add((move.stage, move.partition))
+                yield move
+
+    def _pairs(self, used: set[int]) -> Iterator[tuple[int, int]]:
+        """The busiest that may give with the idlest, then the next two. A pair that is not to be keeps no one from the
+        others: the idlest worker is there for the second busiest, if the busiest has nothing for it."""
+        order = self._order()
+        for high in reversed(order):
+            if not self._cooling.may_give(int(self._demand.workers[high])):
                 continue
-            for low in order[rank : min(rank + PARTNERS_TRIED, len(order) - 1 - rank)]:
-                place = None if low in used or not self._comparable(high, low) else self._best(high, low, moving)
-                if place is not None:
-                    used |= {high, low}
-                    move = self._move(place, high, low)
-                    moving.add((move.stage, move.partition))
-                    yield move
+            for low in islice((place for place in order if place not in used), PARTNERS_TRIED):
+                if high in used or self._load[low] >= self._load[high]:
                     break
+                if self._comparable(high, low):
+                    yield high, low
 
     def _order(self) -> list[int]:
         """The idlest first. Of those that are equally busy, as all are who are saturated, the longer queue is worse."""
@@ -176,6 +186,8 @@ class _Round:
         good = (gain > NOTHING) & (self._load[low] + there <= FULL)
         # A hot one would be much the same trouble there: the others leave it, rather.
         hot = self._hot[here] & (demand.pace[low] >= demand.pace[high])
+        best_first = np.argsort(-gain, kind="stable")
+        here, gain, good, hot = here[best_first], gain[best_first], good[best_first], hot[best_first]
         fit = self._fit_together(here[good & ~hot], gain[good & ~hot], high, low, moving)
         if not fit:
             hot &= good & (gain > self._least_gain(high))
@@ -195,19 +207,18 @@ class _Round:
     def _fit(
         self, places: np.ndarray, gain: np.ndarray, high: int, low: int, moving: set[tuple[int, int]]
     ) -> list[tuple[int, float]]:
-        """Those that may go, with their gains, the highest first."""
-        order = np.argsort(-gain, kind="stable")
-        useful = zip(places[order].tolist(), gain[order].tolist(), strict=True)
+        """Those that may go, with their gains."""
+        useful = zip(places.tolist(), gain.tolist(), strict=True)
         return [(place, gained) for place, gained in useful if self._may_go(place, high, low, moving)]
 
     def _gain_of_all(self, places: list[int], high: int, low: int) -> float:
-        """By how much the higher load falls if all of these moved that help: one of many small partitions gains next to
-        nothing, and yet the pair may have much to gain."""
+        """By how much the higher load falls if all of these moved that help, one after the other: one of many small
+        partitions gains next to nothing, and yet the pair may have much to gain."""
         higher, lower = self._load[high], self._load[low]
         ratio = self._demand.pace[low] / self._demand.pace[high]
         loads = zip(self._demand.load[places].tolist(), self._demand.steady[places].tolist(), strict=True)
-        for here, there in sorted(loads, reverse=True):
-            if lower + there * ratio < higher:
+        for here, there in loads:
+            if max(higher - here, lower + there * ratio) < max(higher, lower):
                 higher, lower = higher - here, lower + there * ratio
         return float(self._load[high] - max(higher, lower))
 

@@ -47,6 +47,9 @@ def test_the_example_in_the_documentation_works() -> None:
     exec(compile(code, "example", "exec"), {"__name__": "example"})
     cluster = Cluster(3).put([0.1] * 6, lambda p: [p % 3])
     cluster.state_bytes = {(0, p): 1000 * (p == 1) for p in range(6)}
+    cluster.leaving = {0}
+    assert cluster.round(policy("spread-state")).moves == [], "who leaves takes nothing, whatever the policy"
+    cluster.leaving = set()
     (move,) = cluster.round(policy("spread-state")).moves
     assert (move.partition, move.source, move.cost) == (1, 1, 1000)
 

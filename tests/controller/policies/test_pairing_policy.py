@@ -82,6 +82,34 @@ def test_a_primary_moves_where_only_primaries_help() -> None:
     assert cluster.holders[0, move.partition] == [1, 2], "the secondary takes over"
 
 
+def test_what_little_can_leave_an_overloaded_worker_does() -> None:
+    cluster = Cluster(2).put([1.85, 0.15], lambda p: [0])
+    cluster.fixed = {(0, 0)}
+    assert moved(cluster.run(policy(), 10)) == [(1, 0, 1)]
+
+
+def test_where_the_partner_may_take_nothing_the_next_idlest_is_asked() -> None:
+    """Worker 3 is idle, but shares an executor with worker 1, which has the other copies."""
+    cluster = Cluster(4, executors={0: "a", 1: "b", 2: "c", 3: "b"}).put([0.1] * 4, lambda p: [0, 1])
+    cluster.put([0.3], lambda p: [0], stage=1).put([0.05], lambda p: [2], stage=2)
+    cluster.fixed = {(1, 0)}
+    (move,) = cluster.round(policy(steady_rounds=1)).moves
+    assert (move.source, move.target) == (0, 2)
+
+
+def test_a_busiest_worker_that_can_give_nothing_does_not_keep_the_idlest_from_the_second() -> None:
+    cluster = Cluster(3).put([0.9], lambda p: [0]).put([0.1] * 8, lambda p: [1], stage=1)
+    assert {(m.source, m.target) for m in cluster.run(policy(), 20)} == {(1, 2)}
+    assert max(cluster.asked()[1], cluster.asked()[2]) <= 0.5
+
+
+def test_in_one_round_no_partition_moves_twice() -> None:
+    cluster = Cluster(4).put([0.2] * 4, lambda p: [0, 1])
+    first, second = cluster.round(policy(steady_rounds=1, max_moves=9)).moves
+    assert {first.source, second.source} == {0, 1}
+    assert first.partition != second.partition
+
+
 # ---- what does not move
 
 
@@ -119,9 +147,19 @@ def test_a_single_key_heavier_than_a_worker_is_reported_and_not_moved_around() -
     assert [note] == cluster.round(asked).notes, "the same text as long as it is true"
 
 
+def test_the_others_leave_a_heavy_partition_rather_than_it_leaves_them() -> None:
+    cluster = Cluster(3).put([0.75] + [0.05] * 4, lambda p: [0])
+    cluster.put([0.05], lambda p: [1], stage=1)
+    moves = cluster.run(policy(), 20)
+    assert moves
+    assert (0, 0) not in {(m.stage, m.partition) for m in moves}
+
+
 def test_several_heavy_partitions_on_one_worker_get_one_each() -> None:
-    cluster = Cluster(8, back_pressure=True).put([0.9] * 7, lambda p: [p % 2])
-    cluster.run(asked := policy(), 40)
+    cluster = Cluster(8).put([0.9] * 7, lambda p: [p % 2])
+    asked = policy()
+    assert [cluster.round(asked).notes for _ in range(2)] == [[], []], "so far moves help"
+    cluster.run(asked, 40)
     assert max(cluster.counts().values()) == 1
     assert cluster.run(asked, 10) == []
 
@@ -165,6 +203,12 @@ def test_a_worker_that_holds_a_copy_already_is_no_target() -> None:
     assert cluster.run(policy(), 10) == []
 
 
+def test_a_crumb_is_not_moved_where_the_rest_cannot_go() -> None:
+    cluster = Cluster(2).put([0.2] * 3, lambda p: [0, 1]).put([0.3, 0.02], lambda p: [0], stage=1)
+    cluster.fixed = {(1, 0)}
+    assert cluster.run(policy(), 10) == []
+
+
 def test_the_copies_of_a_partition_never_share_an_executor() -> None:
     """Workers 2 and 3 share one; whoever has a copy on 2 gives the other to 1, not to the idler 3."""
     executors = {0: "a", 1: "b", 2: "c", 3: "c"}
@@ -185,15 +229,19 @@ def test_copies_that_share_an_executor_already_may_go_on_doing_so() -> None:
     assert move.target == 2
     apart = {0: WorkerLoad(0, "a"), 1: WorkerLoad(1, "driver"), 2: WorkerLoad(2, "driver")}
     heavy = [replace(r, busy=0.3) if r.worker == 0 else r for r in replicas]
-    assert policy(steady_rounds=1).suggest(Loads(apart, heavy, 1.0), 0.0).moves == []
+    (move,) = policy(steady_rounds=1).suggest(Loads(apart, heavy, 1.0), 0.0).moves
+    assert (move.source, move.target) == (1, 2), (
+        "within its executor; the busiest could only join that of the other copy"
+    )
 
 
 def test_leaving_workers_neither_take_nor_give() -> None:
     cluster = Cluster(3).put([0.2] * 4, lambda p: [0])
     cluster.leaving = {1}
     assert {m.target for m in cluster.run(policy(), 20)} == {2}
-    cluster.leaving = {0, 1}
-    assert cluster.run(policy(), 10) == []
+    crowded = Cluster(3).put([0.2] * 4, lambda p: [0])
+    crowded.leaving = {0}
+    assert crowded.run(policy(), 10) == []
 
 
 # ---- moves that take their time, or fail
@@ -227,10 +275,14 @@ def test_a_target_that_is_lost_is_replaced_by_another() -> None:
     (move,) = asked.suggest(cluster.loads(), cluster.now).moves
     assert move.target == 1
     asked.suggest(copying(cluster.loads(), move, True), cluster.now + 1)
-    del cluster.pace[1]  # lost; the addition is dropped, and the copy on worker 0 may be moved again
+    del cluster.pace[1]  # lost, and the addition is about to be dropped: its load is where it was
     cluster.pass_time(2.0)
-    again = cluster.run(asked, 20)
-    assert {m.target for m in again} == {2}
+    cluster.fixed = {(0, move.partition), (1, 0)}
+    (other,) = cluster.round(asked).moves
+    assert (other.source, other.target) == (0, 2)
+    assert other.partition != move.partition
+    cluster.fixed = {(1, 0)}  # from now on the copy on worker 0 may be moved again
+    assert {m.target for m in cluster.run(asked, 20)} <= {2}
     assert max(cluster.asked().values()) <= 0.45
 
 
@@ -265,14 +317,24 @@ def test_a_moved_partition_stays_for_the_cool_down() -> None:
     assert [len(cluster.round(asked).moves) for _ in range(6)] == [0, 0, 0, 0, 1, 0]
 
 
-def test_nobody_takes_who_has_just_given_nor_the_other_way_round() -> None:
-    cluster = Cluster(3).put([0.1] * 6, lambda p: [0])
+def test_who_has_just_given_takes_nothing_for_the_cool_down() -> None:
+    cluster = Cluster(3).put([0.1] * 6, lambda p: [0]).put([0.1] * 4, lambda p: [2], stage=1)
     asked = policy(cool_down_s=5.0, steady_rounds=1, smooth_s=0.0)
-    cluster.run(asked, 2)
-    gave = cluster.now - 1  # time of the last round
-    cluster.cost = {key: 0.01 if cluster.holders[key] == [0] else 0.3 for key in cluster.cost}
-    turned = [move for _ in range(10) for move in cluster.round(asked).moves if cluster.now - 1 < gave + 5]
-    assert turned == []
+    assert [(m.source, m.target) for m in cluster.round(asked).moves] == [(0, 1)]
+    cluster.cost = {key: {0: 0.01, 1: 0.5, 2: 0.2}[cluster.holders[key][0]] for key in cluster.cost}
+    targets = [{m.target for m in cluster.round(asked).moves} for _ in range(5)]
+    assert all(0 not in each for each in targets[:4])
+    assert targets[4] == {0}
+
+
+def test_who_has_just_taken_gives_nothing_for_the_cool_down() -> None:
+    cluster = Cluster(3).put([0.1] * 4, lambda p: [0]).put([0.01] * 2, lambda p: [1], stage=1)
+    cluster.put([0.05], lambda p: [2], stage=2)
+    asked = policy(cool_down_s=5.0, steady_rounds=1, smooth_s=0.0)
+    assert [(m.source, m.target) for m in cluster.round(asked).moves] == [(0, 1)]
+    cluster.cost |= {(1, 0): 0.4, (1, 1): 0.4} | {(0, p): 0.02 for p in range(4)}
+    sources = [[m.source for m in cluster.round(asked).moves] for _ in range(5)]
+    assert sources == [[], [], [], [], [1]]
 
 
 def test_no_more_moves_in_a_round_than_allowed() -> None:
@@ -311,6 +373,25 @@ def test_of_two_saturated_workers_the_one_whose_queue_grows_is_helped_first() ->
     loads = cluster.loads().of_workers()
     assert loads[0] == loads[1] == 1.0, "busy time alone does not tell them apart"
     assert cluster.round(asked).moves[0].source == 1
+
+
+def test_where_only_the_lengths_of_queues_are_known_the_longer_goes_first() -> None:
+    workers = {w: WorkerLoad(w, f"e{w}") for w in range(3)}
+    replicas = [ReplicaLoad(0, p, p % 2, busy=0.25, queued=20 - 10 * (p % 2)) for p in range(8)]
+    (move,) = policy(steady_rounds=1).suggest(Loads(workers, replicas, 1.0), 1.0).moves
+    assert move.source == 0
+
+
+def test_a_backlog_that_grows_no_longer_is_worked_off_with_help() -> None:
+    workers = {w: WorkerLoad(w, f"e{w}") for w in range(2)}
+
+    def suggested(queued: int) -> list[Move]:
+        replicas = [ReplicaLoad(0, p, 0, busy=0.12, queued=queued, slices_per_s=100) for p in range(8)]
+        others = [ReplicaLoad(1, p, 1, busy=0.1, slices_per_s=100) for p in range(8)]
+        return policy(steady_rounds=1).suggest(Loads(workers, replicas + others, 1.0), 1.0).moves
+
+    assert suggested(queued=1000)
+    assert suggested(queued=10) == [], "a tenth of a second's worth is nothing"
 
 
 def test_the_queue_of_a_worker_with_time_to_spare_is_not_its_load() -> None:
