@@ -82,7 +82,8 @@ def held_by(table: Table, worker: int) -> list[tuple[int, int]]:
         (stage, partition)
         for stage, partitions in enumerate(table.stages)
         for partition, replicas in enumerate(partitions)
-        if any(replica.worker == worker for replica in replicas)
+        for replica in replicas
+        if replica.worker == worker
     ]
 
 

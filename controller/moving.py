@@ -106,7 +106,9 @@ class Moving:
         """Everything that a worker holds goes wherever there is room. ``prefer``: rather like this, if anything is new."""
         known = {_from(job.move) for job in self.jobs()}
         new = [key for key in held if (*key, worker) not in known]
-        targets = {_from(move): move.target for move in prefer()} if new else {}
+        if not new:
+            return
+        targets = {_from(move): move.target for move in prefer()}
         for key in new:
             self.pending.append(Job(Move(*key, worker, ANYWHERE), why, True, targets.get((*key, worker), ANYWHERE)))
         self.pending.sort(key=lambda job: job.move.stage)
