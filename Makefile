@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SEEDS ?= 300
+SEEDS ?= 2000
 
 .PHONY: run test sim lint micro setup clean
 

@@ -64,6 +64,8 @@ class Faults:
     crash_at_the_end: bool = False
     #: A worker dies as soon as it has something, before the first acks.
     crash_at_the_start: bool = False
+    #: A worker dies as soon as a source has given its last batch.
+    crash_at_the_last_batch: bool = False
     #: The input goes on until everything is repaired, so that repairs have something to repair.
     patient: bool = False
     #: Orders of the controller come late at some processes, and some come twice.
@@ -77,14 +79,31 @@ class Faults:
     encoded: bool = False
 
 
+#: Much is lost, and primaries die when only some of the others have heard them: what one secondary has of the order the
+#: next may not have, and the new primary orders otherwise.
+UNEVEN = Faults(
+    calm_after_s=1.6,
+    delay_s=0.01,
+    breaks_per_s=20.0,
+    loss_probability=0.3,
+    crashes_per_s=3.0,
+    uneven_crash_probability=1.0,
+    read_s=0.1,
+)
+#: So many of the runs with several replicas have these faults.
+UNEVEN_SHARE = 0.15
+
+
 def draw(rng: random.Random, replicated: bool) -> Faults:
     """Most runs have a few kinds of faults, some have all, a few have none. ``replicated``: workers may crash."""
+    if replicated and rng.random() < UNEVEN_SHARE:
+        return UNEVEN
     kinds = rng.choice([0.0, 0.25, 0.5, 0.5, 0.8, 1.0])
 
     def sometimes(value: float, otherwise: float = 0.0) -> float:
         return value if rng.random() < kinds else otherwise
 
-    nondeterministic = not replicated and rng.random() < 0.2
+    nondeterministic = not replicated and rng.random() < 0.4
     retries = rng.choice([1.0, 6.0])
     return Faults(
         calm_after_s=rng.choice([0.3, 0.8, 1.6]),
@@ -101,7 +120,7 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         pauses_per_s=sometimes(rng.choice([1.0, 5.0])),
         pause_s=rng.choice([0.05, 0.8]),
         slowness=sometimes(rng.choice([5.0, 50.0]), 1.0),
-        deaths_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
+        deaths_per_s=sometimes(retries, 3.0 if nondeterministic else 0.0),
         zombies_per_s=sometimes(retries, 1.0 if nondeterministic else 0.0),
         nondeterministic=nondeterministic,
         crashes_per_s=sometimes(rng.choice([1.0, 3.0, 8.0]), 1.0) if replicated else 0.0,
@@ -109,9 +128,10 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         silent_crash_probability=sometimes(0.4),
         uneven_crash_probability=sometimes(0.7),
         never_back_probability=sometimes(0.15),
-        reckless=rng.random() < 0.04,
+        reckless=rng.random() < 0.06,
         crash_at_the_end=replicated and rng.random() < 0.1,
         crash_at_the_start=replicated and rng.random() < 0.1,
+        crash_at_the_last_batch=replicated and rng.random() < 0.1,
         patient=replicated and rng.random() < 0.5,
         read_s=rng.choice([0.0, 0.01, 0.1]),
         repeats_probability=sometimes(0.5),

@@ -245,6 +245,7 @@ class WorkerProcess(Process):
             self.core = StageWorker(self.sim.plan, self.node, workers=self.sim.controller.slots)
             self.core._credit.floor = self.sim.dataflow.credit_floor
             self.sim.by_node[self.node] = self
+            self.sim.came_back(self)
             self.sim.ledger.watch_worker(self.core)
             self.inbox.extend(self._unheard)
 
@@ -336,6 +337,8 @@ class WorkerProcess(Process):
             if self.dead:
                 return
         busy = bool(worked) or self._read(core)
+        if self.dead:
+            return
         for producer in core.producers.values():
             if producer.dirty:
                 self.sim.ledger.publish(producer)
@@ -392,6 +395,7 @@ class WorkerProcess(Process):
             core.on_source(*key, None if batch == "end" else batch, self.world.now)
             if batch == "end":
                 del self._readers[key]
+                self.sim.last_batch()
             return True
         return False
 
@@ -502,5 +506,6 @@ class IngressProcess(Process):
         elif batch is None:
             self._batches = None
             core.finish(now)
+            self.sim.last_batch()
         else:
             core.append(batch, now)

@@ -96,18 +96,21 @@ class Simulation:
         self.workers = [WorkerProcess(self, slot, slot, self._executors[slot]) for slot in range(slots)]
         if self.faults.slowness > 1:
             self.workers[0].slowness = self.faults.slowness
+        self.counts[f"runs with replicas={copies}"] += 1
+        self.counts[f"runs with {len(self.plan.stages)} stages"] += 1
         self.jobs: list[SparkJob] = []
         self.attempts: list[IngressProcess] = []
         self.versions: dict[tuple[str, int], set[int]] = {}
         self._attempt_ids = itertools.count()
         self._worker_attempts = itertools.count(slots)
         self._returning = 0
-        self._fenced: set[int] = set()  # attempts that take the place of a fenced worker
+        self._fenced: set[int] = set()  # slots whose worker was fenced, until the next one is welcome
         self._may_end = not self.faults.patient
-        self._finished_struck = self._started_struck = False
+        self._struck: set[str] = set()  # crashes at a certain moment that have been
         self._aborted: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Any] = {}
         self._take_overs = 0
+        self._taken_over = -1  # epoch of the last take-over
         self._calm_at = self.world.now + self.faults.calm_after_s
         self.world.after(TICK_S, self._tick)
         for rate, strike in [
@@ -157,8 +160,7 @@ class Simulation:
 
     def _hosts(self) -> list[StageWorker]:
         table = self.controller.table
-        assert table is not None
-        cores = [self._core_of(worker) for worker in table.endpoints]
+        cores = [self._core_of(worker) for worker in (table.endpoints if table is not None else ())]
         return [core for core in cores if core is not None]
 
     def _standing(self) -> str:
@@ -245,24 +247,30 @@ class Simulation:
             self.network.of(effect.connection).reply(effect.connection, encode(effect.order), late)
         if self.controller.table is not None and not self.jobs:
             self._start_jobs()
-        if self.controller.phase == "running" and self.faults.crash_at_the_end and not self._finished_struck:
-            total = sum(stage.partitions for stage in self.plan.terminal)
-            if len(self.controller._unfinished) < total:
-                self._finished_struck = True
-                self.counts["crashes when the first partition had finished"] += self._crash_one()
+        total = sum(stage.partitions for stage in self.plan.terminal)
+        if self.controller.phase == "running" and len(self.controller._unfinished) < total:
+            self._strike_once(self.faults.crash_at_the_end, "crashes when the first partition had finished")
 
     def first_step(self) -> None:
         """Somebody has applied something; nothing can be acked yet."""
-        if self.faults.crash_at_the_start and not self._started_struck:
-            self._started_struck = True
-            self.counts["crashes before the first ack"] += self._crash_one()
+        self._strike_once(self.faults.crash_at_the_start, "crashes before the first ack")
+
+    def last_batch(self) -> None:
+        """A source has come to its end."""
+        self._strike_once(self.faults.crash_at_the_last_batch, "crashes at the last batch of a source")
+
+    def _strike_once(self, wanted: bool, when: str) -> None:
+        if wanted and when not in self._struck:
+            self._struck.add(when)
+            self.counts[when] += self._crash_one()
 
     def _note_repairs(self) -> None:
         repairs = self.controller.repairs
         now = {key: (a.worker, a.incarnation) for key, a in repairs.under_way.items()}
         if repairs.take_overs > self._take_overs:
-            self._take_overs = repairs.take_overs
-            self.counts["repairs that overlapped a take-over"] += bool(now or self._under_way)
+            assert self.controller.table is not None
+            self._take_overs, self._taken_over = repairs.take_overs, self.controller.table.epoch
+            self.counts["repairs that overlapped a take-over"] += bool(self._under_way)
         gone = {key for key, which in self._under_way.items() if key not in now}
         table = self.controller.table
         for key in gone:
@@ -412,6 +420,10 @@ class Simulation:
         if victim.dead or self.controller.phase == "ended" or not self._spares(victim):
             return
         self.counts["workers that crashed"] += 1
+        self.counts["workers that crashed during a repair"] += bool(self.controller.repairs.under_way)
+        self.counts["workers that crashed during a take-over"] += any(
+            core.epoch < self._taken_over for core in self._hosts()
+        )
         self._note_crash(victim)
         victim.die()
         if victim.node >= 0 and not self.world.chance(self.faults.silent_crash_probability):
@@ -449,10 +461,16 @@ class Simulation:
 
     def fenced(self, process: WorkerProcess) -> None:
         """A worker has found out that it was given up: it ends, and Spark starts it again."""
-        self.counts["workers that were fenced and came back"] += 1
+        self.counts["workers that were fenced"] += 1
         process.die()
         self._closed(process.node)
+        self._fenced.add(process.index)
         self._return_later(process, self.world.random.random() * 0.1)
+
+    def came_back(self, process: WorkerProcess) -> None:
+        if process.index in self._fenced:
+            self._fenced.remove(process.index)
+            self.counts["workers that were fenced and came back"] += 1
 
     def _kill_one(self) -> None:
         alive = self._alive()

@@ -1,4 +1,4 @@
-"""Several hundred random clusters among faults keep every law, and the faults do bite."""
+"""Thousands of random clusters among faults keep every law, and the faults do bite."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.faults import Faults
-from tests.simulation.run import Result, Simulation, run
+from tests.simulation.faults import UNEVEN, Faults
+from tests.simulation.many import run_all
+from tests.simulation.run import Result, Simulation, outcome, run
 
-SEEDS = range(300)
-#: Seeds that broke a law once, and which. They stay.
-REGRESSIONS = {
-    15: "output of a step went into the log all at once, beyond its bound and one batch",
-    817: "a retried task that read other rows was not found out: rows were missing in a total",
-    2536: "a retried task that read other rows was not found out: its log had forgotten what to compare",
-    643: "with a resend timeout below the round trip greetings and retransmissions went on for ever",
-    1169: "the same, with connections that broke",
-}
+SEEDS = range(2000)
+#: Whatever is worth testing happens in each so many of them.
+BLOCK = 500
+#: So that runs which end with an error stay the exception.
+FAILED_MAX = 0.05
 
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    return [run(seed) for seed in SEEDS]
+    return list(run_all(SEEDS))
 
 
+@pytest.mark.timeout(1800)  # a minute on two free cores
 def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
     broken = [str(result) for result in results if not result.ok]
     assert not broken, "\n".join(broken)
@@ -34,7 +32,11 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
     "event",
     [
         "connections lost with messages under way",
+        "connections to the controller lost",
+        "registrations on a new connection",
         "messages lost alone",
+        "cuts in one direction",
+        "workers cut off from the controller",
         "resets",
         "gaps noticed",
         "duplicates refused",
@@ -42,6 +44,7 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
         "stale producers refused",
         "handshakes repeated after silence",
         "ingress tasks that died midway",
+        "ingress tasks that died during a repair",
         "speculative attempts",
         "attempts that gave way to a newer one",
         "batches made again",
@@ -51,31 +54,58 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
         "greetings of a newer epoch",
         "epochs",
         "pauses",
-        "take-overs",
-        "repairs that overlapped a take-over",
-        "promoted secondaries that had order left",
-        "primaries that died with uncommitted steps",
-        "new replicas that died while they were added",
+        "runs ended by non-deterministic input",
+        "runs ended by a loss that was meant",
+        "runs that came to rest",
+        # of replicas
+        "workers that crashed",
+        "crashes before the first ack",
+        "crashes at the last batch of a source",
+        "crashes when the first partition had finished",
+        "workers that crashed during a take-over",
+        "workers that crashed during a repair",
         "workers that were fenced and came back",
+        "primaries that died with uncommitted steps",
+        "take-overs",
+        "promoted secondaries that had order left",
+        "promoted secondaries that waited for rows",
+        "order entries cut by a new primary",
         "subscriptions that switched their source",
+        "changes of source on a whim",
+        "credit beyond the bound for starving replicas",
+        "repairs",
+        "repairs that overlapped a take-over",
+        "copies of state that came twice",
+        "primaries that died while they were copied",
+        "new replicas that died while they were added",
+        "additions begun again",
+        "runs that were repaired before their end",
+        "partitions that cannot be repaired",
+        "sources read by another worker",
+        "sources read again from the middle",
+        "replicas compared at the end",
+        # of shapes
+        "runs with replicas=1",
+        "runs with replicas=2",
+        "runs with replicas=3",
+        "runs with 1 stages",
+        "runs with 2 stages",
+        "runs with 3 stages",
+        "runs with 4 stages",
     ],
 )
 def test_it_happens_often_enough_to_mean_something(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] > 0 for result in results) >= 5
-
-
-@pytest.mark.parametrize("event", ["runs ended by a loss that was meant", "ingress tasks that died during a repair"])
-def test_it_happens_now_and_then(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] > 0 for result in results) >= 1
+    for first in range(0, len(results), BLOCK):
+        assert any(result.counts[event] for result in results[first : first + BLOCK]), f"{event}: not from {first} on"
 
 
 def test_each_run_counts_rows(results: list[Result]) -> None:
-    assert sum(result.counts["rows at sinks"] for result in results) > 10_000
+    assert sum(result.counts["rows at sinks"] for result in results) > 50_000
 
 
-@pytest.mark.parametrize("seed", REGRESSIONS)
-def test_what_went_wrong_once_goes_well_now(seed: int) -> None:
-    assert run(seed).ok, REGRESSIONS[seed]
+def test_crashes_that_spare_the_last_copy_rarely_end_a_query(results: list[Result]) -> None:
+    """Delays can make two losses of one."""
+    assert sum(result.counts["runs ended by a loss"] for result in results) < FAILED_MAX * len(SEEDS)
 
 
 @pytest.mark.parametrize("seed", [3, 33, 333])
@@ -83,12 +113,27 @@ def test_a_seed_gives_the_same_run_again(seed: int) -> None:
     assert run(seed) == run(seed)
 
 
-def test_without_faults_nothing_is_missing_and_nothing_is_asked_for_again() -> None:
+#: Seeds that broke a law once under these faults, and what was wrong. They stay.
+REGRESSIONS = {
+    17: "a handshake that left out a replica being added was not repeated when the next one was lost",
+    136: "only a worker that held the head of a log was greeted again after silence",
+    413: "the same, in a circle of streams",
+}
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_went_wrong_once_goes_well_now(seed: int) -> None:
+    result = outcome(Simulation(seed, UNEVEN, copies=3, slots=5))
+    assert result.ok, f"{REGRESSIONS[seed]}: {result}"
+
+
+def test_without_faults_and_with_patience_nothing_is_repeated() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(200):
         simulation = Simulation(seed, Faults())
-        simulation.run()
-        counts += simulation.counts
+        if simulation.plan.settings.resend_timeout >= 0.4:
+            simulation.run()
+            counts += simulation.counts
     assert counts["rows at sinks"] > 500
-    for event in ("resets", "gaps noticed"):
+    for event in ("resets", "gaps noticed", "handshakes repeated after silence"):
         assert counts[event] == 0, event
