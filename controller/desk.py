@@ -236,7 +236,7 @@ class Desk:
         busy = loads.of_workers()
         rates = {worker["id"]: worker["rowsPerSecond"] for worker in report.get("workers", ())}
         rows = []
-        for member in sorted(self._core.members.workers.values(), key=lambda member: member.about.index):
+        for _, member in sorted(self._core.members.workers.items()):
             stats, load = member.stats, loads.workers.get(member.node)
             mine = [primary for worker, primary in self._placed() if worker == member.node]
             rows.append(

@@ -162,12 +162,14 @@ REPORT: dict[str, Any] = {
     "epoch": 4,
     "backlog": {"slices": 3, "bytes": 3 << 20},
     "stages": [
-        {"name": "Delays", "finished": 1, "rowsIn": 4000, "rowsOut": 40, "rowsPerSecond": 150.0, "queued": 2, "latencyMs": [1.5, 20.0]},
+        {"name": "Delays", "finished": 1, "rowsIn": 4000, "rowsOut": 40, "rowsPerSecond": 150.0, "queued": 2,
+         "latencyMs": [1.5, 20.0]},
         {"name": "Worst", "finished": 0, "rowsIn": 40, "rowsOut": 0, "rowsPerSecond": 50.0, "queued": 1, "latencyMs": None},
     ],
     "workers": [
         {
-            "id": node, "rowsPerSecond": 10.0 * node, "queued": node, "logBytes": 1 << 20, "rssBytes": 200 << 20, "cpuSeconds": 7.5,
+            "id": node, "rowsPerSecond": 10.0 * node, "queued": node, "logBytes": 1 << 20, "rssBytes": 200 << 20,
+            "cpuSeconds": 7.5,
             "counters": {"duplicate": 2, "stale": 1, "refused": 0, "malformed": 0, "gap": 0},
         }
         for node in range(3)

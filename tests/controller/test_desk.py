@@ -129,7 +129,7 @@ def test_the_metrics_are_those_of_now_and_not_of_the_last_progress() -> None:
     before = answer(at, GetMetrics())
     assert isinstance(before, MetricsText)
     at.metrics.note(at.core.happened("move", "Worst", 0, 1, stall_ms=12.5))
-    sample = 'flux_moves_total{id="%s",query="clicks",stage="Worst"} ' % ID
+    sample = f'flux_moves_total{{id="{ID}",query="clicks",stage="Worst"}} '
     assert sample + "0.0" in before.text
     assert sample + "1.0" in answer(at, GetMetrics()).text
 
