@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -270,17 +271,17 @@ NONSENSE: dict[str, Callable[[bytes], list[bytes]]] = {
 
 
 def test_nonsense_at_the_operators_port_is_counted_and_changes_nothing() -> None:
-    with served("clicks", "aa11") as core, zmq.Context() as context:
+    with served("clicks", "aa11") as core, zmq.Context() as context, ExitStack() as open_until_counted:
         connection = choose(None)
         for nonsense in NONSENSE.values():
-            with context.socket(zmq.DEALER) as raw:
-                raw.linger = 0
-                raw.rcvtimeo = 5000
-                raw.connect(connection.endpoint)
-                frames = nonsense(connection.secret)
-                raw.send_multipart(frames)
-                if len(frames) == 2:
-                    assert isinstance(decode_answer(raw.recv_multipart()), Refused)
+            raw = open_until_counted.enter_context(context.socket(zmq.DEALER))
+            raw.linger = 0
+            raw.rcvtimeo = 5000
+            raw.connect(connection.endpoint)
+            frames = nonsense(connection.secret)
+            raw.send_multipart(frames)
+            if len(frames) == 2:
+                assert isinstance(decode_answer(raw.recv_multipart()), Refused)
         with Client(connection) as client:
             refused = f'flux_requests_refused_total{{id="aa11",query="clicks"}} {float(len(NONSENSE))}'
             until(lambda: refused in client.ask(GetMetrics(), MetricsText).text)
