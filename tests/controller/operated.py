@@ -148,6 +148,9 @@ class FakeCore:
         stages[move.stage][move.partition] = (*rows, ReplicaAt(move.target, epoch))
         self.table = Table(epoch, tuple(map(tuple, stages)), self.table.sources, self.table.endpoints)
         self.happened("move", self.plan.stages[move.stage].name, move.partition, move.target, stall_ms=12.5)
+        for worker in self.leaving & set(self.members.workers):
+            if not any(waiting.source == worker for waiting in self.pending):
+                del self.members.workers[worker]
 
     def happened(self, kind: str, stage: str, partition: int, worker: int, stall_ms: float = 0.0) -> Event:
         event = Event(kind, NOW, stage, partition, worker, "by hand", 0.5, stall_ms)
@@ -212,7 +215,7 @@ def served(
     name: str | None = "clicks",
     id: str = ID,
     encrypted: bool = False,
-    tick: Callable[[FakeCore], None] = FakeCore.finish_move,
+    tick: Callable[[FakeCore], Any] = FakeCore.finish_move,
     **options: Any,
 ) -> Any:
     """A fake query that can be found by its connection file and answers at a real port; yields its core."""
