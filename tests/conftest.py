@@ -108,7 +108,7 @@ def trio() -> Iterator[Any]:
 
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
-    """After the test: no thread, socket, temporary or connection file, Spark job or worker loop of a query that was not there before."""
+    """After the test: no thread, socket, file, Spark job or worker loop of a query that was not there before."""
     before = _zmq_fds(os.getpid()), _listening()
     yield
     eventually("flux threads in the driver", _flux_threads, [])
