@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from controller.desk import About, Core
 from controller.load import Loads
-from controller.operations import Operations
 from controller.progress import Progress
+from controller.service import Service
 from controller.state import Controller, Tell
 from flux.codec import decode_report, encode
 from flux.errors import FluxError, ProtocolError, QueryFailed
@@ -54,7 +54,7 @@ class Server:
         self._keys = keys
         self._report = Progress(plan, query_id, name)
         about = About(query_id, name, application, os.getpid(), time.time())
-        self._operations = Operations(_operable(self.core), about, lambda: self.progress[-1] if self.progress else None)
+        self._service = Service(_operable(self.core), about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
         self._close = threading.Event()
@@ -99,7 +99,7 @@ class Server:
             try:
                 port = sockets.port(self._host)
                 lifelines = Lifelines(self._host, self._plan.secret)
-                self._operations.open(sockets, self._keys)
+                self._service.open(sockets, self._keys)
             except Exception as error:
                 self._bound.put(error)
                 return
@@ -112,7 +112,7 @@ class Server:
                     self._note_progress()
             self._turn(sockets, port, lifelines)
         finally:
-            self._operations.close()
+            self._service.close()
             for event in (self.started, self.finished, self.ended):
                 event.set()
             if lifelines is not None:
@@ -130,8 +130,8 @@ class Server:
                     self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.time()))
                 except ProtocolError:
                     self.core.refused += 1
-        if self._operations.port in ready:
-            self._tell(port, self._operations.answer(time.time()))
+        if self._service.port in ready:
+            self._tell(port, self._service.answer(time.time()))
         for worker in lifelines.poll():
             self._tell(port, self.core.on_closed(worker, time.time()))
         while not self._commands.empty():
@@ -149,7 +149,7 @@ class Server:
     def _log_events(self) -> None:
         """Take-overs, repairs and moves, one line each."""
         news = self.core.repairs.news()
-        self._operations.note(news)
+        self._service.note(news)
         for event in news:
             log.info("%s", event)
 
@@ -158,7 +158,7 @@ class Server:
         epoch = core.table.epoch if core.table else -1
         report = self._report.make(core.members, epoch, time.time())
         self.progress.append(report | core.repairs.report(core.table))
-        self._operations.observe()
+        self._service.observe()
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:

@@ -22,9 +22,9 @@ from controller.desk import About, Desk
 from controller.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
 from controller.membership import Membership
 from controller.metrics import Metrics
-from controller.operations import Operations
 from controller.placement import Seat, first_table
 from controller.repairs import Event, Repairs
+from controller.service import Service
 from controller.state import Tell
 from flux.api import Source
 from flux.control import Register, Stop
@@ -221,24 +221,24 @@ def served(
     """A fake query that can be found by its connection file and answers at a real port; yields its core."""
     core = FakeCore(**options)
     keys = Keys.make() if encrypted else None
-    operations = Operations(core, About(id, name, "flights (local-1)", os.getpid(), STARTED), lambda: REPORT)  # type: ignore[arg-type]
+    service = Service(core, About(id, name, "flights (local-1)", os.getpid(), STARTED), lambda: REPORT)  # type: ignore[arg-type]
     ready, stop = threading.Event(), threading.Event()
 
     def run() -> None:
         sockets = Sockets(keys)
         try:
-            operations.open(sockets, keys)
+            service.open(sockets, keys)
             ready.set()
             told = 0
             while not stop.is_set():
-                if operations.port in sockets.wait(0.01):
-                    operations.answer(NOW)
+                if service.port in sockets.wait(0.01):
+                    service.answer(NOW)
                     tick(core)
                     news = list(core.repairs.history)[told:]
                     told += len(news)
-                    operations.note(news)
+                    service.note(news)
         finally:
-            operations.close()
+            service.close()
             sockets.close()
 
     thread = threading.Thread(target=run, name=f"served {id}", daemon=True)

@@ -33,7 +33,7 @@ SECRET_BYTES = 32
 WAITING_MAX = 64
 
 
-class Operations:
+class Service:
     """Made, used and closed by the controller's thread. ``report``: the newest progress report, None before the first."""
 
     def __init__(self, core: Core, about: About, report: Callable[[], dict[str, Any] | None]) -> None:
