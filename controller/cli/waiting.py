@@ -30,7 +30,8 @@ def wait_for(client: Client, title: str, look: Callable[[Status], Left], timeout
     """Until nothing is left. QueryTimeout says what was waited for, QueryFailed that the query has ended meanwhile."""
     end = time.monotonic() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    screen = console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         while True:
             status = client.ask(GetStatus(), Status)

@@ -119,7 +119,11 @@ def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, mon
         "time.sleep(600)\n"
     )
     driver = subprocess.Popen(
-        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, str(program)],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
         assert driver.stdout is not None
