@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +171,12 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do() -> None:
 def test_only_this_machine_can_reach_them_by_default() -> None:
     settings = plan_of().settings
     assert (settings.metrics_port, settings.metrics_host) == (-1, "127.0.0.1")
+
+
+def test_every_metric_is_explained_to_people_and_none_that_there_is_not() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
+    explained = set(re.findall(r"`(flux_[a-z_]+)`", page.split("## Metrics")[1].split("They are as new as")[0]))
+    metrics = Metrics(plan_of(), ID, None)
+    metrics.note(event("move", stall_ms=1.0))
+    named = {f.name + ("_total" if f.type == "counter" else "") for f in observed(metrics).collect()}
+    assert explained == named
