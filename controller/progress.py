@@ -61,6 +61,7 @@ class Progress:
                     "logBytes": int(stats.get("log_bytes", 0)),
                     "heldBytes": int(stats.get("held_bytes", 0)),
                     "rssBytes": int(stats.get("rss_bytes", 0)),
+                    "cpuSeconds": round(stats.get("cpu_s", 0.0), 3),
                     "counters": stats.get("counters", {}),
                 }
                 for member, stats in workers

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+from controller.desk import About, Core
+from controller.load import Loads
 from controller.progress import Progress
+from controller.service import Service
 from controller.state import Controller, Tell
 from flux.codec import decode_report, encode
 from flux.errors import FluxError, ProtocolError, QueryFailed
@@ -30,7 +34,16 @@ PROGRESS_KEPT = 100
 class Server:
     """Start, look at ``phase`` and ``progress``, wait on ``done``; all methods may be called from any thread."""
 
-    def __init__(self, plan: Plan, slots: int, host: str, keys: Keys | None, query_id: str, name: str | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        slots: int,
+        host: str,
+        keys: Keys | None,
+        query_id: str,
+        name: str | None,
+        application: str = "",
+    ) -> None:
         self.core = Controller(plan, slots, time.time())
         self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
         self.started = threading.Event()
@@ -40,6 +53,8 @@ class Server:
         self._host = host
         self._keys = keys
         self._report = Progress(plan, query_id, name)
+        about = About(query_id, name, application, os.getpid(), time.time())
+        self._service = Service(_operable(self.core), about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
         self._close = threading.Event()
@@ -48,6 +63,8 @@ class Server:
     def start(self) -> Rendezvous:
         self._thread.start()
         bound = self._bound.get(timeout=30)
+        if isinstance(bound, FluxError):
+            raise bound
         if isinstance(bound, Exception):
             raise QueryFailed(f"the controller cannot listen on {self._host}: {bound}") from bound
         return bound
@@ -82,6 +99,7 @@ class Server:
             try:
                 port = sockets.port(self._host)
                 lifelines = Lifelines(self._host, self._plan.secret)
+                self._service.open(sockets, self._keys)
             except Exception as error:
                 self._bound.put(error)
                 return
@@ -94,6 +112,7 @@ class Server:
                     self._note_progress()
             self._turn(sockets, port, lifelines)
         finally:
+            self._service.close()
             for event in (self.started, self.finished, self.ended):
                 event.set()
             if lifelines is not None:
@@ -102,7 +121,8 @@ class Server:
 
     def _turn(self, sockets: Sockets, port: Port, lifelines: Lifelines) -> None:
         before = self.core.phase
-        if port in sockets.wait(COMMAND_S):
+        ready = sockets.wait(COMMAND_S)
+        if port in ready:
             for connection, frames in port.receive():
                 try:
                     if len(frames) != 1:
@@ -110,6 +130,8 @@ class Server:
                     self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.time()))
                 except ProtocolError:
                     self.core.refused += 1
+        if self._service.port in ready:
+            self._tell(port, self._service.answer(time.time()))
         for worker in lifelines.poll():
             self._tell(port, self.core.on_closed(worker, time.time()))
         while not self._commands.empty():
@@ -126,7 +148,9 @@ class Server:
 
     def _log_events(self) -> None:
         """Take-overs, repairs and moves, one line each."""
-        for event in self.core.repairs.news():
+        news = self.core.repairs.news()
+        self._service.note(news)
+        for event in news:
             log.info("%s", event)
 
     def _note_progress(self) -> None:
@@ -134,9 +158,18 @@ class Server:
         epoch = core.table.epoch if core.table else -1
         report = self._report.make(core.members, core.inputs.total, epoch, time.time())
         self.progress.append(report | core.report())
+        self._service.observe()
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:
         for effect in effects:
             assert isinstance(effect.connection, bytes)
             port.send(effect.connection, [encode(effect.order)])
+
+
+def _operable(core: Controller) -> Core:
+    """Stands in for what is to come with moves: no load is known, and nothing is moved."""
+    for name, value in {"loads": lambda: Loads({}, []), "moves_pending": list, "missing_slots": list}.items():
+        if not hasattr(core, name):
+            setattr(core, name, value)
+    return cast(Core, core)

@@ -32,10 +32,10 @@ def encode(message: msgspec.Struct) -> bytes:
     return PREFIX + _encoder.encode(message)
 
 
-def _body(frame: Any) -> memoryview:
+def _body(frame: Any, bytes_max: int) -> memoryview:
     view = memoryview(frame)
-    if len(view) > HEADER_BYTES_MAX:
-        raise ProtocolError(f"header of {len(view)} bytes, at most {HEADER_BYTES_MAX} are accepted")
+    if len(view) > bytes_max:
+        raise ProtocolError(f"header of {len(view)} bytes, at most {bytes_max} are accepted")
     if len(view) < len(PREFIX) or view[: len(MAGIC)] != MAGIC:
         raise ProtocolError("not a Flux message")
     if view[len(MAGIC)] != VERSION:
@@ -46,23 +46,24 @@ def _body(frame: Any) -> memoryview:
     return view[len(PREFIX) :]
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], frame: Any) -> T:
+def decode(decoder: msgspec.msgpack.Decoder[T], frame: Any, bytes_max: int = HEADER_BYTES_MAX) -> T:
+    """ProtocolError where the frame is too long, of another version, or not what the decoder knows."""
     try:
-        return decoder.decode(_body(frame))
+        return decoder.decode(_body(frame, bytes_max))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed message: {error}") from None
 
 
 def decode_data(frame: Any) -> DataPlane:
-    return _decode(_data_plane, frame)
+    return decode(_data_plane, frame)
 
 
 def decode_report(frame: Any) -> ToController:
-    return _decode(_to_controller, frame)
+    return decode(_to_controller, frame)
 
 
 def decode_order(frame: Any) -> FromController:
-    return _decode(_from_controller, frame)
+    return decode(_from_controller, frame)
 
 
 def encode_batches(batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:

@@ -52,5 +52,9 @@ class QueryFailed(FluxError):
     """A running query came to an end that nobody asked for. The message says what would have prevented it."""
 
 
+class Unreachable(FluxError):
+    """No query that could be asked answers; the message says what was looked for, and where."""
+
+
 class QueryTimeout(FluxError, TimeoutError):
     """A wait reached its limit; the message says what was waited for and what was missing."""

@@ -61,6 +61,9 @@ TABLE = (
     Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
     Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),
+    Setting("operate", "operate", "bool", "true", "the flux command may look at the query and operate it, by a file that only its owner can read"),
+    Setting("metrics_port", "metrics.port", "int", "-1", "serve Prometheus metrics over HTTP on this port; 0: any free port, -1: off", -1, 65535),
+    Setting("metrics_host", "metrics.host", "text", "127.0.0.1", "address that the metrics are served on; only this machine can reach the default"),
     Setting("egress_memory", "egress.memoryBytes", "bytes", "64m", "collected output that a worker keeps in memory; the rest goes to a temporary file", 0),
     Setting("encrypt", "encrypt", "text", "auto", "CURVE encryption of all connections: true, false, or auto (unless the master is local)"),
 )  # fmt: skip
@@ -98,6 +101,9 @@ class Settings:
     controller_timeout: float
     progress_interval: float
     stop_timeout: float
+    operate: bool
+    metrics_port: int
+    metrics_host: str
     egress_memory: int
     encrypt: str
 

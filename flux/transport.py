@@ -27,15 +27,17 @@ Frames = Sequence[Any]
 
 @dataclass(frozen=True)
 class Keys:
-    """CURVE keys of one query. Both sides of every connection share them: to know them is to belong to the query."""
+    """CURVE keys of one query. Both sides of every connection share them: to know them is to belong to the query. Only
+    who operates a query from outside has keys of his own, and knows no more than the query's public one: ``server``."""
 
     public: bytes
     private: bytes
+    server: bytes = b""
 
     @classmethod
-    def make(cls) -> Keys:
+    def make(cls, server: bytes = b"") -> Keys:
         public, private = zmq.curve_keypair()
-        return cls(public, private)
+        return cls(public, private, server)
 
 
 class Sockets:
@@ -48,9 +50,13 @@ class Sockets:
         self._message_max_bytes = message_max_bytes
         self._open: list[Port | Link | Bell] = []
 
-    def port(self, host: str) -> Port:
-        """Bind to a free port of ``host``'s address."""
+    def port(self, host: str, message_max_bytes: int | None = None, waiting_max: int = 0) -> Port:
+        """Bind to a free port of ``host``'s address. ``waiting_max``: messages that may wait in each direction of a
+        connection, further answers to one that does not listen are dropped; 0: no limit, credit has to see to it."""
         raw = self._socket(zmq.ROUTER)
+        if message_max_bytes is not None:
+            raw.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
+        raw.sndhwm = raw.rcvhwm = waiting_max
         if self._keys is not None:
             raw.curve_server = True
             raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
@@ -64,7 +70,7 @@ class Sockets:
         """Connect to a port; connects again by itself when the connection breaks."""
         raw = self._socket(zmq.DEALER)
         if self._keys is not None:
-            raw.curve_serverkey = self._keys.public
+            raw.curve_serverkey = self._keys.server or self._keys.public
             raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
         raw.setsockopt(zmq.RECONNECT_IVL, 20)
         raw.setsockopt(zmq.RECONNECT_IVL_MAX, 500)

@@ -54,7 +54,9 @@ class Query:
         self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
         keys = Keys.make() if _encrypted(spark, plan.settings) else None
         host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
-        self._server = Server(plan, need.workers, host, keys, plan.query, name)
+        context = spark.sparkContext
+        application = f"{context.appName} ({context.applicationId})"
+        self._server = Server(plan, need.workers, host, keys, plan.query, name, application)
         self._terminated = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
 

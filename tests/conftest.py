@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +25,10 @@ for path in reversed(SHARED):
     if path in sys.path:
         sys.path.remove(path)
     sys.path.insert(0, path)
+
+#: Connection files of tests are not among those of the user.
+os.environ["FLUX_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="flux-tests-")
+atexit.register(shutil.rmtree, os.environ["FLUX_RUNTIME_DIR"], ignore_errors=True)
 
 #: How long the last tasks, threads and sockets of a query that has ended may take to go.
 GONE_S = 10.0
@@ -101,12 +108,13 @@ def trio() -> Iterator[Any]:
 
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
-    """After the test: no thread, socket, temporary file, Spark job or worker loop of a query that was not there before."""
+    """After the test: no thread, socket, file, Spark job or worker loop of a query that was not there before."""
     before = _zmq_fds(os.getpid()), _listening()
     yield
     eventually("flux threads in the driver", _flux_threads, [])
     eventually("ZeroMQ sockets in the driver", lambda: _zmq_fds(os.getpid()), before[0])
     eventually("listening ports of the driver", lambda: _listening() - before[1], set())
+    eventually("connection files", lambda: os.listdir(os.environ["FLUX_RUNTIME_DIR"]), [])
     eventually("running Spark jobs", _spark_jobs, [])
     eventually("Python workers still in a query (ZeroMQ) or with temporary files", _busy_python_workers, {})
 

@@ -18,7 +18,20 @@ def test_the_version_is_the_packages() -> None:
     assert run("--version").output == f"flux {flux.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [(), ("bench",), ("bench", "throughput"), ("bench", "latency")])
+OPERATING = ("list", "status", "top", "partitions", "rebalance", "move", "drain", "scale", "fail", "history", "metrics")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("bench",),
+        ("bench", "throughput"),
+        ("bench", "latency"),
+        ("bench", "failover"),
+        *((name,) for name in OPERATING),
+    ],
+)
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0

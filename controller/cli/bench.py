@@ -1,12 +1,8 @@
-"""The ``flux`` command. Benchmarks for now; what operates a running query joins them here.
-
-Exit codes: 0 done, 1 refused or failed, 2 usage.
-"""
+"""``flux bench``: the benchmarks, run inside Spark executors on this machine."""
 
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,12 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import flux
-from flux.errors import FluxError
-
-app = typer.Typer(help="Flux: a fault-tolerant, load-balancing exchange for PySpark.", no_args_is_help=True)
 bench = typer.Typer(help="Benchmarks, run inside Spark executors on this machine.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
 
 
 class SourceKind(StrEnum):
@@ -34,21 +25,6 @@ class ShapeName(StrEnum):
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers, each in an executor of its own.")]
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"flux {flux.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Flux: a fault-tolerant, load-balancing exchange for PySpark."""
 
 
 @bench.command()
@@ -125,15 +101,3 @@ def _finish(result: dict[str, Any], console: Console, as_json: bool) -> None:
     console.print(table)
     if as_json:
         print(json.dumps(result))
-
-
-def main() -> None:
-    try:
-        app()
-    except FluxError as error:
-        print(f"flux: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

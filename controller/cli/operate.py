@@ -1,0 +1,276 @@
+"""Commands that change the placement of a running query: what is meant is shown and asked for, then followed to its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from controller.cli import tables
+from controller.cli.output import REFUSED, Json, Query, QueryOption, document, outcome, plain, show
+from controller.cli.waiting import Carried, Left, wait_for, wait_for_moves
+from controller.client import Client, RequestRefused, choose
+from controller.requests import (
+    Accepted,
+    DrainWorker,
+    FailWorker,
+    GetPartitions,
+    GetStatus,
+    Partitions,
+    ReplicaStatus,
+    SetWorkers,
+    StartMoves,
+    Status,
+    Suggest,
+    Suggested,
+    WantedMove,
+)
+from flux.errors import UsageError
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
+Timeout = Annotated[
+    float, typer.Option(min=0.1, help="Seconds to wait at most; what was asked for goes on after that.")
+]
+Worker = Annotated[int, typer.Argument(min=0, metavar="WORKER", help="Its number, as in flux status.")]
+
+
+def rebalance(
+    query: Query = None,
+    policy: Annotated[str, typer.Option(help="What decides which partitions move.")] = "pairing",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and no more.")] = False,
+    yes: Yes = False,
+    wait: Wait = True,
+    timeout: Timeout = 600,
+    as_json: Json = False,
+) -> None:
+    """Compute a plan, show each move with its expected gain and cost, carry it out and follow it."""
+    with outcome(as_json), Client(choose(query)) as client:
+        plan = client.ask(Suggest(policy=policy), Suggested)
+        if not as_json:
+            show(*_plan(plan))
+        if dry_run or not plan.moves:
+            if as_json:
+                document(plain(plan) | {"carried_out": False})
+            return
+        _confirm(f"Carry out {_count(len(plan.moves), 'move')}?", yes, as_json)
+        wanted = [
+            WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in plan.moves
+        ]
+        _move(
+            client,
+            wanted,
+            f"flux rebalance, policy {policy}",
+            wait,
+            timeout,
+            as_json,
+            plain(plan) | {"carried_out": True},
+        )
+
+
+def _plan(plan: Suggested) -> list[Any]:
+    notes: list[Any] = [Text(note, style="yellow") for note in plan.notes]
+    if not plan.moves:
+        return [*notes, f"policy {plan.policy} suggests no move"]
+    cost = sum(move.cost for move in plan.moves)
+    total = (
+        f"{_count(len(plan.moves), 'move')}, {tables.size(cost)} of state to copy; gain: of the higher load of the two"
+    )
+    return [tables.moves(plan.moves), Text(total, style="dim"), *notes]
+
+
+def move(
+    partition: Annotated[str, typer.Argument(metavar="STAGE/PARTITION", help="For example Delays/3.")],
+    to: Annotated[int, typer.Option("--to", min=0, help="Worker that takes the copy over.")],
+    source: Annotated[
+        int | None,
+        typer.Option("--from", min=0, show_default=False, help="Worker that has the copy; default: its primary's."),
+    ] = None,
+    query: QueryOption = None,
+    wait: Wait = True,
+    timeout: Timeout = 600,
+    as_json: Json = False,
+) -> None:
+    """Move one copy of a partition to another worker while rows flow."""
+    with outcome(as_json), Client(choose(query)) as client:
+        stage, number = _partition(partition)
+        wanted = WantedMove(stage=stage, partition=number, target=to, source=source)
+        _move(client, [wanted], "flux move", wait, timeout, as_json, {})
+
+
+def _partition(text: str) -> tuple[str, int]:
+    stage, slash, number = text.rpartition("/")
+    if not stage or not slash or not number.isdecimal() or len(number) > 9:
+        raise UsageError(f"expected STAGE/PARTITION, for example Delays/3; got {text!r}")
+    return stage, int(number)
+
+
+def _move(
+    client: Client,
+    wanted: Sequence[WantedMove],
+    why: str,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+    more: dict[str, Any],
+) -> None:
+    before = client.ask(GetStatus(), Status)
+    accepted = client.ask(StartMoves(moves=list(wanted), why=why), Accepted)
+    if not wait:
+        if as_json:
+            document(more | {"moves": msgspec.to_builtins(accepted.moves), "waited": False})
+        else:
+            show(f"{_count(len(accepted.moves), 'move')} begun; look at it with flux status")
+        return
+    carried = wait_for_moves(client, accepted.moves, before.started + before.uptime_s - 0.001, timeout)
+    if as_json:
+        document(more | {"moves": [_moved(one) for one in carried], "waited": True})
+    else:
+        show(*(_said(one) for one in carried))
+    if not all(one.done for one in carried):
+        undone = sum(not one.done for one in carried)
+        print(
+            f"flux: {_count(undone, 'move')} of {len(carried)} not carried out; flux history says more", file=sys.stderr
+        )
+        raise typer.Exit(REFUSED)
+
+
+def _moved(one: Carried) -> dict[str, Any]:
+    event = msgspec.to_builtins(one.event) if one.event else {}
+    measured = {key: event.get(key) for key in ("bytes", "seconds", "stall_ms")}
+    return msgspec.to_builtins(one.move) | {"done": one.done, "phase": "done" if one.done else "not done"} | measured
+
+
+def _said(one: Carried) -> str:
+    named = f"{one.move.stage}/{one.move.partition} from worker {one.move.source} to worker {one.move.target}"
+    if not one.done:
+        return f"not moved: {named}" + (f": {one.event.why}" if one.event else "")
+    if one.event is None:
+        return f"moved: {named}"
+    return (
+        f"moved: {named} in {one.event.seconds:.3f} s, {tables.size(one.event.bytes)} of state, "
+        f"stall {one.event.stall_ms:.1f} ms"
+    )
+
+
+# ---- workers
+
+
+def drain(
+    worker: Worker,
+    query: QueryOption = None,
+    wait: Wait = True,
+    timeout: Timeout = 600,
+    as_json: Json = False,
+) -> None:
+    """Move everything away from a worker; then it leaves the query."""
+    with outcome(as_json), Client(choose(query)) as client:
+        client.ask(DrainWorker(worker=worker), Accepted)
+        held: list[int] = []
+
+        def look(status: Status) -> Left:
+            left = sum(row.replicas for row in status.workers if row.worker == worker)
+            held.append(left)
+            here = any(row.worker == worker for row in status.workers)
+            what = f"{_count(left, 'copy', 'copies')} on worker {worker}" if left else f"worker {worker} leaving"
+            return Left(max(held) - left, max(held), what if here else "")
+
+        _finish(
+            client, f"draining worker {worker}", look, wait, timeout, as_json, f"worker {worker} has left the query"
+        )
+
+
+def scale(
+    workers: Annotated[int, typer.Option("--workers", min=1, max=4096, help="How many workers there shall be.")],
+    query: Query = None,
+    wait: Wait = True,
+    timeout: Timeout = 600,
+    as_json: Json = False,
+) -> None:
+    """Run with more workers, which then get their share, or with fewer, which are drained first."""
+    with outcome(as_json), Client(choose(query)) as client:
+        client.ask(SetWorkers(workers=workers), Accepted)
+
+        def look(status: Status) -> Left:
+            here = len(status.workers)
+            leaving = [str(row.worker) for row in status.workers if row.leaving]
+            what = ""
+            if leaving:
+                what = f"workers that are leaving: {', '.join(leaving)}"
+            elif here != workers or status.missing_slots:
+                slots = f", slots {', '.join(map(str, status.missing_slots))} are empty" if status.missing_slots else ""
+                what = f"{here} workers are there, {workers} are wanted{slots}"
+            elif status.moves_pending:
+                what = f"{_count(len(status.moves_pending), 'move')} between them"
+            return Left(min(here, workers), max(here, workers), what)
+
+        _finish(client, f"{workers} workers", look, wait, timeout, as_json, f"{_count(workers, 'worker')} now")
+
+
+def fail(
+    worker: Worker,
+    query: QueryOption = None,
+    yes: Yes = False,
+    wait: Wait = True,
+    timeout: Timeout = 60,
+    as_json: Json = False,
+) -> None:
+    """Give a worker up as if it had died, to rehearse that. Asks first."""
+    with outcome(as_json), Client(choose(query)) as client:
+        replicas = client.ask(GetPartitions(), Partitions).replicas
+        for line in _risk(worker, replicas):
+            print(line, file=sys.stderr)
+        _confirm(f"Fail worker {worker}?", yes, as_json)
+        client.ask(FailWorker(worker=worker), Accepted)
+
+        def look(status: Status) -> Left:
+            if status.phase == "ended":
+                raise RequestRefused("failed", f"the query did not survive: {status.error}")
+            here = any(row.worker == worker for row in status.workers)
+            return Left(int(not here), 1, f"worker {worker} being given up" if here else "")
+
+        _finish(
+            client, f"failing worker {worker}", look, wait, timeout, as_json, f"worker {worker} is out of the query"
+        )
+
+
+def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
+    """What a loss of this worker means, as far as it is known beforehand."""
+    here = [row for row in replicas if row.worker == worker]
+    safe = {(row.stage, row.partition) for row in replicas if row.worker != worker and row.safe}
+    lost = [f"{row.stage}/{row.partition}" for row in here if (row.stage, row.partition) not in safe]
+    primaries = sum(row.role == "primary" for row in here)
+    lines = [f"worker {worker} holds {_count(len(here), 'copy', 'copies')}, {primaries} of them primary"]
+    if lost:
+        named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
+        lines.append(f"the query will FAIL: worker {worker} has the only safe copy of {named}")
+    return lines
+
+
+# ---- common
+
+
+def _finish(client: Client, title: str, look: Any, wanted: bool, timeout: float, as_json: bool, done: str) -> None:
+    status = wait_for(client, title, look, timeout) if wanted else client.ask(GetStatus(), Status)
+    if as_json:
+        document({"waited": wanted, "status": plain(status)})
+    else:
+        show(done if wanted else "asked for; look at it with flux status")
+
+
+def _confirm(question: str, yes: bool, as_json: bool) -> None:
+    if yes:
+        return
+    if as_json:
+        raise UsageError("--json asks no questions: add --yes")
+    if not typer.confirm(question, err=True):
+        print("flux: nothing was changed", file=sys.stderr)
+        raise typer.Exit(REFUSED)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

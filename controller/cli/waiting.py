@@ -1,0 +1,86 @@
+"""Waiting for what was asked of a query: its status is looked at again and again, with a limit, and shown meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from controller.cli.output import console
+from controller.client import Client
+from controller.requests import GetHistory, GetPartitions, GetStatus, Happened, History, MoveStatus, Partitions, Status
+from flux.errors import QueryFailed, QueryTimeout
+
+#: How often the status is looked at.
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Left:
+    """How far it is: ``what`` is still to happen, empty when all is done."""
+
+    done: int
+    total: int
+    what: str = ""
+
+
+def wait_for(client: Client, title: str, look: Callable[[Status], Left], timeout_s: float) -> Status:
+    """Until nothing is left. QueryTimeout says what was waited for, QueryFailed that the query has ended meanwhile."""
+    end = time.monotonic() + timeout_s
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    screen = console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        while True:
+            status = client.ask(GetStatus(), Status)
+            left = look(status)
+            progress.update(task, completed=left.done, total=left.total)
+            if not left.what:
+                return status
+            if status.phase != "running":
+                raise QueryFailed(
+                    f"the query is {status.phase}, before {left.what}" + (f": {status.error}" if status.error else "")
+                )
+            if time.monotonic() >= end:
+                raise QueryTimeout(
+                    f"after {timeout_s:g} s (--timeout) this is still to come: {left.what}. It goes on; look at it with "
+                    "flux status and flux history"
+                )
+            time.sleep(LOOK_S)
+
+
+# ---- moves
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What became of a move. ``event``: the last that is known of it."""
+
+    move: MoveStatus
+    done: bool
+    event: Happened | None
+
+
+def wait_for_moves(client: Client, moves: Sequence[MoveStatus], began: float, timeout_s: float) -> list[Carried]:
+    """Until the controller has none of them on its list. ``began``: by the query's clock; earlier events are of others."""
+    mine = {(move.stage, move.partition, move.target) for move in moves}
+
+    def look(status: Status) -> Left:
+        pending = [m for m in status.moves_pending if (m.stage, m.partition, m.target) in mine]
+        named = ", ".join(f"{m.stage}/{m.partition} to worker {m.target} ({m.phase})" for m in pending[:4])
+        more = f" and {len(pending) - 4} more" if len(pending) > 4 else ""
+        return Left(len(mine) - len(pending), len(mine), f"moves of {named}{more}" if pending else "")
+
+    wait_for(client, "moving", look, timeout_s)
+    at = {(r.stage, r.partition, r.worker) for r in client.ask(GetPartitions(), Partitions).replicas}
+    events = [event for event in client.ask(GetHistory(), History).events if event.at >= began]
+    return [_carried(move, at, events) for move in moves]
+
+
+def _carried(move: MoveStatus, at: set[tuple[str, int, int]], events: Sequence[Happened]) -> Carried:
+    place = move.stage, move.partition
+    done = (*place, move.target) in at and (*place, move.source) not in at
+    mine = [event for event in events if (event.stage, event.partition) == place and event.kind.startswith("move")]
+    return Carried(move, done, mine[-1] if mine else None)

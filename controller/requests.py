@@ -1,0 +1,294 @@
+"""What a person's commands ask of a running query's controller, and its answers (DESIGN 8).
+
+A request has two frames: the operators' secret of the connection file, and the request in the encoding of every Flux
+message (version, length, types checked). The secret is compared before the second frame is looked at. An answer has
+one frame and carries the number of its request.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from flux.codec import decode, encode
+from flux.errors import ProtocolError
+from flux.messages import Natural
+
+#: A plan that moves every one of 10,000 partitions fits.
+REQUEST_BYTES_MAX = 1 << 20
+#: The placement of 100,000 partitions with three replicas each fits.
+ANSWER_BYTES_MAX = 128 << 20
+#: Moves of one request.
+MOVES_MAX = 10_000
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class Request(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of the requests; ``number`` comes back with the answer."""
+
+    number: Natural = 0
+
+
+class GetStatus(Request, frozen=True):
+    """Answered by ``Status``."""
+
+
+class GetPartitions(Request, frozen=True):
+    """Placement and load, of one stage or of all; answered by ``Partitions``."""
+
+    stage: Name | None = None
+
+
+class GetHistory(Request, frozen=True):
+    """Take-overs, repairs and moves, of one stage or of all; answered by ``History``."""
+
+    stage: Name | None = None
+
+
+class GetMetrics(Request, frozen=True):
+    """Answered by ``MetricsText``."""
+
+
+class Suggest(Request, frozen=True):
+    """What a policy would move now; answered by ``Suggested``. Nothing is moved."""
+
+    policy: Name
+
+
+class WantedMove(msgspec.Struct, frozen=True, kw_only=True):
+    """The copy of a partition on worker ``source`` shall go to ``target``; without a source, the primary is meant."""
+
+    stage: Name
+    partition: Natural
+    target: Natural
+    source: Natural | None = None
+
+
+class StartMoves(Request, frozen=True):
+    """All of them or none; answered by ``Accepted`` when they are planned, not when they are done."""
+
+    moves: Annotated[list[WantedMove], msgspec.Meta(min_length=1, max_length=MOVES_MAX)]
+    why: Name
+
+
+class DrainWorker(Request, frozen=True):
+    """Move everything away from a worker; answered by ``Accepted`` at once."""
+
+    worker: Natural
+
+
+class FailWorker(Request, frozen=True):
+    """Treat a worker as lost, for rehearsals; answered by ``Accepted`` when the others have been told."""
+
+    worker: Natural
+
+
+class SetWorkers(Request, frozen=True):
+    """Run with so many workers from now on; answered by ``Accepted`` at once."""
+
+    workers: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+
+
+AnyRequest = (
+    GetStatus | GetPartitions | GetHistory | GetMetrics | Suggest | StartMoves | DrainWorker | FailWorker | SetWorkers
+)
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of the answers; ``number`` is that of the request."""
+
+    number: Natural = 0
+
+
+class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """``replicas``: wanted; ``safe``: of the partition that has the fewest safe ones; ``short``: partitions with fewer
+    replicas than wanted. Latencies are those of the worker that is worst off."""
+
+    name: str
+    partitions: int
+    finished: int
+    replicas: int
+    safe: int
+    short: int
+    rows_in: int
+    rows_out: int
+    rows_per_s: float
+    queued: int
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """``load``: seconds per second spent applying rows; ``cpu``: seconds per second of its process; ``leaving``: it is
+    being emptied."""
+
+    worker: int
+    slot: int
+    host: str
+    pid: int
+    executor: str
+    primaries: int
+    replicas: int
+    rows_in: int
+    rows_per_s: float
+    queued: int
+    load: float
+    cpu: float
+    rss_bytes: int
+    log_bytes: int
+    leaving: bool = False
+
+
+class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A move that is suggested, planned or under way. ``gain``: by how much the higher load of the two workers falls;
+    ``cost``: bytes of state to copy; ``phase``: "waiting" before its first step."""
+
+    stage: str
+    partition: int
+    source: int
+    target: int
+    gain: float = 0.0
+    cost: int = 0
+    phase: str = "waiting"
+
+
+class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that is being added. ``phase``: "retain", "copy" or "live" (DESIGN 5)."""
+
+    stage: str
+    partition: int
+    worker: int
+    phase: str
+    why: str
+
+
+class Status(Answer, frozen=True):
+    """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
+    ``metrics``: address of the Prometheus metrics, empty where they are not served."""
+
+    id: str
+    name: str | None
+    application: str
+    pid: int
+    phase: str
+    error: str | None
+    started: float
+    uptime_s: float
+    epoch: int
+    rows_in: int
+    rows_per_s: float
+    backlog_slices: int
+    backlog_bytes: int
+    take_overs: int
+    repairs: int
+    moves: int
+    stall_ms_max: float
+    metrics: str
+    stages: list[StageStatus]
+    workers: list[WorkerStatus]
+    moves_pending: list[MoveStatus]
+    repairs_under_way: list[RepairStatus]
+    missing_slots: list[int]
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """``role``: "primary", "secondary", "new" (not live yet); ``movable``: see controller.load."""
+
+    stage: str
+    partition: int
+    worker: int
+    role: str
+    safe: bool
+    load: float
+    queued: int
+    state_bytes: int
+    rows_per_s: float
+    movable: bool
+
+
+class Partitions(Answer, frozen=True):
+    """``seconds``: how long a time the loads are averages over; 0: nothing is known yet."""
+
+    replicas: list[ReplicaStatus]
+    seconds: float
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True):
+    """``worker`` is where the replica is now, ``source`` where it was (-1: nowhere); ``bytes`` copied."""
+
+    kind: str
+    at: float
+    stage: str
+    partition: int
+    worker: int
+    why: str
+    source: int = -1
+    bytes: int = 0
+    seconds: float = 0.0
+    stall_ms: float = 0.0
+
+
+class History(Answer, frozen=True):
+    """The oldest first; only the newest ``kept`` are known."""
+
+    events: list[Happened]
+    kept: int
+
+
+class MetricsText(Answer, frozen=True):
+    """In the text format of Prometheus."""
+
+    text: str
+
+
+class Suggested(Answer, frozen=True):
+    policy: str
+    moves: list[MoveStatus]
+    notes: list[str]
+
+
+class Accepted(Answer, frozen=True):
+    """The request is being carried out; ``moves`` that it has begun, with the source that was meant."""
+
+    moves: list[MoveStatus] = []
+
+
+class Refused(Answer, frozen=True):
+    """Nothing was changed. ``kind``: "secret", "request" (it could not be read), "usage" (it cannot be carried out) or
+    "failed"."""
+
+    kind: str
+    reason: str
+
+
+AnyAnswer = Status | Partitions | History | MetricsText | Suggested | Accepted | Refused
+
+_requests = msgspec.msgpack.Decoder(AnyRequest)
+_answers = msgspec.msgpack.Decoder(AnyAnswer)
+
+
+class WrongSecretError(ProtocolError):
+    """The request does not prove the secret of this query."""
+
+
+def encode_request(request: Request, secret: bytes) -> list[bytes]:
+    return [secret, encode(request)]
+
+
+def decode_request(frames: Sequence[Any], secret: bytes) -> AnyRequest:
+    """WrongSecretError or ProtocolError; nothing is decoded before the secret is proved."""
+    if len(frames) != 2:
+        raise ProtocolError(f"a request has two frames, {len(frames)} came")
+    if not hmac.compare_digest(bytes(frames[0]), secret):
+        raise WrongSecretError("the secret is not that of this query: its connection file is another's or an old one")
+    return decode(_requests, frames[1], REQUEST_BYTES_MAX)
+
+
+def decode_answer(frames: Sequence[Any]) -> AnyAnswer:
+    if len(frames) != 1:
+        raise ProtocolError(f"an answer has one frame, {len(frames)} came")
+    return decode(_answers, frames[0], ANSWER_BYTES_MAX)

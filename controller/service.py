@@ -1,0 +1,121 @@
+"""All that is for people who operate a query, around its controller: requests, connection file, metrics (DESIGN 8).
+
+Requests come in at a port of their own, on this machine's loopback address only: operators run where the driver runs, a
+flood of requests cannot crowd out the workers' reports, and what is said here is not understood there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from controller import connection_file, metrics_http
+from controller.desk import About, Core, Desk
+from controller.metrics import Metrics
+from controller.repairs import Event
+from controller.replication import levels
+from controller.requests import REQUEST_BYTES_MAX
+from controller.state import Tell
+from flux.errors import UsageError
+from flux.transport import Keys, Port, Sockets
+
+log = logging.getLogger("flux")
+
+HOST = "127.0.0.1"
+SECRET_BYTES = 32
+#: Requests, and answers, of one connection that may wait; a command asks one thing at a time.
+WAITING_MAX = 64
+
+
+class Service:
+    """Made, used and closed by the controller's thread. ``report``: the newest progress report, None before the first."""
+
+    def __init__(self, core: Core, about: About, report: Callable[[], dict[str, Any] | None]) -> None:
+        self.metrics = Metrics(core.plan, about.id, about.name)
+        self.port: Port | None = None
+        self._core = core
+        self._about = about
+        self._report = report
+        self._desk: Desk | None = None
+        self._file: Path | None = None
+
+    # ---- opening and closing
+
+    def open(self, sockets: Sockets, keys: Keys | None) -> None:
+        """As far as the settings want it. UsageError where metrics cannot be served at the address that was asked for."""
+        settings = self._core.plan.settings
+        if settings.metrics_port >= 0:
+            address = metrics_http.serve(settings.metrics_host, settings.metrics_port, self.metrics)
+            self._about = replace(self._about, metrics=address)
+            log.info("metrics of query %s are served at %s", self._about.id, address)
+        if settings.operate:
+            secret = secrets.token_bytes(SECRET_BYTES)
+            self.port = sockets.port(HOST, REQUEST_BYTES_MAX, WAITING_MAX)
+            self._desk = Desk(self._core, self._about, secret, self._report, self.metrics, self.observe)
+            self._publish(secret, keys)
+
+    def _publish(self, secret: bytes, keys: Keys | None) -> None:
+        """Write the connection file. Where that is not possible the query runs all the same, and the log says why the
+        command line does not find it."""
+        assert self.port is not None
+        about = self._about
+        connection = connection_file.of_this_process(
+            id=about.id, name=about.name, application=about.application, started=about.started,
+            endpoint=self.port.endpoint, secret=secret, public_key=keys.public.decode() if keys else "",
+            metrics=about.metrics,
+        )  # fmt: skip
+        try:
+            self._file = connection_file.write(connection)
+        except (OSError, UsageError) as error:
+            log.warning("query %s cannot be operated with the flux command: %s", about.id, error)
+            return
+        atexit.register(self._remove_file)  # for a driver that ends without stopping its queries
+
+    def _remove_file(self) -> None:
+        if self._file is not None and os.getpid() == self._about.pid:  # a forked process must not take it away
+            try:
+                connection_file.remove(self._file)
+            except OSError as error:
+                log.warning("%s cannot be removed: %s", self._file, error)
+            self._file = None
+
+    def close(self) -> None:
+        """The port is closed with its sockets."""
+        atexit.unregister(self._remove_file)
+        self._remove_file()
+        metrics_http.withdraw(self.metrics)
+
+    # ---- running
+
+    def answer(self, now: float) -> list[Tell]:
+        """Answer the requests that have come; the orders that they lead to."""
+        effects: list[Tell] = []
+        if self.port is not None and self._desk is not None:
+            for connection, frames in self.port.receive():
+                answer, orders = self._desk.handle(frames, now)
+                if answer is not None:
+                    self.port.send(connection, [answer])
+                effects.extend(orders)
+        return effects
+
+    def note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.metrics.note(event)
+
+    def observe(self) -> None:
+        """Renew the metrics that other threads and operators see."""
+        core = self._core
+        try:
+            self.metrics.observe(
+                core.phase, self._report(), levels(core.plan, core.table, core.repairs.is_safe), core.loads(),
+                len(core.moves_pending()), self._desk.refused if self._desk else 0,
+            )  # fmt: skip
+        except Exception:
+            # Looking changes nothing, so a mistake in it must not end a query that runs well.
+            log.exception("metrics of query %s cannot be renewed", self._about.id)

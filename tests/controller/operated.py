@@ -1,0 +1,253 @@
+"""A query to be operated, without workers: a fake of the controller's state, and a thread that serves it at a real port.
+
+Two stages, "Delays" with four partitions in two copies and "Worst" with two in one, on workers 0, 1 and 2. Moves wait
+until ``finish_move``; served, one is finished at every look at the port.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+import flux
+from controller.connection_file import find_all
+from controller.dag import compile_plan
+from controller.desk import About, Desk
+from controller.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
+from controller.membership import Membership
+from controller.metrics import Metrics
+from controller.placement import Seat, first_table
+from controller.repairs import Event, Repairs
+from controller.service import Service
+from controller.state import Tell
+from flux.api import Source
+from flux.control import Register, Stop
+from flux.errors import UsageError
+from flux.settings import Settings
+from flux.transport import Keys, Sockets
+from partitioning.table import ReplicaAt, Table
+
+ID = "5c2f0a4e-0000-4000-8000-000000000001"
+SECRET = b"the operators' secret, 32 bytes."
+STARTED = 1_000_000.0
+NOW = STARTED + 90.0
+
+
+@flux.stage(key="k", partitions=4, replicas=2)
+class Delays(flux.Aggregate):
+    n = flux.count()
+
+
+@flux.stage(key="k", partitions=2)
+class Worst(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None:
+        pass
+
+
+def plan_of(**options: Any) -> Any:
+    source = Source("input", schema=pa.schema([("k", pa.int64())]))
+    return compile_plan([Worst(Delays(source))], Settings.of(None, **options), lambda schema: schema, ID, b"rows")
+
+
+class FakeCore:
+    """What the desk asks of a controller; what it was told to do is in ``told``."""
+
+    def __init__(self, **options: Any) -> None:
+        self.plan = plan_of(**options)
+        self.phase = "running"
+        self.error = None
+        self.members = Membership()
+        self.repairs = Repairs(self.plan)
+        self.told: list[Any] = []
+        self.pending: list[Move] = []
+        self.missing: list[int] = []
+        self.leaving: set[int] = set()
+        self.notes = ["Delays/3 alone is heavier than a worker: no move helps"]
+        self.suggested = [Move(0, 0, 0, 2, gain=0.25, cost=1 << 20), Move(0, 3, 0, 1, gain=0.125, cost=1 << 10)]
+        for slot in range(3):
+            about = Register(
+                secret=b"rows", role="worker", index=slot, attempt=slot, host="host", pid=100 + slot, executor=f"e{slot}",
+                endpoint=f"tcp://127.0.0.1:{slot}",
+            )  # fmt: skip
+            member = self.members.admit(f"connection {slot}".encode(), about, STARTED)
+            member.stats = {"rows_in": 1000 * (slot + 1), "queued": slot, "rss_bytes": 200 << 20, "log_bytes": 1 << 20}
+        self.table: Table | None = first_table(self.plan, [Seat(n, f"e{n}", f"tcp://127.0.0.1:{n}") for n in range(3)])
+
+    def loads(self) -> Loads:
+        workers = {
+            node: WorkerLoad(node, member.about.executor, cpu=0.5, rss_bytes=200 << 20, leaving=node in self.leaving)
+            for node, member in self.members.workers.items()
+        }
+        replicas = [
+            ReplicaLoad(stage, partition, r.worker, number == 0, 0.1, 1, 1000 * partition, 50.0)
+            for stage, partitions in enumerate(self.table.stages if self.table else ())
+            for partition, rows in enumerate(partitions)
+            for number, r in enumerate(rows)
+        ]
+        return Loads(workers, replicas, seconds=5.0)
+
+    def suggest(self, policy: str, now: float) -> Suggestion:
+        if policy not in ("pairing", "nothing"):
+            raise UsageError(f"there is no policy {policy}; there are pairing")
+        return Suggestion(self.suggested if policy == "pairing" else [], self.notes)
+
+    def move(self, moves: list[Move], why: str, now: float) -> list[Tell]:
+        for move in moves:
+            self._check(move.target)
+        self.told.append(("move", tuple(moves), why, now))
+        self.pending += moves
+        return [Tell("somebody", Stop(reason="not really"))]
+
+    def drain(self, worker: int, now: float) -> list[Tell]:
+        self._check(worker)
+        self.told.append(("drain", worker, now))
+        self.leaving.add(worker)
+        free = next(node for node in self.members.workers if node != worker)
+        self.pending += [
+            Move(load.stage, load.partition, worker, free) for load in self.loads().replicas if load.worker == worker
+        ]
+        return []
+
+    def fail(self, worker: int, now: float) -> list[Tell]:
+        self._check(worker)
+        self.told.append(("fail", worker, now))
+        del self.members.workers[worker]
+        return []
+
+    def scale(self, workers: int, now: float) -> list[Tell]:
+        self.told.append(("scale", workers, now))
+        self.missing = list(range(3, workers))
+        return []
+
+    def moves_pending(self) -> list[Move]:
+        return list(self.pending)
+
+    def missing_slots(self) -> list[int]:
+        return list(self.missing)
+
+    def _check(self, worker: int) -> None:
+        if worker not in self.members.workers:
+            raise UsageError(f"there is no worker {worker}; there are {', '.join(map(str, self.members.workers))}")
+
+    # ---- what happens to it
+
+    def finish_move(self) -> None:
+        if not self.pending:
+            return
+        move = self.pending.pop(0)
+        assert self.table is not None
+        stages = [list(partitions) for partitions in self.table.stages]
+        rows = [r for r in stages[move.stage][move.partition] if r.worker not in (move.source, move.target)]
+        epoch = self.table.epoch + 1
+        stages[move.stage][move.partition] = (*rows, ReplicaAt(move.target, epoch))
+        self.table = Table(epoch, tuple(map(tuple, stages)), self.table.sources, self.table.endpoints)
+        self.happened("move", self.plan.stages[move.stage].name, move.partition, move.target, stall_ms=12.5)
+        for worker in self.leaving & set(self.members.workers):
+            if not any(waiting.source == worker for waiting in self.pending):
+                del self.members.workers[worker]
+
+    def happened(self, kind: str, stage: str, partition: int, worker: int, stall_ms: float = 0.0) -> Event:
+        event = Event(kind, NOW, stage, partition, worker, "by hand", 0.5, stall_ms)
+        self.repairs.history.append(event)
+        return event
+
+
+REPORT: dict[str, Any] = {
+    "totalInputRows": 6000,
+    "inputRowsPerSecond": 100.0,
+    "processedRowsPerSecond": 200.0,
+    "epoch": 4,
+    "backlog": {"slices": 3, "bytes": 3 << 20},
+    "stages": [
+        {"name": "Delays", "finished": 1, "rowsIn": 4000, "rowsOut": 40, "rowsPerSecond": 150.0, "queued": 2,
+         "latencyMs": [1.5, 20.0]},
+        {"name": "Worst", "finished": 0, "rowsIn": 40, "rowsOut": 0, "rowsPerSecond": 50.0, "queued": 1, "latencyMs": None},
+    ],
+    "workers": [
+        {
+            "id": node, "rowsPerSecond": 10.0 * node, "queued": node, "logBytes": 1 << 20, "rssBytes": 200 << 20,
+            "cpuSeconds": 7.5,
+            "counters": {"duplicate": 2, "stale": 1, "refused": 0, "malformed": 0, "gap": 0},
+        }
+        for node in range(3)
+    ],
+}  # fmt: skip
+
+
+@dataclass
+class Counter:
+    """A desk without a port: ``desk.handle`` is what a test calls."""
+
+    core: FakeCore
+    desk: Desk
+    metrics: Metrics
+
+
+def counter(report: dict[str, Any] | None = REPORT) -> Counter:
+    core = FakeCore()
+    metrics = Metrics(core.plan, ID, "clicks")
+    about = About(ID, "clicks", "flights (local-1)", 4321, STARTED, "http://127.0.0.1:9/metrics")
+
+    def observe() -> None:
+        from controller.replication import levels
+
+        metrics.observe(
+            core.phase,
+            report,
+            levels(core.plan, core.table, core.repairs.is_safe),
+            core.loads(),
+            len(core.pending),
+            desk.refused,
+        )
+
+    desk = Desk(core, about, SECRET, lambda: report, metrics, observe)
+    return Counter(core, desk, metrics)
+
+
+@contextmanager
+def served(
+    name: str | None = "clicks",
+    id: str = ID,
+    encrypted: bool = False,
+    tick: Callable[[FakeCore], Any] = FakeCore.finish_move,
+    **options: Any,
+) -> Any:
+    """A fake query that can be found by its connection file and answers at a real port; yields its core."""
+    core = FakeCore(**options)
+    keys = Keys.make() if encrypted else None
+    service = Service(core, About(id, name, "flights (local-1)", os.getpid(), STARTED), lambda: REPORT)  # type: ignore[arg-type]
+    ready, stop = threading.Event(), threading.Event()
+
+    def run() -> None:
+        sockets = Sockets(keys)
+        try:
+            service.open(sockets, keys)
+            ready.set()
+            told = 0
+            while not stop.is_set():
+                if service.port in sockets.wait(0.01):
+                    service.answer(NOW)
+                    tick(core)
+                    news = list(core.repairs.history)[told:]
+                    told += len(news)
+                    service.note(news)
+        finally:
+            service.close()
+            sockets.close()
+
+    thread = threading.Thread(target=run, name=f"served {id}", daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield core
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert not [found for found in find_all() if found.connection and found.connection.id == id]

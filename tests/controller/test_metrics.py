@@ -1,0 +1,182 @@
+"""Metrics in the terms of Prometheus: what they say, that counters never fall, and who can reach them."""
+
+from __future__ import annotations
+
+import copy
+import re
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operated import ID, REPORT, FakeCore, plan_of
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller import metrics_http
+from controller.metrics import STALL_BUCKETS_S, Metrics, merged
+from controller.repairs import Event
+from controller.replication import Level, levels
+from flux.errors import UsageError
+
+LEVELS = [Level(2, 2, 0), Level(1, 1, 0)]
+
+
+def observed(metrics: Metrics, report: dict[str, Any] | None = REPORT, **changes: Any) -> Metrics:
+    core = FakeCore()
+    given = {"phase": "running", "levels": LEVELS, "loads": core.loads(), "moves_pending": 2, "refused": 1} | changes
+    metrics.observe(report=report, **given)
+    return metrics
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """(sample name, values of the labels but the query's) -> value. Fails on what a Prometheus server could not read."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(value for key, value in sample.labels.items() if key not in ("query", "id"))
+            assert (sample.name, *labels) not in found, "the same twice"
+            found[sample.name, *labels] = sample.value
+    return found
+
+
+def event(kind: str, stage: str = "Delays", stall_ms: float = 0.0) -> Event:
+    return Event(kind, 1.0, stage, 0, 1, "why", 0.5, stall_ms)
+
+
+def test_a_snapshot_says_all_that_there_is_to_say() -> None:
+    metrics = Metrics(plan_of(), ID, "clicks")
+    for kind in ("take-over", "repair", "move", "move"):
+        metrics.note(event(kind, stall_ms=15.0 if kind == "move" else 0.0))
+    said = samples(observed(metrics).text())
+    assert said["flux_rows_in_total", "Delays"] == 4000
+    assert said["flux_rows_out_total", "Delays"] == 40
+    assert said["flux_rows_per_second", "Delays"] == 150
+    assert said["flux_step_latency_seconds", "0.99", "Delays"] == pytest.approx(0.02)
+    assert ("flux_step_latency_seconds", "0.99", "Worst") not in said, "nothing is known of it"
+    assert (said["flux_backlog_slices",], said["flux_backlog_bytes",]) == (3, 3 << 20)
+    assert (said["flux_replicas_wanted", "Delays"], said["flux_replicas_safe_min", "Delays"]) == (2, 2)
+    assert said["flux_under_replicated_partitions", "Delays"] == 0
+    assert (said["flux_epoch",], said["flux_workers",], said["flux_moves_pending",]) == (4, 3, 2)
+    assert (said["flux_take_overs_total", "Delays"], said["flux_repairs_total", "Delays"]) == (1, 1)
+    assert (said["flux_moves_total", "Delays"], said["flux_moves_total", "Worst"]) == (2, 0)
+    assert said["flux_duplicates_refused_total",] == 6
+    assert said["flux_stale_dropped_total",] == 3
+    assert said["flux_requests_refused_total",] == 1
+    assert said["flux_worker_cpu_seconds_total", "1"] == 7.5
+    assert said["flux_worker_rss_bytes", "1"] == 200 << 20
+    assert said["flux_worker_load", "1"] == pytest.approx(0.1 * sum(r.worker == 1 for r in FakeCore().loads().replicas))
+    assert (said["flux_query_phase", "running"], said["flux_query_phase", "ended"]) == (1, 0)
+
+
+def test_stalls_are_a_histogram_of_each_kind() -> None:
+    metrics = Metrics(plan_of(), ID, None)
+    for stall_ms in (0.5, 20.0, 20.1, 60_000.0):
+        metrics.note(event("move", stall_ms=stall_ms))
+    said = samples(observed(metrics).text())
+    assert said["flux_stall_seconds_bucket", "move", "0.001"] == 1
+    assert said["flux_stall_seconds_bucket", "move", "0.02"] == 2, "a bound belongs to its bucket"
+    assert said["flux_stall_seconds_bucket", "move", "0.05"] == 3
+    assert said["flux_stall_seconds_bucket", "move", str(STALL_BUCKETS_S[-1])] == 3
+    assert said["flux_stall_seconds_bucket", "move", "+Inf"] == said["flux_stall_seconds_count", "move"] == 4
+    assert said["flux_stall_seconds_sum", "move"] == pytest.approx(60.0406)
+    assert said["flux_stall_seconds_count", "repair"] == 0
+    assert metrics.stall_ms_max == 60_000
+
+
+def test_counters_never_fall_although_workers_come_and_go() -> None:
+    metrics = Metrics(plan_of(), ID, None)
+    before = samples(observed(metrics).text())
+    report = copy.deepcopy(REPORT)
+    lost = report["workers"].pop(0)
+    report["workers"].append(lost | {"id": 7, "counters": {"duplicate": 1}})
+    report["stages"][0]["rowsIn"] = 3500  # reports of two workers are not of the same moment
+    after = samples(observed(metrics, report).text())
+    assert after["flux_duplicates_refused_total",] == before["flux_duplicates_refused_total",] + 1
+    assert after["flux_rows_in_total", "Delays"] == before["flux_rows_in_total", "Delays"]
+    fallen = [key for key in before if key[0].endswith("_total") and key in after and after[key] < before[key]]
+    assert fallen == []
+
+
+def test_before_the_first_report_the_phase_is_known_and_nothing_else() -> None:
+    metrics = Metrics(plan_of(), ID, None)
+    assert metrics.text() == ""
+    assert set(samples(observed(metrics, None, phase="starting").text())) == {
+        ("flux_query_phase", phase) for phase in ("starting", "running", "finished", "ended")
+    }
+
+
+def test_a_snapshot_that_somebody_reads_is_not_changed_by_the_next() -> None:
+    metrics = observed(Metrics(plan_of(), ID, None))
+    reading = metrics.collect()
+    kept = copy.deepcopy(reading)
+    metrics.note(event("move"))
+    observed(metrics, copy.deepcopy(REPORT) | {"epoch": 99})
+    assert reading == kept
+    assert metrics.collect() != kept
+
+
+def test_the_level_of_replication_is_that_of_the_worst_partition() -> None:
+    core = FakeCore()
+    assert levels(core.plan, core.table, core.repairs.is_safe) == LEVELS
+    assert levels(core.plan, None, core.repairs.is_safe) == [Level(2, 0, 4), Level(1, 0, 2)]
+    unsafe = core.table.stages[0][1][1]
+    assert levels(core.plan, core.table, lambda stage, partition, replica: replica is not unsafe)[0] == Level(2, 1, 0)
+
+
+def test_several_queries_give_each_family_once() -> None:
+    one, two = observed(Metrics(plan_of(), "1", "same")), observed(Metrics(plan_of(), "2", "same"))
+    families = merged([one.collect(), two.collect()])
+    assert len({family.name for family in families}) == len(families) == len(one.collect())
+    epochs = next(family for family in families if family.name == "flux_epoch").samples
+    assert [(sample.labels["query"], sample.labels["id"]) for sample in epochs] == [("same", "1"), ("same", "2")]
+    assert len(one.collect()[1].samples) == 1, "the queries' own snapshots are as they were"
+
+
+# ---- over HTTP
+
+
+def fetched(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=10) as response:
+        return str(response.read().decode())
+
+
+def test_queries_of_one_process_share_a_server_and_the_last_one_ends_it() -> None:
+    one, two = observed(Metrics(plan_of(), "1", "one")), observed(Metrics(plan_of(), "2", "two"))
+    address = metrics_http.serve("127.0.0.1", 0, one)
+    assert address.startswith("http://127.0.0.1:")
+    assert metrics_http.serve("127.0.0.1", 0, two) == address
+    both = fetched(address)
+    assert 'flux_epoch{id="1",query="one"} 4.0' in both
+    assert 'flux_epoch{id="2",query="two"} 4.0' in both
+    assert both.count("# HELP flux_epoch ") == 1
+    metrics_http.withdraw(one)
+    assert 'id="1"' not in fetched(address)
+    metrics_http.withdraw(two)
+    with pytest.raises(urllib.error.URLError):
+        fetched(address)
+    metrics_http.withdraw(two)  # a second time is no harm
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_what_to_do() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"127\.0\.0\.1:{port}.*spark\.flux\.metrics\.port"):
+            metrics_http.serve("127.0.0.1", port, Metrics(plan_of(), ID, None))
+
+
+def test_only_this_machine_can_reach_them_by_default() -> None:
+    settings = plan_of().settings
+    assert (settings.metrics_port, settings.metrics_host) == (-1, "127.0.0.1")
+
+
+def test_every_metric_is_explained_to_people_and_none_that_there_is_not() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
+    explained = set(re.findall(r"`(flux_[a-z_]+)`", page.split("## Metrics")[1].split("They are as new as")[0]))
+    metrics = Metrics(plan_of(), ID, None)
+    metrics.note(event("move", stall_ms=1.0))
+    named = {f.name + ("_total" if f.type == "counter" else "") for f in observed(metrics).collect()}
+    assert explained == named

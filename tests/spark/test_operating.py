@@ -1,0 +1,138 @@
+"""Running queries, looked at from another process with the flux command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left_behind")]
+
+pytest.importorskip("pyspark")
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 120.0
+
+
+def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
+    """A few rows now and then, without end."""
+    start = time.monotonic()
+    for number in range(1 << 30):
+        while time.monotonic() < start + number * 0.01:
+            yield None
+        yield pa.RecordBatch.from_pydict({"k": [partition, number]})
+
+
+@flux.stage(key="k", partitions=4)
+class Nothing(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None:
+        pass
+
+
+def endless() -> flux.Flow:
+    return Nothing(flux.source(ticks, schema="k BIGINT", partitions=2, name="ticks"))
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flux", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
+    )
+
+
+def parsed(*arguments: str) -> Any:
+    done = command(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (found := look()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(spark: Any) -> None:
+    clicks = endless().start(queryName="clicks", spark=spark, workers=2, progress_interval="100ms", metrics_port=0)
+    views = endless().start(queryName="views", spark=spark, workers=1, progress_interval="100ms")
+    try:
+        for query in (clicks, views):
+            until(lambda query=query: query.lastProgress and query.lastProgress["totalInputRows"], "no rows")
+        listed = parsed("list")["queries"]
+        assert [(q["name"], q["id"], q["phase"], q["pid"]) for q in listed] == [
+            ("clicks", clicks.id, "running", os.getpid()),
+            ("views", views.id, "running", os.getpid()),
+        ]
+        assert spark.sparkContext.applicationId in listed[0]["application"]
+
+        status = parsed("status", "clicks")
+        assert (status["id"], status["phase"], status["epoch"]) == (clicks.id, "running", clicks.lastProgress["epoch"])
+        assert status["stages"][0]["name"] == "Nothing"
+        assert status["stages"][0]["rows_in"] > 0
+        assert status["rows_in"] > 0
+        assert [worker["rss_bytes"] > 0 for worker in status["workers"]] == [True, True]
+        assert len(parsed("status", views.id[:13])["workers"]) == 1
+
+        replicas = parsed("partitions", "clicks", "--stage", "Nothing")["replicas"]
+        assert [(r["partition"], r["role"], r["safe"]) for r in replicas] == [(p, "primary", True) for p in range(4)]
+        assert parsed("history", "clicks")["events"] == []
+
+        text = parsed("metrics", "clicks")["text"]
+        assert f'flux_rows_in_total{{id="{clicks.id}",query="clicks",stage="Nothing"}}' in text
+        with urllib.request.urlopen(status["metrics"], timeout=10) as response:
+            over_http = response.read().decode()
+        assert f'id="{clicks.id}"' in over_http
+        assert views.id not in over_http, "it was not asked to serve its metrics"
+
+        nameless = command("status")
+        assert (nameless.returncode, "say which: clicks" in nameless.stderr) == (2, True)
+    finally:
+        clicks.stop()
+        views.stop()
+    assert parsed("list") == {"queries": []}
+    assert command("status", "clicks").returncode == 3
+
+
+def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUX_RUNTIME_DIR", str(tmp_path / "flux"))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time\n"
+        f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests' / 'spark')!r}]\n"
+        "from pyspark.sql import SparkSession\n"
+        "from test_operating import endless\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "query = endless().start(queryName='doomed', spark=spark, workers=1)\n"
+        "query.wait_until_running(120)\n"
+        "print('running', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, str(program)],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert driver.stdout is not None
+        assert "running" in driver.stdout.readline()
+        assert parsed("status")["name"] == "doomed"
+    finally:
+        driver.kill()
+        driver.communicate()
+    (stale,) = parsed("list")["queries"]
+    assert (stale["name"], stale["phase"], stale["stale"]) == ("doomed", None, f"its process {driver.pid} is gone")
+    assert parsed("list") == {"queries": []}
+    assert list((tmp_path / "flux").iterdir()) == []
