@@ -9,10 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from controller.desk import About, Core
-from controller.load import Loads
+from controller.desk import About
 from controller.progress import Progress
 from controller.service import Service
 from controller.state import Controller, Tell
@@ -54,7 +53,7 @@ class Server:
         self._keys = keys
         self._report = Progress(plan, query_id, name)
         about = About(query_id, name, application, os.getpid(), time.time())
-        self._service = Service(_operable(self.core), about, lambda: self.progress[-1] if self.progress else None)
+        self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
         self._close = threading.Event()
@@ -165,11 +164,3 @@ class Server:
         for effect in effects:
             assert isinstance(effect.connection, bytes)
             port.send(effect.connection, [encode(effect.order)])
-
-
-def _operable(core: Controller) -> Core:
-    """Stands in for what is to come with moves: no load is known, and nothing is moved."""
-    for name, value in {"loads": lambda: Loads({}, []), "moves_pending": list, "missing_slots": list}.items():
-        if not hasattr(core, name):
-            setattr(core, name, value)
-    return cast(Core, core)

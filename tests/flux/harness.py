@@ -80,9 +80,9 @@ class ThreadQuery:
         thread.start()
 
     def started(self) -> ThreadQuery:
-        """Wait until the table of partitions is published."""
+        """Wait until the table of partitions is published; the query may have failed since."""
         assert self.server.started.wait(LIMIT_S)
-        assert self.server.phase == "running", self.server.error
+        assert self.server.core.table is not None, self.server.error
         return self
 
     def wait(self, limit_s: float = LIMIT_S) -> None:
