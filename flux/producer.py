@@ -46,11 +46,13 @@ class ToWorker:
 
 @dataclass
 class Cursor:
-    """How far one worker has been served. ``since[p]``: incarnation of the replica of p on this worker."""
+    """How far one worker has been served. ``since[p]``: incarnation of the replica of p on this worker; ``epoch``: of the
+    table that brought the last change of what it hosts."""
 
     hosts: np.ndarray
     since: np.ndarray
     acked: np.ndarray
+    epoch: int
     answered: bool = False
     nonce: int | None = None
     number: int = 0
@@ -193,7 +195,7 @@ class Producer:
             if known is not None:
                 same = known.since == since[worker]
                 acked[same] = known.acked[same]
-            self._cursors[worker] = Cursor(mine, since[worker], acked, hello_due=now, heard=now)
+            self._cursors[worker] = Cursor(mine, since[worker], acked, table.epoch, hello_due=now, heard=now)
         self._settle()
 
     def on_answer(self, worker: int, message: Ack | Resume | Standby | Reset | Refuse, now: float) -> None:
@@ -213,10 +215,7 @@ class Producer:
 
     def on_resume(self, worker: int, message: Resume, now: float) -> None:
         cursor = self._cursors.get(worker)
-        if cursor is None or message.epoch < self._epoch:
-            # Answered by an older table than ours: the worker will hear of the newer one; greet again then.
-            if cursor is not None:
-                cursor.hello_due = now + self._resend_s / 10
+        if cursor is None or self._outdated(cursor, message.epoch, now):
             return
         if message.checksum_at >= 0:
             self._check(worker, message)
@@ -243,6 +242,14 @@ class Producer:
         self._take_ack(cursor, message.epoch, message.through, message.behind)
         self._evict()  # it may have been waited for
 
+    def _outdated(self, cursor: Cursor, epoch: int, now: float) -> bool:
+        """Whether an answer goes by a table before the one that changed what its sender hosts: it will hear of that one;
+        greet it again then. Epochs that changed other workers only come by the dozen during repairs and do not count."""
+        if epoch >= cursor.epoch:
+            return False
+        cursor.hello_due = min(cursor.hello_due, now + self._resend_s / 10)
+        return True
+
     def _still_here(self, worker: int, cursor: Cursor, wanted: np.ndarray) -> None:
         # An old Resume may ask for what its sender has acked since. Anything else that is gone is a new replica's, of
         # which this process did not know: only another life of it, reading again from the start, can serve that.
@@ -266,7 +273,7 @@ class Producer:
     def on_standby(self, worker: int, message: Standby, now: float) -> None:
         """The consumer reads from another replica. Greet it again now and then, in case its change of mind is lost."""
         cursor = self._cursors.get(worker)
-        if cursor is not None and message.epoch >= self._epoch:
+        if cursor is not None and not self._outdated(cursor, message.epoch, now):
             cursor.nonce = None
             cursor.answered = True
             cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE

@@ -228,14 +228,24 @@ def test_an_idle_stream_does_not_greet_again_when_a_batch_comes_at_last() -> Non
     assert sent(p, 100.5) == []
 
 
-def test_an_answer_by_an_older_table_is_asked_for_again() -> None:
+def test_an_answer_from_before_its_sender_hosts_something_else_is_asked_for_again() -> None:
     p = producer()
     list(p.poll(0.0))
-    p.on_table(table(epoch=3), 0, 0.0)
+    p.on_table(table(epoch=3, incarnations=(3, 0, 0)), 0, 0.0)
     p.append(batch(1, 0, 0), 0.0)
+    assert sent(p, 0.0) == [("Hello", 10)]
     p.on_answer(10, resume(10, epoch=2), 0.0)
     assert sent(p, 0.05) == []
     assert sent(p, 0.2) == [("Hello", 10)]
+
+
+def test_epochs_that_changed_other_workers_leave_a_handshake_valid() -> None:
+    p = producer()
+    list(p.poll(0.0))
+    p.on_table(table(epoch=3, incarnations=(0, 3, 0)), 0, 0.0)  # a repair on worker 11
+    p.append(batch(1, 0, 0), 0.0)
+    p.on_answer(10, resume(10, epoch=0), 0.0)
+    assert (10, 0) in sent(p, 0.0), "no second greeting is waited for"
 
 
 def test_workers_that_left_the_table_are_waited_for_no_longer() -> None:
