@@ -46,12 +46,13 @@ class ToWorker:
 
 @dataclass
 class Cursor:
-    """How far one worker has been served. ``since[p]``: incarnation of the replica of p on this worker; ``epoch``: of the
-    table that brought the last change of what it hosts."""
+    """How far one worker has been served. ``since[p]``: incarnation of the replica of p on this worker; ``coming[p]``: that
+    replica is not live; ``epoch``: of the table that brought the last change of what it hosts."""
 
     hosts: np.ndarray
     since: np.ndarray
     acked: np.ndarray
+    coming: np.ndarray
     epoch: int
     answered: bool = False
     nonce: int | None = None
@@ -96,6 +97,7 @@ class Producer:
         self._secret = secret
         self._worker = worker
         self._epoch = -1
+        self._now = self._patient_until = 0.0
         self._table: Table | None = None
         self._stage = -1
         self._cursors: dict[int, Cursor] = {}
@@ -124,12 +126,19 @@ class Producer:
     def floor(self) -> tuple[int, int] | None:
         """Where a retried producer may begin: a batch through which all is applied, and the checksum of the stream through
         it. What is only received does not count: a new replica may come to need it; and that last batch is made once
-        more, because it may be the end of the stream. None: not all workers have answered yet; (0, 0): at the start."""
+        more, because it may be the end of the stream. None: not all workers have answered yet, or a new replica is about
+        to get its state, which is worth waiting for: without it everything has to be made again; (0, 0): at the start."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
-        applied = min(int(cursor.acked[cursor.hosts].min()) for cursor in self._cursors.values())
-        start = max((at for at in self._expected if at <= applied), default=0)
+        start = self._shown_through(min(int(cursor.acked.min()) for cursor in self._cursors.values()))
+        if start == 0 and self._now < self._patient_until:
+            known = [np.where(cursor.coming, _NOT_MINE, cursor.acked).min() for cursor in self._cursors.values()]
+            if self._shown_through(int(min(known))) > 0:
+                return None
         return (start, self._expected[start][0]) if start else (0, 0)
+
+    def _shown_through(self, applied: int) -> int:
+        return max((at for at in self._expected if at <= applied), default=0)
 
     def begin_at(self, sequence: int, checksum: int) -> None:
         """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: through ``sequence``."""
@@ -173,29 +182,37 @@ class Producer:
         """Follow the newest table: greet new workers, forget those that are gone, keep what new replicas will need."""
         if table.epoch <= self._epoch:
             return
+        if self._epoch < 0:
+            self._patient_until = now + self._resend_s
         self._epoch, self._table, self._stage = table.epoch, table, stage
         self.order = table.rank_order(stage)
         self.dirty = True
         hosts: dict[int, np.ndarray] = {}
         since: dict[int, np.ndarray] = {}
+        coming: dict[int, np.ndarray] = {}
         for partition, replicas in enumerate(table.stages[stage]):
             for replica in replicas:
                 if replica.worker not in hosts:
                     hosts[replica.worker] = np.zeros(self.partitions, bool)
                     since[replica.worker] = np.full(self.partitions, -1, np.int64)
+                    coming[replica.worker] = np.zeros(self.partitions, bool)
                 hosts[replica.worker][partition] = True
                 since[replica.worker][partition] = replica.incarnation
+                coming[replica.worker][partition] = not replica.live
         for worker in set(self._cursors) - set(hosts):
             del self._cursors[worker]
         for worker, mine in hosts.items():
             known = self._cursors.get(worker)
             if known is not None and (known.since == since[worker]).all():
+                known.coming = coming[worker]
                 continue
             acked = np.where(mine, -1, _NOT_MINE)
             if known is not None:
                 same = known.since == since[worker]
                 acked[same] = known.acked[same]
-            self._cursors[worker] = Cursor(mine, since[worker], acked, table.epoch, hello_due=now, heard=now)
+            self._cursors[worker] = Cursor(
+                mine, since[worker], acked, coming[worker], table.epoch, hello_due=now, heard=now
+            )  # fmt: skip
         self._settle()
 
     def on_answer(self, worker: int, message: Ack | Resume | Standby | Reset | Refuse, now: float) -> None:
@@ -339,6 +356,7 @@ class Producer:
 
     def poll(self, now: float) -> Iterator[ToWorker]:
         """What is to be sent now: greetings that are due, and data that credit allows."""
+        self._now = now
         self.dirty = False
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < min(self.log.end, self.release_from):

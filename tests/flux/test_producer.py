@@ -326,3 +326,31 @@ def test_a_retry_of_a_finished_task_has_nothing_to_send() -> None:
     p.finish(0.0)
     assert p.drained
     assert sent(p) == []
+
+
+# ---- where a new reader of a source begins
+
+
+def reader_while_a_replica_is_added() -> Producer:
+    """Worker 10 has all three partitions, and a copy of partition 1 is being made on worker 11."""
+    made = Producer(StreamId(4, 1), 5, 3, 1 << 20, resend_s=1.0)
+    replicas = (ReplicaAt(10, 0),), (ReplicaAt(10, 0), ReplicaAt(11, 5, False)), (ReplicaAt(10, 0),)
+    made.on_table(Table(5, (replicas,), (), {10: "", 11: ""}), 0, 0.0)
+    list(made.poll(0.0))
+    everything = [(0, 8), (1, 8), (2, 8)]
+    made.on_answer(10, Resume(4, 1, 1, 5, everything, 7, [], 1 << 20, checksum_at=7, checksum=77), 0.0)
+    made.on_answer(11, Resume(4, 1, 1, 5, [], 7, [(1, -1)], 1 << 20), 0.0)
+    return made
+
+
+def test_a_new_reader_waits_for_the_state_of_a_replica_that_is_being_added() -> None:
+    p = reader_while_a_replica_is_added()
+    assert p.floor() is None, "else all would be read again from the start"
+    p.on_answer(11, Resume(4, 1, 2, 5, [(1, 8)], 7, [], 1 << 20), 0.0)
+    assert p.floor() == (7, 77)
+
+
+def test_a_new_reader_does_not_wait_for_ever_for_a_replica_that_is_being_added() -> None:
+    p = reader_while_a_replica_is_added()
+    list(p.poll(1.0))
+    assert p.floor() == (0, 0)
