@@ -22,9 +22,10 @@ from flux.messages import Entry
 class Peer:
     """Another replica, as its primary sees it. ``acked``: it has received all entries below; None: it has no state yet.
     ``sent``, ``told``: entries and committed steps that are on their way to it; ``greeted``: it has answered in this
-    term. ``applied``: steps that it has applied;
-    ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``reported``,
-    ``safe``: what the controller has been told; ``stall_ms``: how long the copy took, ``copy_bytes``: its size."""
+    term; ``promised``: it may hold all below for committed when it has them. ``applied``: steps that it has applied;
+    ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``goal``:
+    what was committed when it first answered after that; ``reported``, ``safe``: what the controller has been told;
+    ``stall_ms``: how long the copy took, ``copy_bytes``: its size."""
 
     incarnation: int
     live: bool
@@ -32,9 +33,11 @@ class Peer:
     sent: int
     told: int = -1
     greeted: bool = False
+    promised: int = 0
     applied: int = 0
     checked: int = 0
     copied_at: int = 0
+    goal: int | None = None
     reported: bool = False
     safe: bool = False
     stall_ms: float = 0.0
@@ -66,7 +69,7 @@ class OrderLog:
         self.committed = start
         self.term = -1
         self.verified = start
-        self.promised = start  # as primary: a secondary may hold all below for committed
+        self.promised = start  # as primary, to replicas that are gone
         self.end = start
         self.cut = 0  # entries thrown away because a new primary had others
         self.peers: dict[int, Peer] = {}
@@ -96,6 +99,8 @@ class OrderLog:
                 start = self.committed if live else None
                 peer = Peer(incarnation, live, start, start if start is not None else 0, checked=applied)
             self.peers[worker] = peer
+        gone = [peer.promised for worker, peer in known.items() if self.peers.get(worker) is not peer]
+        self.promised = max([self.promised, *gone])
         self.report_again()
         self._commit()
 
@@ -121,17 +126,18 @@ class OrderLog:
         earlier term that it could take for these."""
         return peer.live and peer.greeted and sum(other.live for other in self.peers.values()) == 1
 
-    def promise(self, through: int) -> int:
+    def promise(self, peer: Peer, through: int) -> int:
         """All below ``through`` may be held for committed by the only other live replica as soon as it has it. Another
         that becomes live must have it too before it counts: see ``settled``."""
-        self.promised = max(self.promised, through)
+        peer.promised = max(peer.promised, through)
         return through
 
     def settled(self, peer: Peer) -> bool:
-        """Whether a replica that has what is committed here has all that anybody holds for committed, and nothing in its
-        copy of the state that is not."""
+        """Whether a replica that has what is committed here has all that anybody else holds for committed, and nothing in
+        its copy of the state that is not."""
         assert peer.acked is not None
-        return self.committed >= peer.copied_at and peer.acked >= self.promised
+        promised = max([self.promised, *(other.promised for other in self.peers.values() if other is not peer)])
+        return self.committed >= peer.copied_at and peer.acked >= promised
 
     @property
     def untold(self) -> bool:

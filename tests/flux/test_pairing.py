@@ -85,6 +85,30 @@ def test_one_of_two_secondaries_has_to_be_told_what_is_committed() -> None:
     assert told(primary) == [(2, 3, 0)]
 
 
+def test_what_is_promised_to_a_replica_itself_does_not_keep_it_from_being_safe() -> None:
+    primary = paired(steps=1)
+    told(primary)
+    reports = []
+    for step in range(1, 6):  # there is always a step on its way
+        primary.decide(1)
+        told(primary)
+        reports += answer(primary, through=step)
+    assert [report.safe for report in reports] == [True]
+
+
+def test_what_was_promised_to_a_replica_that_is_gone_is_still_needed() -> None:
+    primary = paired(steps=1)
+    told(primary)
+    answer(primary, through=1)
+    primary.decide(1)
+    told(primary)  # A may have shown step 1 to the outside
+    primary.order.lead({B: (5, False)}, 0)
+    primary.order.copied(B, 1)
+    primary.order.lead({B: (5, True)}, 0)
+    seen = [PartitionSeen(2, 3, 5, 9, through, 1, 0, 0) for through in (1, 2)]
+    assert [[report.safe for report in on_seen(primary, B, one)] for one in seen] == [[], [True]]
+
+
 def test_another_replica_is_not_safe_before_it_has_what_the_only_one_may_hold_for_committed() -> None:
     primary = paired(steps=1)
     told(primary)
@@ -154,6 +178,17 @@ def test_a_new_replica_has_caught_up_when_it_has_what_is_committed_and_this_is_s
     assert answer(primary, through=2) == []
     assert answer(primary, through=3) == [CaughtUp(2, 3, A, 0, False, 0.0)]
     assert answer(primary, through=3) == []
+
+
+def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
+    primary = paired(steps=3, live=False)
+    primary.order.copied(A, 2)
+    reports = []
+    for step in range(3, 9):  # each answer comes when another step is committed already
+        told(primary)
+        primary.decide(1)
+        reports += answer(primary, through=step)
+    assert reports == [CaughtUp(2, 3, A, 0, False, 0.0)]
 
 
 def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_committed() -> None:
