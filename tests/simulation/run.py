@@ -20,8 +20,9 @@ from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
 from partitioning.ids import StreamId
 from tests.simulation import faults as faults_
-from tests.simulation import flows
+from tests.simulation import flows, operators
 from tests.simulation.checkers import Ledger, Violation
+from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Identity, Network
 from tests.simulation.processes import IngressProcess, Process, WorkerProcess
 from tests.simulation.world import World
@@ -70,8 +71,16 @@ class SparkJob:
 
 
 class Simulation:
-    def __init__(self, seed: int, faults: faults_.Faults | None = None, copies: int = 0, slots: int = 0) -> None:
-        """``faults``, ``copies`` of every partition, ``slots``: drawn where they are not given."""
+    def __init__(
+        self,
+        seed: int,
+        faults: faults_.Faults | None = None,
+        copies: int = 0,
+        slots: int = 0,
+        habits: operators.Habits | None = None,
+    ) -> None:
+        """``faults``, ``copies`` of every partition, ``slots``, ``habits`` of operators: drawn where they are not given;
+        nobody asks for anything where faults are."""
         self.seed = seed
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
@@ -86,6 +95,7 @@ class Simulation:
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
         self.ledger.alive = self._core_of
+        self.moves = MoveWatch(self)
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
@@ -127,6 +137,8 @@ class Simulation:
         ]:
             if rate:
                 self._strike_later(rate, strike)
+        drawn = operators.draw(random.Random(f"habits {seed}"), replicated) if faults is None else operators.QUIET
+        self.operators = operators.Operators(self, habits or drawn)
 
     # ---- the course of a run
 
@@ -195,6 +207,7 @@ class Simulation:
                 not self._returning
                 and self._settled
                 and controller.repairs.next(controller.table, controller.members) is None
+                and self.moves.at_rest
             ):
                 self._check_replicated()
                 self._may_end = True
@@ -209,7 +222,7 @@ class Simulation:
             executors = {members[worker].about.executor for worker in workers}
             for worker, member in members.items():
                 apart = self.plan.settings.same_executor or member.about.executor not in executors
-                if worker not in workers and apart:
+                if worker not in workers and apart and not member.leaving:
                     raise Violation("everything is repaired", f"{stage}/{partition}: worker {worker} could hold a copy")
             self.counts["partitions that cannot be repaired"] += 1
         self.counts["runs that were repaired before their end"] += 1
@@ -235,6 +248,7 @@ class Simulation:
     def _perform(self, effects: list[Tell]) -> None:
         self._note_repairs()
         self.ledger.check_controller()
+        self.moves.look()
         for effect in effects:
             assert isinstance(effect.connection, tuple)
             late = 0.0
