@@ -22,9 +22,9 @@ from flux.messages import Entry
 class Peer:
     """Another replica, as its primary sees it. ``acked``: it has received all entries below; None: it has no state yet.
     ``sent``, ``told``: entries and committed steps that are on their way to it; ``greeted``: it has answered in this
-    term. ``applied``: steps that it has applied;
-    ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``reported``,
-    ``safe``: what the controller has been told; ``stall_ms``: how long the copy took, ``copy_bytes``: its size."""
+    term. ``applied``: steps that it has applied; ``checked``: steps below have been compared; ``copied_at``: steps that
+    its copy of the state had; ``goal``: what was committed when it first answered after that; ``reported``, ``safe``:
+    what the controller has been told; ``stall_ms``: how long the copy took, ``copy_bytes``: its size."""
 
     incarnation: int
     live: bool
@@ -35,6 +35,7 @@ class Peer:
     applied: int = 0
     checked: int = 0
     copied_at: int = 0
+    goal: int | None = None
     reported: bool = False
     safe: bool = False
     stall_ms: float = 0.0

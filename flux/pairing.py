@@ -18,7 +18,8 @@ ENTRIES_MAX = 1024
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A replica that is being added follows the order without a gap; ``safe``: it has all that is committed."""
+    """A replica that is being added follows the order without a gap; ``safe``: it is live and has all that is
+    committed."""
 
     stage: int
     partition: int
@@ -83,12 +84,16 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[Caug
         peer.checked = item.checked
         if expected != item.checksum:
             yield Diverged(replica.stage.id, replica.partition, worker, item.incarnation, item.checked)
-    reached = peer.acked is not None and peer.acked >= replica.order.committed
-    if not peer.live and reached and not peer.reported:
+    assert peer.acked is not None
+    if peer.goal is None:
+        peer.goal = replica.order.committed
+    # Not all that is committed by now: under a steady load there is always a step that is still on its way.
+    if not peer.live and peer.acked >= peer.goal and not peer.reported:
         peer.reported = True
         yield CaughtUp(
             replica.stage.id, replica.partition, worker, item.incarnation, False, peer.stall_ms, peer.copy_bytes
         )
+    reached = peer.acked >= replica.order.committed
     if peer.live and reached and replica.order.settled(peer) and not peer.safe:
         peer.safe = True
         yield CaughtUp(

@@ -156,6 +156,17 @@ def test_a_new_replica_has_caught_up_when_it_has_what_is_committed_and_this_is_s
     assert answer(primary, through=3) == []
 
 
+def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
+    primary = paired(steps=3, live=False)
+    primary.order.copied(A, 2)
+    reports = []
+    for step in range(3, 9):  # each answer comes when another step is committed already
+        told(primary)
+        primary.decide(1)
+        reports += answer(primary, through=step)
+    assert reports == [CaughtUp(2, 3, A, 0, False, 0.0)]
+
+
 def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_committed() -> None:
     primary = Primary({A: (0, False), B: (0, True)}, steps=3)
     primary.order.copied(A, 3)  # steps that the other live replica has not received

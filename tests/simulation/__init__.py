@@ -1,5 +1,6 @@
 """Deterministic simulation: the real state machines under virtual time and seeded faults (DESIGN 7).
 
 One seed decides the plan, the data, the settings, every delay and every fault, so that a failing run is repeated by
-``make sim SEED=n``. Start reading at ``run``; the laws are in ``checkers``, the world's wickedness in ``faults``.
+``make sim SEED=n``. Start reading at ``run``; the laws are in ``checkers``, the world's wickedness in ``faults``
+and ``mixes``. ``variants`` are deliberately broken, to see that the laws can be broken.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class Ledger:
         self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # what each committed step was
         self._leaders: dict[tuple[int, int, int], int] = {}
         self._table_seen = -1
+        self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
 
     # ---- rows, as operators see them
 
@@ -362,6 +363,18 @@ class Ledger:
                 self._known_everywhere(watch, step, "the end was reported")
 
     # ---- the controller
+
+    def stall(self, stage: int, partition: int, now: float, seconds: float) -> None:
+        """The state of a partition is being copied. Seen where it happens, not where it is ordered."""
+        self._stalled = {key: until for key, until in self._stalled.items() if until > now}
+        self._stalled[stage, partition] = now + seconds
+        if len(self._stalled) > self.plan.settings.repairs_at_once:
+            raise Violation("at most so many partitions stalled at a time", f"{sorted(self._stalled)}")
+
+    def resume_all(self, stalled: Iterable[Key]) -> None:
+        """Their process is dead."""
+        for key in stalled:
+            self._stalled.pop(key, None)
 
     def check_controller(self) -> None:
         """After each of its decisions."""

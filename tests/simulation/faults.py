@@ -28,7 +28,8 @@ class Faults:
     loss_probability: float = 0.0
     #: Nothing gets through in one direction for a while, on one connection of any kind.
     cuts_per_s: float = 0.0
-    #: The same, of a connection of a worker to the controller: it is given up and goes on without knowing.
+    #: The same, of a connection of a worker to the controller, in one direction or in both: it is given up and goes on
+    #: without knowing.
     control_cuts_per_s: float = 0.0
     cut_s: float = 0.0
     #: A consumer goes over to another replica of a producer without any need.
@@ -68,6 +69,8 @@ class Faults:
     crash_at_the_last_batch: bool = False
     #: The input goes on until everything is repaired, so that repairs have something to repair.
     patient: bool = False
+    #: Only one partition of a source does; the others end before.
+    patient_alone: bool = False
     #: Orders of the controller come late at some processes, and some come twice.
     late_order_probability: float = 0.0
     late_order_s: float = 0.0
@@ -79,25 +82,8 @@ class Faults:
     encoded: bool = False
 
 
-#: Much is lost, and primaries die when only some of the others have heard them: what one secondary has of the order the
-#: next may not have, and the new primary orders otherwise.
-UNEVEN = Faults(
-    calm_after_s=1.6,
-    delay_s=0.01,
-    breaks_per_s=20.0,
-    loss_probability=0.3,
-    crashes_per_s=3.0,
-    uneven_crash_probability=1.0,
-    read_s=0.1,
-)
-#: So many of the runs with several replicas have these faults.
-UNEVEN_SHARE = 0.15
-
-
 def draw(rng: random.Random, replicated: bool) -> Faults:
     """Most runs have a few kinds of faults, some have all, a few have none. ``replicated``: workers may crash."""
-    if replicated and rng.random() < UNEVEN_SHARE:
-        return UNEVEN
     kinds = rng.choice([0.0, 0.25, 0.5, 0.5, 0.8, 1.0])
 
     def sometimes(value: float, otherwise: float = 0.0) -> float:
@@ -133,6 +119,7 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         crash_at_the_start=replicated and rng.random() < 0.1,
         crash_at_the_last_batch=replicated and rng.random() < 0.1,
         patient=replicated and rng.random() < 0.5,
+        patient_alone=rng.random() < 0.3,
         read_s=rng.choice([0.0, 0.01, 0.1]),
         repeats_probability=sometimes(0.5),
         late_order_probability=sometimes(0.3),

@@ -8,7 +8,7 @@ exchange's sequence numbers.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -305,10 +305,13 @@ class _Builder:
 
     # ---- stages
 
-    def _stage(self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete") -> Node:
+    def _stage(
+        self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete", partitions: int = 0
+    ) -> Node:
         name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
         target = type(name, (kind,), {"ledger": self.ledger, "stage_name": name})
-        stage = Stage(target, key, self.rng.randint(1, 3), self.rng.choice(self.copies), None, mode, name)
+        partitions = partitions or self.rng.randint(1, 3)
+        stage = Stage(target, key, partitions, self.rng.choice(self.copies), None, mode, name)
         if kind is not Totals:
             self.ledger.keys[name] = key
         for node in inputs:
@@ -353,6 +356,40 @@ def _settings(rng: random.Random) -> Settings:
         repairs_at_once=rng.choice([1, 1, 2, 8]),
         same_executor=rng.random() < 0.15,
     )
+
+
+def chain(
+    ledger: Ledger, kinds: Sequence[Any], copies: int, partitions: int = 2, batches: int = 40, **settings: Any
+) -> Dataflow:
+    """One source of two partitions, that gives a batch of four rows each millisecond; stages of these kinds one after
+    the other, and a sink; everything in ``copies`` and fast enough, unless ``settings`` say otherwise."""
+    builder = _Builder(random.Random(0), ledger, False, copies, copies)
+    builder.rng, builder._spread = random.Random(0), 50  # the same rows for any number of copies
+    data = SourceData("source", [[builder._rows(4) for _ in range(batches)] for _ in range(2)])
+
+    def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
+        for batch in builder._seek(data, partition, start):
+            yield None
+            yield batch
+
+    node = Node(flux.source(read, ROW, 2, "source"), "source", data=data)
+    builder.nodes.append(node)
+    for kind in kinds:
+        node = builder._stage(kind, [node], ("key",), partitions=partitions)
+        builder.nodes.append(node)
+    sink = builder._stage(Sink, [node], ("key",), partitions=partitions)
+    given = {
+        "ack_interval": 0.005,
+        "resend_timeout": 0.1,
+        "heartbeat_interval": 0.05,
+        "heartbeat_timeout": 0.25,
+        "heartbeat_last_timeout": 3.0,
+        "step_max_rows": 8,
+    }
+    chosen = replace(Settings.of(), **(given | settings))
+    assert isinstance(sink.given, Flow)
+    plan = compile_plan([sink.given], chosen, lambda given: given, "q", SECRET)
+    return Dataflow(plan, [data], [sink], 64 << 10)
 
 
 def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int = 0) -> Dataflow:

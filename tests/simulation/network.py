@@ -78,13 +78,15 @@ class Link:
     def cut_up(self, seconds: float) -> None:
         self._up_at = max(self._up_at, self.network.world.now + seconds)
 
+    def cut_down(self, seconds: float) -> None:
+        self._down_at = max(self._down_at, self.network.world.now + seconds)
+
     def cut(self, seconds: float) -> None:
         """Nothing gets through in one direction for a while; what is sent meanwhile comes late."""
-        until = self.network.world.now + seconds
         if self.network.world.random.random() < 0.5:
-            self._up_at = max(self._up_at, until)
+            self.cut_up(seconds)
         else:
-            self._down_at = max(self._down_at, until)
+            self.cut_down(seconds)
 
     def abandon(self) -> None:
         """The client is dead: what it had not yet written is lost."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Virtual time of one turn of a loop.
 TURN_S = 0.0002
+#: Virtual time that a worker stands still while it copies the state of a partition, at most.
+COPY_S = 0.004
 #: How often a source that is patient looks whether it may end.
 HELD_BACK_S = 0.02
 
@@ -111,7 +113,7 @@ class Process:
         raise NotImplementedError
 
     def pause(self, seconds: float) -> None:
-        self.paused_until = self.world.now + seconds
+        self.paused_until = max(self.paused_until, self.world.now + seconds)
 
     def die(self) -> None:
         self.dead = True
@@ -242,6 +244,7 @@ class WorkerProcess(Process):
         self._opened: set[tuple[int, int]] = set()
         self._held_back: set[tuple[int, int]] = set()  # sources that wait with their end
         self._watched: set[int] = set()
+        self._copying: set[tuple[int, int]] = set()  # partitions whose state was copied from here
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
 
@@ -364,6 +367,8 @@ class WorkerProcess(Process):
             sent = True
             if isinstance(effect, ToWorker):
                 self.send(effect)
+                if isinstance(effect.message, Install):
+                    self._stall(effect.message)
             elif isinstance(effect, ToConnection):
                 content = encode(effect.message) if self.sim.faults.encoded else effect.message
                 assert isinstance(effect.connection, tuple)
@@ -385,6 +390,17 @@ class WorkerProcess(Process):
                 rest = min(rest, HELD_BACK_S)
             self.wake(max(rest, TURN_S * self.slowness))
 
+    def _stall(self, install: Install) -> None:
+        """It took time to copy the state."""
+        seconds = self.world.random.random() * COPY_S
+        self._copying.add((install.stage, install.partition))
+        self.sim.ledger.stall(install.stage, install.partition, self.world.now, seconds)
+        self.pause(seconds)
+
+    def die(self) -> None:
+        super().die()
+        self.sim.ledger.resume_all(self._copying)
+
     def _open(self, core: StageWorker, source: int, partition: int) -> Iterator[pa.RecordBatch | None]:
         plan = self.sim.plan.sources[source]
         assert plan.read is not None
@@ -405,7 +421,7 @@ class WorkerProcess(Process):
             batch = next(reader, "end")
             if batch is None:
                 continue
-            if batch == "end" and not self.sim.may_end():
+            if batch == "end" and not self.sim.may_end(*key):
                 self._readers[key] = iter(())
                 self._held_back.add(key)
                 continue
@@ -517,7 +533,7 @@ class IngressProcess(Process):
     def _append(self, core: IngressTask, now: float) -> None:
         assert self._batches is not None
         batch = next(self._batches, None)
-        if batch is None and not self.sim.may_end():
+        if batch is None and not self.sim.may_end(self.source, self.index):
             self._batches = iter(())
             self._read_at = now + HELD_BACK_S
         elif batch is None:

@@ -19,9 +19,10 @@ from flux.control import CopyState, EdgeComplete, NewTable
 from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
 from partitioning.ids import StreamId
-from tests.simulation import faults as faults_
-from tests.simulation import flows, operators
+from tests.simulation import flows, mixes, operators
 from tests.simulation.checkers import Ledger, Violation
+from tests.simulation.faults import Faults
+from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Identity, Network
 from tests.simulation.processes import IngressProcess, Process, WorkerProcess
@@ -74,23 +75,28 @@ class Simulation:
     def __init__(
         self,
         seed: int,
-        faults: faults_.Faults | None = None,
+        faults: Faults | None = None,
         copies: int = 0,
         slots: int = 0,
+        dataflow: Callable[[Ledger], flows.Dataflow] | None = None,
         habits: operators.Habits | None = None,
     ) -> None:
-        """``faults``, ``copies`` of every partition, ``slots``, ``habits`` of operators: drawn where they are not given;
-        nobody asks for anything where faults are."""
+        """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
+        are not given; where faults are given, nobody asks for anything unless habits are."""
         self.seed = seed
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
         replicated = rng.random() < 0.75 or copies > 1
-        self.faults = faults or faults_.draw(rng, replicated)
+        self.faults = faults or mixes.draw(rng, replicated)
         self.ledger = Ledger()
         self.counts = self.ledger.counts
         slots = slots or (rng.randint(2, 5) if replicated else rng.randint(1, 3))
         copies_max = min(slots, 3) if replicated else 1
-        self.dataflow = flows.draw(rng, self.ledger, self.faults.nondeterministic, copies_max, copies)
+        self.dataflow = (
+            dataflow(self.ledger)
+            if dataflow is not None
+            else flows.draw(rng, self.ledger, self.faults.nondeterministic, copies_max, copies)
+        )
         self.plan = self.ledger.plan = self.dataflow.plan
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
@@ -116,6 +122,9 @@ class Simulation:
         self._returning = 0
         self._fenced: set[int] = set()  # slots whose worker was fenced, until the next one is welcome
         self._may_end = not self.faults.patient
+        sources = zip(self.plan.sources, self.dataflow.sources, strict=True)
+        read = ((source.id, partition) for source, data in sources for partition in range(len(data.batches)))
+        self._last_to_end = next(read, None)
         self._struck: set[str] = set()  # crashes at a certain moment that have been
         self._aborted: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Any] = {}
@@ -143,15 +152,16 @@ class Simulation:
     # ---- the course of a run
 
     def run(self) -> None:
-        """Raises Violation."""
-        limit = self.world.now + self.faults.calm_after_s + LIMIT_S
-        while self.world.step():
-            self.network.calm = self.world.now >= self._calm_at
-            if self.controller.phase == "ended" and self._at_rest():
-                break
-            if self.world.now > limit or self.world.events > EVENTS_MAX:
-                raise Violation("every run comes to its end", self._standing())
+        """To its end. Raises Violation."""
+        self.run_until(lambda: self.controller.phase == "ended" and self._at_rest())
         self._check_end()
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        """Raises Violation."""
+        while not reached() and self.world.step():
+            self.network.calm = self.world.now >= self._calm_at
+            if self.world.now > self._calm_at + LIMIT_S or self.world.events > EVENTS_MAX:
+                raise Violation("every run comes to its end", self._standing())
 
     @property
     def _settled(self) -> bool:
@@ -198,17 +208,21 @@ class Simulation:
         process = self.by_node.get(node)
         return None if process is None or process.dead else process.core
 
-    def may_end(self) -> bool:
-        """Whether the sources may come to their end: patient ones wait until everything is repaired."""
+    @property
+    def all_in(self) -> bool:
+        """Whether all workers that Spark starts again are members."""
+        here = self.controller.members.workers
+        return not self._returning and all(process.node in here for process in self.workers if not process.dead)
+
+    def may_end(self, source: int, partition: int) -> bool:
+        """Whether this partition of a source may come to its end: patient ones wait until everything is repaired."""
+        if self.faults.patient_alone and (source, partition) != self._last_to_end:
+            return True
         if not self._may_end and self.network.calm and self.controller.phase == "running":
             controller = self.controller
             assert controller.table is not None
-            if (
-                not self._returning
-                and self._settled
-                and controller.repairs.next(controller.table, controller.members) is None
-                and self.moves.at_rest
-            ):
+            nothing_due = controller.repairs.next(controller.table, controller.members) is None and self.moves.at_rest
+            if self.all_in and self._settled and nothing_due:
                 self._check_replicated()
                 self._may_end = True
         return self._may_end
@@ -388,7 +402,12 @@ class Simulation:
         victim = self.world.random.choice(self.workers)
         if not victim.dead and self._spares(victim):
             self.counts["workers cut off from the controller"] += 1
-            victim.control.cut(self.world.random.random() * self.faults.cut_s)
+            seconds = self.world.random.random() * self.faults.cut_s
+            if self.world.chance(0.5):
+                victim.control.cut(seconds)
+            else:
+                victim.control.cut_up(seconds)
+                victim.control.cut_down(seconds)
 
     def _whim(self) -> None:
         cores = [core for core in map(self._core_of, self.by_node) if core is not None and core._inbound]
@@ -431,8 +450,14 @@ class Simulation:
         return True
 
     def _die(self, victim: WorkerProcess) -> None:
-        if victim.dead or self.controller.phase == "ended" or not self._spares(victim):
-            return
+        if not victim.dead and self.controller.phase != "ended" and self._spares(victim):
+            never_back = self.controller.phase == "running" and self.world.chance(self.faults.never_back_probability)
+            self.crash(victim, seen=not self.world.chance(self.faults.silent_crash_probability), back=not never_back)
+            if self.world.now < self._calm_at and self.world.chance(self.faults.second_crash_probability):
+                self.world.after(self.world.random.random() * 0.05, self._crash_one)
+
+    def crash(self, victim: WorkerProcess, seen: bool = True, back: bool = True) -> None:
+        """``seen``: its connection is seen to close, else only its silence tells; ``back``: Spark starts its task again."""
         self.counts["workers that crashed"] += 1
         self.counts["workers that crashed during a repair"] += bool(self.controller.repairs.under_way)
         self.counts["workers that crashed during a take-over"] += any(
@@ -440,13 +465,10 @@ class Simulation:
         )
         self._note_crash(victim)
         victim.die()
-        if victim.node >= 0 and not self.world.chance(self.faults.silent_crash_probability):
+        if victim.node >= 0 and seen:
             self.world.after(0.001 + self.world.random.random() * 0.02, self._closed, victim.node)
-        never_back = self.controller.phase == "running" and self.world.chance(self.faults.never_back_probability)
-        if not never_back:
+        if back:
             self._return_later(victim, self.world.random.random() * 0.5)
-        if self.world.now < self._calm_at and self.world.chance(self.faults.second_crash_probability):
-            self.world.after(self.world.random.random() * 0.05, self._crash_one)
 
     def _note_crash(self, victim: WorkerProcess) -> None:
         if victim.core is None:
@@ -470,6 +492,8 @@ class Simulation:
     def _return(self, gone: WorkerProcess) -> None:
         self._returning -= 1
         slot = gone.index
+        if self.workers[slot] is not gone:
+            return  # the slot was closed, and opened again for another task
         self.workers[slot] = WorkerProcess(self, slot, next(self._worker_attempts), self._executors[slot])
         self.workers[slot].slowness = gone.slowness
 
@@ -603,8 +627,8 @@ class Simulation:
         return None
 
 
-def run(seed: int) -> Result:
-    return outcome(Simulation(seed))
+def run(seed: int, mix: Mix = ANY) -> Result:
+    return outcome(Simulation(seed, mix.faults, mix.copies, mix.slots))
 
 
 def outcome(simulation: Simulation) -> Result:

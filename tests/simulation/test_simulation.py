@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.faults import UNEVEN, Faults
+from tests.simulation.faults import Faults
 from tests.simulation.many import run_all
-from tests.simulation.run import Result, Simulation, outcome, run
+from tests.simulation.mixes import UNEVEN
+from tests.simulation.run import Result, Simulation, run
 
 SEEDS = range(2000)
 #: Whatever is worth testing happens in each so many of them.
@@ -141,7 +142,7 @@ REGRESSIONS = {
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_went_wrong_once_goes_well_now(seed: int) -> None:
-    result = outcome(Simulation(seed, UNEVEN, copies=3, slots=5))
+    result = run(seed, UNEVEN)
     assert result.ok, f"{REGRESSIONS[seed]}: {result}"
 
 

@@ -1,0 +1,38 @@
+"""``python -m tests.simulation.catch NAME`` looks for seeds that show a broken variant, for when those in the table no
+longer do: whatever changes the course of runs changes what a seed means."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import pytest
+import typer
+
+from tests.simulation.run import run
+from tests.simulation.variants import VARIANTS
+
+
+def main(
+    name: str,
+    seeds: Annotated[int, typer.Option(help="try so many")] = 2000,
+    first: Annotated[int, typer.Option(help="the first of them")] = 0,
+    wanted: Annotated[int, typer.Option(help="stop when so many are found")] = 5,
+) -> None:
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    found = 0
+    with pytest.MonkeyPatch.context() as patch:
+        variant.break_it(patch)
+        for seed in range(first, first + seeds):
+            started = time.perf_counter()
+            result = run(seed, variant.mix)
+            if not result.ok:
+                found += 1
+                typer.echo(f"{seed} in {time.perf_counter() - started:.2f} s: {result.law}: {result.detail[:160]}")
+            if found == wanted:
+                break
+    raise typer.Exit(found == 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

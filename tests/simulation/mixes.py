@@ -1,0 +1,136 @@
+"""Faults sharpened for one purpose: each mix brings about soon what a random run meets once in some thousands.
+
+Some of the random runs take their faults from here, and each broken variant names the mix that shows it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.simulation import faults as faults_
+from tests.simulation.faults import Faults
+
+#: So many of the runs with several replicas have a mix.
+MIXED_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Mix:
+    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None."""
+
+    faults: Faults | None = None
+    copies: int = 0
+    slots: int = 0
+
+
+#: As the seed has it.
+ANY = Mix()
+#: Much is lost, and primaries die when only some of the others have heard them: what one secondary has of the order the
+#: next may not have, and the new primary orders otherwise.
+UNEVEN = Mix(
+    Faults(
+        calm_after_s=1.6,
+        delay_s=0.01,
+        breaks_per_s=20.0,
+        loss_probability=0.3,
+        crashes_per_s=3.0,
+        uneven_crash_probability=1.0,
+        read_s=0.1,
+    ),
+    copies=3,
+    slots=5,
+)
+#: Primaries are cut off from the controller, given up, and go on without knowing.
+DEPOSED = Mix(
+    Faults(
+        calm_after_s=2.0,
+        delay_s=0.002,
+        spike_probability=0.1,
+        spike=50.0,
+        control_cuts_per_s=4.0,
+        cut_s=2.0,
+        late_order_probability=0.7,
+        late_order_s=0.5,
+        read_s=0.05,
+        patient=True,
+    ),
+    copies=3,
+    slots=4,
+)
+#: Answers are held up in one direction, so that acks are old when they come, and one worker is slow, so that what they
+#: speak of is needed still.
+OLD_ACKS = Mix(
+    Faults(
+        calm_after_s=2.0,
+        delay_s=0.002,
+        cuts_per_s=30.0,
+        cut_s=0.6,
+        crashes_per_s=3.0,
+        slowness=50.0,
+        read_s=0.01,
+        patient=True,
+    ),
+    copies=2,
+    slots=4,
+)
+#: Many repairs while much is under way.
+REPAIRS = Mix(
+    Faults(calm_after_s=2.0, delay_s=0.01, crashes_per_s=5.0, read_s=0.01, patient=True),
+    copies=2,
+    slots=4,
+)
+#: A secondary that is promoted has order left for which it has no rows, and is copied like that.
+WAITING = Mix(
+    Faults(
+        calm_after_s=2.0,
+        delay_s=0.005,
+        loss_probability=0.4,
+        cuts_per_s=10.0,
+        cut_s=0.6,
+        crashes_per_s=4.0,
+        slowness=20.0,
+        read_s=0.02,
+        patient=True,
+    ),
+    copies=2,
+    slots=4,
+)
+#: Connections to the controller break, and reports are lost with them.
+CONTROL = Mix(
+    Faults(calm_after_s=2.0, delay_s=0.01, control_breaks_per_s=60.0, crashes_per_s=2.0, read_s=0.01),
+    copies=2,
+    slots=3,
+)
+#: Ingress tasks are done while others still read, and attempts that came too late die.
+LATE_ATTEMPTS = Mix(
+    Faults(
+        calm_after_s=2.0,
+        delay_s=0.01,
+        zombies_per_s=20.0,
+        crashes_per_s=2.0,
+        never_back_probability=0.0,
+        patient=True,
+        patient_alone=True,
+    ),
+    copies=2,
+    slots=4,
+)
+MIXES = {
+    "uneven": UNEVEN,
+    "deposed": DEPOSED,
+    "old acks": OLD_ACKS,
+    "repairs": REPAIRS,
+    "waiting": WAITING,
+    "control": CONTROL,
+    "late attempts": LATE_ATTEMPTS,
+}
+
+
+def draw(rng: random.Random, replicated: bool) -> Faults:
+    """Faults of a random run."""
+    if replicated and rng.random() < MIXED_SHARE:
+        mixed = rng.choice(list(MIXES.values())).faults
+        assert mixed is not None
+        return mixed
+    return faults_.draw(rng, replicated)

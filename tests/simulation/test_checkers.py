@@ -1,0 +1,209 @@
+"""Each checker can fail: a run that has gone well is tampered with, and the law that is broken then is named.
+
+What only shows while a run goes on is left to the broken variants; the last test sees to it that no law is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from flux.errors import QueryFailed
+from partitioning.table import ReplicaAt, Table
+from tests.simulation.checkers import Violation
+from tests.simulation.faults import Faults
+from tests.simulation.flows import Watched, chain, make_batch
+from tests.simulation.run import Simulation
+from tests.simulation.variants import VARIANTS
+
+Tamper = Callable[[Simulation], Any]
+
+
+def gone_well(**flow: Any) -> Simulation:
+    sim = Simulation(0, Faults(), 2, 3, lambda ledger: chain(ledger, [Watched], 2, **flow))
+    sim.run()
+    return sim
+
+
+def some_core(sim: Simulation) -> Any:
+    return next(process.core for process in sim.workers if process.core is not None)
+
+
+def sink_rows(sim: Simulation) -> list[Any]:
+    """Rows in one copy of a partition of the sink."""
+    copies = (core.replicas.get((1, 0)) for core in (process.core for process in sim.workers) if core is not None)
+    return next(replica for replica in copies if replica is not None).operator.state["rows"]  # type: ignore[attr-defined]
+
+
+def with_replicas(sim: Simulation, change: Callable[[tuple[ReplicaAt, ...]], tuple[ReplicaAt, ...]]) -> None:
+    """Another table, in which partition 0 of stage 0 has other replicas."""
+    table = sim.controller.table
+    assert table is not None
+    first, *others = table.stages[0]
+    stages = ((change(first), *others), *table.stages[1:])
+    sim.controller.table = Table(table.epoch + 1, stages, table.sources, table.endpoints)
+
+
+# ---- what is done to it
+
+
+def a_row_is_missing_in_every_copy(sim: Simulation) -> None:
+    sink = sim.dataflow.sinks[0].name
+    rows = sim._states(sink)[0]["rows"][:-1]
+    for process in sim.workers:
+        if process.core is not None and (1, 0) in process.core.replicas:
+            process.core.replicas[1, 0].operator.state["rows"] = list(rows)  # type: ignore[attr-defined]
+    sim._check_rows()
+
+
+def a_row_is_there_twice_in_one_copy(sim: Simulation) -> None:
+    rows = sink_rows(sim)
+    rows.append(rows[0])
+    sim._check_rows()
+
+
+def a_stream_goes_back(sim: Simulation) -> None:
+    operator = some_core(sim).replicas[0, 0].operator
+    list(operator.process(make_batch([(1, 1, "w")], hop=0, tick=0)))
+
+
+def a_key_comes_to_another_partition(sim: Simulation) -> None:
+    rows = sink_rows(sim)
+    name = sim.plan.stages[1].name
+    context = SimpleNamespace(partition=1)
+    sim.ledger.one_home(name, context, make_batch(rows[:1], 0, 0))  # type: ignore[arg-type]
+
+
+def a_second_primary_in_the_same_epoch(sim: Simulation) -> None:
+    one, other = [process.core for process in sim.workers if process.core is not None and process.core.replicas][:2]
+    for core in (one, other):
+        core.replicas[0, 0] = SimpleNamespace(  # type: ignore[assignment]
+            primary=True, leads_since=7, incarnation=0, applied=0, order=SimpleNamespace(end=0), where="stage 0"
+        )
+        sim.ledger.watch_roles(core)
+
+
+def something_stays_in_a_log(sim: Simulation) -> None:
+    some_core(sim).log_meter.add(1)
+    sim._check_drained()
+
+
+def a_step_stays_in_an_order_log(sim: Simulation) -> None:
+    order = some_core(sim).replicas[0, 0].order
+    order._entries.append(None)
+    sim._check_drained()
+
+
+def a_log_miscounts(sim: Simulation) -> None:
+    producer = some_core(sim).replicas[0, 0].outlets[0].producer
+    producer.log._entries.append(SimpleNamespace(nbytes=5))
+    sim.ledger.check_log(producer.log, producer.stream, "here")
+
+
+def two_partitions_stand_still(sim: Simulation) -> None:
+    sim.ledger.stall(0, 0, 10.0, 1.0)
+    sim.ledger.stall(0, 1, 10.5, 1.0)
+
+
+def additions_in_two_stages(sim: Simulation) -> None:
+    begun = {(stage, 0): SimpleNamespace(stage=stage, partition=0) for stage in (0, 1)}
+    sim.controller.repairs.under_way = begun  # type: ignore[assignment]
+    sim.ledger.check_controller()
+
+
+def additions_beyond_the_setting(sim: Simulation) -> None:
+    begun = {(0, partition): SimpleNamespace(stage=0, partition=partition) for partition in (0, 1)}
+    sim.controller.repairs.under_way = begun  # type: ignore[assignment]
+    sim.ledger.check_controller()
+
+
+def a_worker_has_two_replicas_of_a_partition(sim: Simulation) -> None:
+    with_replicas(sim, lambda replicas: (replicas[0], replicas[0]))
+    sim.ledger.check_controller()
+
+
+def a_primary_is_not_safe(sim: Simulation) -> None:
+    with_replicas(sim, lambda replicas: (msgspec.structs.replace(replicas[0], live=False), *replicas[1:]))
+    sim.controller.repairs.is_safe = lambda stage, partition, replica: replica.live  # type: ignore[method-assign]
+    sim.ledger.check_controller()
+
+
+def a_replica_too_many(sim: Simulation) -> None:
+    table = sim.controller.table
+    assert table is not None
+    with_replicas(sim, lambda _: tuple(ReplicaAt(worker, 0) for worker in sorted(table.endpoints)))
+    sim.ledger.check_controller()
+
+
+def a_replica_too_few(sim: Simulation) -> None:
+    with_replicas(sim, lambda replicas: replicas[:1])
+    sim._check_replicated()
+
+
+def a_query_fails(sim: Simulation) -> None:
+    sim.controller.error = QueryFailed("for no reason")
+    sim._check_end()
+
+
+def it_waits_for_ever(sim: Simulation) -> None:
+    for process in sim.workers:
+        process.wake()
+    sim.run_until(lambda: False)
+
+
+def it_acks_more_than_it_applied(sim: Simulation) -> None:
+    core = some_core(sim)
+    stream, inbound = next(item for item in core._inbound.items() if sim.plan.edges[item[0].edge].consumer == 0)
+    ack = inbound.ack(core.epoch, core._hosted_by(stream))
+    sim.ledger._touching[stream, int(core._hosted_by(stream)[0])].append(ack.through + 1)
+    core._answer(None, msgspec.structs.replace(ack, through=ack.through + 1))
+
+
+SHOWN: dict[Tamper, str] = {
+    a_row_is_missing_in_every_copy: "every row counted once at the sink",
+    a_row_is_there_twice_in_one_copy: "replicas agree",
+    a_stream_goes_back: "order within a stream",
+    a_key_comes_to_another_partition: "one partition per key",
+    a_second_primary_in_the_same_epoch: "one primary per partition and epoch",
+    something_stays_in_a_log: "logs and queues drain",
+    a_step_stays_in_an_order_log: "logs and queues drain",
+    a_log_miscounts: "the log counts its bytes",
+    two_partitions_stand_still: "at most so many partitions stalled at a time",
+    additions_in_two_stages: "the sweep goes stage by stage",
+    additions_beyond_the_setting: "at most so many additions at a time",
+    a_worker_has_two_replicas_of_a_partition: "replicas are on different workers of the table",
+    a_primary_is_not_safe: "a primary is safe",
+    a_replica_too_many: "no more replicas than asked for",
+    a_replica_too_few: "everything is repaired",
+    a_query_fails: "no run fails",
+    it_waits_for_ever: "every run comes to its end",
+    it_acks_more_than_it_applied: "an ack never exceeds what was applied",
+}
+
+
+@pytest.mark.parametrize("tamper", SHOWN, ids=lambda tamper: tamper.__name__)
+def test_what_is_wrong_is_named(tamper: Tamper) -> None:
+    sim = gone_well(repairs_at_once=2 if tamper is additions_in_two_stages else 1)
+    with pytest.raises(Violation) as caught:
+        tamper(sim)
+    assert caught.value.law == SHOWN[tamper]
+
+
+def test_no_law_is_without_a_proof_that_it_can_be_broken() -> None:
+    """Here, or by a broken variant that breaks this law and no other."""
+    source = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py") if "test_" not in path.name)
+    laws = set(re.findall(r'Violation\(\s*"([^"]+)"', source))
+    proved = set(SHOWN.values()) | {law for variant in VARIANTS if len(variant.laws) == 1 for law in variant.laws}
+    assert len(laws) > 15
+    assert laws - proved == {
+        # shown by variants that may break others too
+        "each partition applies each batch once and in order",
+        "equal sequences are equal batches",
+        "replicas take the same steps",
+    }

@@ -1,0 +1,367 @@
+"""Deliberately broken variants of the exchange, and how it shows that they are broken.
+
+Each takes away one rule. ``VARIANTS`` says which laws may be broken then, under which faults that happens soon, and
+which seeds show it; ``python -m tests.simulation.catch NAME`` looks for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import flux.replica
+import flux.stage_worker
+from controller.membership import Membership
+from controller.repairs import Repairs
+from flux.log import Log
+from flux.order import OrderLog, Peer
+from flux.producer import NEVER, Producer
+from flux.receiver import Inbound
+from flux.replica import Replica
+from flux.stage_worker import LOCAL, StageWorker
+from partitioning.cluster import whole
+from tests.simulation.mixes import ANY, DEPOSED, LATE_ATTEMPTS, REPAIRS, UNEVEN, WAITING, Mix
+
+Patch = pytest.MonkeyPatch
+#: How a row that is lost, doubled or out of order shows.
+ROWS = {
+    "each partition applies each batch once and in order",
+    "order within a stream",
+    "every row counted once at the sink",
+    "no unhandled exception",
+}
+STUCK = {"every run comes to its end"}
+ACKED = {"an ack never exceeds what was applied", "no batch leaves the log before it is applied"}
+COMMITTED = {"nothing is given out before it is committed"}
+#: How it shows that replicas have gone different ways.
+ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batches", "replicas agree"}
+
+
+# ---- the variants
+
+
+def accepts_duplicates(patch: Patch) -> None:
+    """A consumer takes a slice that it has taken before."""
+    slices = Inbound._slices
+
+    def broken(self: Inbound, *given: Any) -> Any:
+        received, self.received = self.received, np.zeros_like(self.received)
+        try:
+            return slices(self, *given)
+        finally:
+            self.received = received
+
+    patch.setattr(Inbound, "_slices", broken)
+
+
+def acks_before_it_applies(patch: Patch) -> None:
+    """An ack says what was received, not what was applied."""
+    ack = Inbound.ack
+
+    def broken(self: Inbound, *given: Any) -> Any:
+        waiting, self.waiting = self.waiting, {}
+        try:
+            return ack(self, *given)
+        finally:
+            self.waiting = waiting
+
+    patch.setattr(Inbound, "ack", broken)
+
+
+def evicts_when_one_has_acked(patch: Patch) -> None:
+    """A batch leaves the log when the fastest partition has acked it."""
+    evict = Log.evict
+    patch.setattr(Log, "evict", lambda self, acked: evict(self, np.full_like(acked, acked.max(initial=-1))))
+
+
+def never_returns_credit(patch: Patch) -> None:
+    """What was applied counts as held for ever. (Forgotten by one connection alone, the next handshake mends it.)"""
+    applied = Inbound.applied
+
+    def broken(self: Inbound, *given: Any) -> None:
+        held = self.held_bytes
+        applied(self, *given)
+        self.held_bytes = held
+
+    patch.setattr(Inbound, "applied", broken)
+
+
+def sends_without_credit(patch: Patch) -> None:
+    """A producer does not heed what it was granted."""
+    data = Producer._data
+
+    def broken(self: Producer, worker: int, cursor: Any, now: float) -> Any:
+        cursor.granted = 1 << 60
+        return data(self, worker, cursor, now)
+
+    patch.setattr(Producer, "_data", broken)
+
+
+def appends_to_a_full_log(patch: Patch) -> None:
+    """Back-pressure is ignored."""
+    patch.setattr(Producer, "has_room", property(lambda self: not self.finished))
+
+
+def overlooks_gaps(patch: Patch) -> None:
+    """A consumer does not see that a message is missing."""
+    take = Inbound.take
+
+    def broken(self: Inbound, message: Any, *given: Any) -> Any:
+        return take(self, msgspec.structs.replace(message, number=self.number, first=0), *given)
+
+    patch.setattr(Inbound, "take", broken)
+
+
+def never_greets_again(patch: Patch) -> None:
+    """A producer waits for ever for an ack that was lost."""
+    patch.setattr(Producer, "_silent", lambda self, cursor, now: False)
+
+
+def resumes_one_too_far(patch: Patch) -> None:
+    """A consumer asks for the batch after the one that it needs."""
+    resume = Inbound.resume
+
+    def broken(self: Inbound, *given: Any) -> Any:
+        message = resume(self, *given)
+        if self.connection == LOCAL:
+            return message  # a worker that talks to itself would not come to an end
+        return msgspec.structs.replace(message, next=[(partition, needed + 1) for partition, needed in message.next])
+
+    patch.setattr(Inbound, "resume", broken)
+
+
+def finishes_with_the_first_stream(patch: Patch) -> None:
+    """A stage takes the end of one stream for the end of its input."""
+    patch.setattr(Replica, "_input_ended", property(lambda self: any(self._ended.values())))
+
+
+def applies_the_newest_first(patch: Patch) -> None:
+    add = Replica.add
+
+    def broken(self: Replica, slice_: Any) -> None:
+        add(self, slice_)
+        self._waiting[slice_.stream].rotate(1)
+
+    patch.setattr(Replica, "add", broken)
+
+
+def sends_a_key_to_two_partitions(patch: Patch) -> None:
+    def broken(batch: Any, key: Any, partitions: int, order: Any = None) -> Any:
+        return whole(batch, batch.num_rows % partitions, partitions, order)
+
+    patch.setattr(flux.replica, "cluster_by_key", broken)
+    patch.setattr(flux.stage_worker, "cluster_by_key", broken)
+
+
+# ---- variants of what keeps replicas alike
+
+
+def sends_before_it_is_committed(patch: Patch) -> None:
+    """The release rule is left out."""
+    release = Replica.release
+
+    def broken(self: Replica) -> None:
+        release(self)
+        for outlet in self.outlets:
+            outlet.producer.release_from = NEVER
+
+    patch.setattr(Replica, "release", broken)
+
+
+def reports_the_end_before_it_is_committed(patch: Patch) -> None:
+    patch.setattr(Replica, "through", property(lambda self: self.finished))
+
+
+def applies_what_is_not_committed(patch: Patch) -> None:
+    """A secondary applies steps as soon as it hears of them."""
+    ready = Replica.ready.fget  # type: ignore[attr-defined]
+
+    def broken(self: Replica) -> bool:
+        committed, self.order.committed = self.order.committed, self.order.end
+        try:
+            return bool(ready(self))
+        finally:
+            self.order.committed = committed
+
+    patch.setattr(Replica, "ready", property(broken))
+
+
+def heeds_a_deposed_primary(patch: Patch) -> None:
+    """The terms of primaries are not compared."""
+    on_orders = OrderLog.on_orders
+    patch.setattr(OrderLog, "on_orders", lambda self, term, *given: on_orders(self, max(term, self.term), *given))
+
+
+def acks_what_an_earlier_primary_sent(patch: Patch) -> None:
+    """A secondary takes the length of its log for what it shares with the new primary."""
+    on_orders = OrderLog.on_orders
+
+    def broken(self: OrderLog, *given: Any) -> bool:
+        good = on_orders(self, *given)
+        self.verified = self.end
+        return good
+
+    patch.setattr(OrderLog, "on_orders", broken)
+
+
+def copies_before_producers_retain(patch: Patch) -> None:
+    """The copy is ordered as soon as the new replica is listed."""
+    patch.setattr(Repairs, "confirmed", lambda self, epoch: [a for a in self.under_way.values() if a.phase == "retain"])
+
+
+def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
+    patch.setattr(StageWorker, "_awaited_by", lambda self, stream: [])
+
+
+def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
+    """Live is taken for safe."""
+    patch.setattr(Repairs, "is_safe", lambda self, stage, partition, replica: replica.live)
+
+
+def forgets_the_order_in_the_copy(patch: Patch) -> None:
+    """What is ordered and not yet applied is not copied, and the primary thinks that it is."""
+    adopt = OrderLog.adopt
+    patch.setattr(OrderLog, "adopt", lambda self, entries, committed: adopt(self, [], committed))
+    copied = OrderLog.copied
+
+    def broken(self: OrderLog, worker: int, applied: int) -> None:
+        copied(self, worker, applied)
+        self.peers[worker].acked = self.peers[worker].sent = self.end
+
+    patch.setattr(OrderLog, "copied", broken)
+
+
+def sends_orders_only_once(patch: Patch) -> None:
+    patch.setattr(Peer, "overdue", lambda *given: False)
+
+
+def asks_anew_for_nothing(patch: Patch) -> None:
+    """A new replica does not tell the producers what it needs."""
+    patch.setattr(StageWorker, "_ask_again", lambda *given: None)
+
+
+def resumes_without_a_nonce(patch: Patch) -> None:
+    """Data of an earlier handshake is taken for an answer to the newest."""
+    take = Inbound.take
+
+    def broken(self: Inbound, message: Any, *given: Any) -> Any:
+        if message.nonce == self.nonce:
+            return take(self, message, *given)
+        return take(self, msgspec.structs.replace(message, nonce=self.nonce, number=self.number), *given)
+
+    patch.setattr(Inbound, "take", broken)
+
+
+def never_goes_over_to_a_survivor(patch: Patch) -> None:
+    patch.setattr(StageWorker, "_choose_sources", lambda self: None)
+
+
+def waits_for_ingress_that_has_left(patch: Patch) -> None:
+    """An attempt that came after the work was done, and died, is waited for."""
+    admit = Membership.admit
+
+    def broken(self: Membership, *given: Any) -> Any:
+        member = admit(self, *given)
+        member.left = False
+        return member
+
+    patch.setattr(Membership, "admit", broken)
+
+
+def repairs_everything_at_once(patch: Patch) -> None:
+    next_ = Repairs.next
+
+    def broken(self: Repairs, *given: Any) -> Any:
+        under_way, self.under_way = self.under_way, {}
+        try:
+            wanted = next_(self, *given)
+        finally:
+            self.under_way = under_way
+        return wanted if wanted and (wanted.stage, wanted.partition) not in under_way else None
+
+    patch.setattr(Repairs, "next", broken)
+
+
+def never_repairs(patch: Patch) -> None:
+    patch.setattr(Repairs, "to_ask", lambda self, now: [])
+
+
+def everybody_leads(patch: Patch) -> None:
+    """Each live replica takes itself for the primary."""
+
+    def broken(self: StageWorker, table: Any, stage: int, partition: int, replica: Replica) -> None:
+        others = [other for other in table.stages[stage][partition] if other.worker != self.worker]
+        replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
+
+    patch.setattr(StageWorker, "_assign_role", broken)
+
+
+def follows_in_its_own_order(patch: Patch) -> None:
+    """A secondary applies the slices of a step in the order that suits it."""
+    ordered = Replica._ordered
+    patch.setattr(Replica, "_ordered", lambda self, entry: sorted(ordered(self, entry), key=lambda s: -s.sequence))
+
+
+def leaves_the_state_out_of_the_copy(patch: Patch) -> None:
+    patch.setattr(Replica, "restore", lambda *given: None)
+
+
+def believes_every_retry(patch: Patch) -> None:
+    """A retried task that reads other rows is not found out."""
+    patch.setattr(Producer, "_compare", lambda *given: None)
+    patch.setattr(Producer, "_check", lambda *given: None)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``laws`` that may be broken, and no others; ``seeds`` that show it under the faults of ``mix``."""
+
+    break_it: Callable[[Patch], None]
+    laws: frozenset[str] | set[str]
+    seeds: tuple[int, ...] = ()
+    mix: Mix = ANY
+
+    @property
+    def name(self) -> str:
+        return self.break_it.__name__
+
+
+VARIANTS = [
+    Variant(accepts_duplicates, ROWS, (8, 23)),
+    Variant(acks_before_it_applies, {"an ack never exceeds what was applied"}, (1, 0)),
+    Variant(evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (1, 2)),
+    Variant(never_returns_credit, STUCK | {"logs and queues drain"}, (0, 1)),
+    Variant(sends_without_credit, {"bytes held <= credit + one message"}, (9, 14)),
+    Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}, (8, 9)),
+    Variant(overlooks_gaps, ROWS | ACKED, (3, 13)),
+    Variant(never_greets_again, STUCK, (47, 43)),
+    Variant(resumes_one_too_far, ROWS | STUCK),
+    Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}, (2, 1)),
+    Variant(applies_the_newest_first, ROWS, (1, 0)),
+    Variant(sends_a_key_to_two_partitions, {"one partition per key"}, (2, 3)),
+    Variant(believes_every_retry, ROWS | STUCK, (272, 401)),
+    Variant(sends_before_it_is_committed, COMMITTED, (1, 0)),
+    Variant(reports_the_end_before_it_is_committed, COMMITTED, (1, 0)),
+    Variant(applies_what_is_not_committed, {"a secondary applies committed steps only"}, (0, 1)),
+    Variant(everybody_leads, {"one primary per partition and epoch"}, (0, 1)),
+    Variant(follows_in_its_own_order, ALIKE, (3, 4)),
+    Variant(heeds_a_deposed_primary, COMMITTED | ALIKE, (51, 84), DEPOSED),
+    Variant(acks_what_an_earlier_primary_sent, COMMITTED | ALIKE, (222, 120), UNEVEN),
+    Variant(copies_before_producers_retain, ROWS | STUCK | ACKED),
+    Variant(acks_for_a_state_that_has_not_come, {"nothing is acked before the state has come"}),
+    Variant(leaves_the_state_out_of_the_copy, ALIKE | STUCK, (1, 0), REPAIRS),
+    Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK),
+    Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, (1, 17), WAITING),
+    Variant(sends_orders_only_once, STUCK, (14, 9)),
+    Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED),
+    Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, (108, 107), REPAIRS),
+    Variant(never_goes_over_to_a_survivor, STUCK, (8, 23)),
+    Variant(waits_for_ingress_that_has_left, STUCK, (147, 154), LATE_ATTEMPTS),
+    Variant(repairs_everything_at_once, {"at most so many additions at a time", "the sweep goes stage by stage"}),
+    Variant(never_repairs, STUCK),
+]
