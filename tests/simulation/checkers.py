@@ -396,7 +396,9 @@ class Ledger:
                     raise Violation("replicas are on different workers of the table", f"{stage.name}/{partition}")
                 if replicas and not repairs.is_safe(stage.id, partition, replicas[0]):
                     raise Violation("a primary is safe", f"{stage.name}/{partition}: {replicas}")
-                if len(replicas) > stage.replicas:
+                addition = repairs.under_way.get((stage.id, partition))
+                moving = addition is not None and addition.source is not None
+                if len(replicas) > stage.replicas + moving:
                     raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
 
 

@@ -24,6 +24,7 @@ from flux.control import (
     Register,
     RegisterAgain,
     Rejected,
+    Stop,
     TableSeen,
     Welcome,
 )
@@ -144,7 +145,7 @@ class Process:
     def _on_order(self, order: Any) -> None:
         if isinstance(order, Welcome):
             again, self.node = self.node >= 0, order.node
-            self.welcomed(order.incarnation)
+            self.welcomed(order.incarnation, order.workers)
             if again:
                 self.report_again()
         elif isinstance(order, RegisterAgain):
@@ -165,9 +166,10 @@ class Process:
             self.on_edge_complete(order)
         elif isinstance(order, Rejected):
             self.on_rejected()
-        # Stop is not heeded, so that it shows whether everything comes to rest.
+        elif isinstance(order, Stop):
+            self.on_stop()
 
-    def welcomed(self, incarnation: int) -> None:
+    def welcomed(self, incarnation: int, workers: int) -> None:
         raise NotImplementedError
 
     def on_new_table(self, order: NewTable) -> None:
@@ -186,6 +188,9 @@ class Process:
 
     def report_again(self) -> None:
         pass
+
+    def on_stop(self) -> None:
+        """At the end of the query it is not heeded, so that it shows whether everything comes to rest."""
 
     def on_goodbye_seen(self) -> None:
         raise AssertionError("only ingress tasks say goodbye")
@@ -243,9 +248,9 @@ class WorkerProcess(Process):
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
 
-    def welcomed(self, incarnation: int) -> None:
+    def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
-            self.core = StageWorker(self.sim.plan, self.node, workers=self.sim.controller.slots)
+            self.core = StageWorker(self.sim.plan, self.node, workers=workers)
             self.core._credit.floor = self.sim.dataflow.credit_floor
             self.sim.by_node[self.node] = self
             self.sim.came_back(self)
@@ -258,6 +263,12 @@ class WorkerProcess(Process):
 
     def on_rejected(self) -> None:
         self.sim.fenced(self)
+
+    def on_stop(self) -> None:
+        """A worker that has been emptied, or that nobody needs any more, goes for good."""
+        if self.sim.controller.phase in ("starting", "running"):
+            self.sim.counts["workers told to go while the query runs"] += 1
+            self.die()
 
     def on_new_table(self, order: NewTable) -> None:
         core = self.core
@@ -273,6 +284,12 @@ class WorkerProcess(Process):
         self._watch(core)
         if newer:
             self.sim.ledger.watch_roles(core)
+            self.sim.moves.roles(core)
+        for key in self._opened - core.sources.keys():  # read by another worker from now on
+            self.sim.counts["sources given to another worker"] += 1
+            self._opened.discard(key)
+            self._held_back.discard(key)
+            self._readers.pop(key, None)
         for key in core.sources:
             if key not in self._opened:
                 self._opened.add(key)
@@ -436,7 +453,7 @@ class IngressProcess(Process):
         """Has sent something and not everything."""
         return self.core is not None and self._batches is not None and self.core.streams.rows > 0
 
-    def welcomed(self, incarnation: int) -> None:
+    def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
             self.core = IngressTask(self.sim.plan, self.source, self.index, self.attempt)
             for producer in self.core.producers.values():

@@ -19,10 +19,11 @@ from flux.control import CopyState, EdgeComplete, NewTable
 from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
 from partitioning.ids import StreamId
-from tests.simulation import flows, mixes
+from tests.simulation import flows, mixes, operators
 from tests.simulation.checkers import Ledger, Violation
 from tests.simulation.faults import Faults
 from tests.simulation.mixes import ANY, Mix
+from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Identity, Network
 from tests.simulation.processes import IngressProcess, Process, WorkerProcess
 from tests.simulation.world import World
@@ -78,8 +79,10 @@ class Simulation:
         copies: int = 0,
         slots: int = 0,
         dataflow: Callable[[Ledger], flows.Dataflow] | None = None,
+        habits: operators.Habits | None = None,
     ) -> None:
-        """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``: drawn where they are not given."""
+        """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
+        are not given; where faults are given, nobody asks for anything unless habits are."""
         self.seed = seed
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
@@ -98,6 +101,7 @@ class Simulation:
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
         self.ledger.alive = self._core_of
+        self.moves = MoveWatch(self)
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
@@ -142,6 +146,8 @@ class Simulation:
         ]:
             if rate:
                 self._strike_later(rate, strike)
+        drawn = operators.draw(random.Random(f"habits {seed}"), replicated) if faults is None else operators.QUIET
+        self.operators = operators.Operators(self, habits or drawn)
 
     # ---- the course of a run
 
@@ -215,7 +221,8 @@ class Simulation:
         if not self._may_end and self.network.calm and self.controller.phase == "running":
             controller = self.controller
             assert controller.table is not None
-            if self.all_in and self._settled and controller.repairs.next(controller.table, controller.members) is None:
+            nothing_due = controller.repairs.next(controller.table, controller.members) is None and self.moves.at_rest
+            if self.all_in and self._settled and nothing_due:
                 self._check_replicated()
                 self._may_end = True
         return self._may_end
@@ -229,7 +236,7 @@ class Simulation:
             executors = {members[worker].about.executor for worker in workers}
             for worker, member in members.items():
                 apart = self.plan.settings.same_executor or member.about.executor not in executors
-                if worker not in workers and apart:
+                if worker not in workers and apart and not member.leaving:
                     raise Violation("everything is repaired", f"{stage}/{partition}: worker {worker} could hold a copy")
             self.counts["partitions that cannot be repaired"] += 1
         self.counts["runs that were repaired before their end"] += 1
@@ -255,6 +262,7 @@ class Simulation:
     def _perform(self, effects: list[Tell]) -> None:
         self._note_repairs()
         self.ledger.check_controller()
+        self.moves.look()
         for effect in effects:
             assert isinstance(effect.connection, tuple)
             late = 0.0
@@ -484,6 +492,8 @@ class Simulation:
     def _return(self, gone: WorkerProcess) -> None:
         self._returning -= 1
         slot = gone.index
+        if self.workers[slot] is not gone:
+            return  # the slot was closed, and opened again for another task
         self.workers[slot] = WorkerProcess(self, slot, next(self._worker_attempts), self._executors[slot])
         self.workers[slot].slowness = gone.slowness
 

@@ -1,0 +1,165 @@
+"""Laws of moves and drains, checked after each decision of the controller with bookkeeping of their own.
+
+nobody owns a partition twice             no worker is listed twice for it, no two workers of one table lead it
+moves keep the topological order          none begins while one of an earlier stage could
+no move costs a safe copy                 only the loss of a worker, or a divergence, leaves a partition with fewer
+every move ends                           as done, or given up with an event that says why
+who leaves gets nothing new               and is let go with nothing left on it
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from controller.elastic import held_by, reads
+from controller.events import Event
+from controller.moving import Job
+from tests.simulation.checkers import Key, Violation
+
+if TYPE_CHECKING:
+    from controller.state import Controller
+    from flux.stage_worker import StageWorker
+    from partitioning.table import Table
+    from tests.simulation.run import Simulation
+
+
+class MoveWatch:
+    """What the controller had decided before: ``look`` compares."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.counts = sim.counts
+        self.controller: Controller = sim.controller
+        self._jobs: dict[int, Job] = {}  # by identity: a job is the same from asking to its end
+        self._under_way: dict[Key, tuple[int, int]] = {}  # worker that the move comes from, and where it goes
+        self._workers: set[int] = set()
+        self._leaving: set[int] = set()
+        self._table: Table | None = None
+        self._safe: dict[Key, int] = {}
+        self._take_overs = 0
+        self._seen: tuple[int, int] = (-1, -1)
+
+    # ---- owners
+
+    def roles(self, core: StageWorker) -> None:
+        """A worker goes by a new table: nobody else leads the same by that table."""
+        for key, replica in core.replicas.items():
+            if replica.primary:
+                for other in self.sim._hosts():
+                    rival = other.replicas.get(key)
+                    if other is not core and other.epoch == core.epoch and rival is not None and rival.primary:
+                        raise Violation(
+                            "nobody owns a partition twice",
+                            f"{replica.where}, epoch {core.epoch}: workers {core.worker} and {other.worker}",
+                        )
+
+    # ---- decisions
+
+    def look(self) -> None:
+        """After a decision. The order of the checks is that of causes: what is lost first."""
+        controller, table = self.controller, self.controller.table
+        if table is None:
+            return
+        events = controller.repairs.news()
+        lost = self._workers - controller.members.workers.keys() - controller._dismissed
+        if lost:
+            self._note_losses(lost)
+        self._follow_jobs(events)
+        self._check_leaving(table)
+        self._check_safe(table, bool(lost) or any(event.kind == "divergence" for event in events))
+        self._note_events(events)
+        self._workers = set(controller.members.workers)
+        self._leaving = set(controller.drains)
+        self._table = table
+        self._take_overs = controller.repairs.take_overs
+
+    def _note_losses(self, lost: set[int]) -> None:
+        assert self._table is not None
+        self.counts["moves that lost their target"] += any(to in lost for _, to in self._under_way.values())
+        self.counts["moves that lost their source"] += any(source in lost for source, _ in self._under_way.values())
+        for (stage, partition), (source, to) in self._under_way.items():
+            others = {replica.worker for replica in self._table.stages[stage][partition]} - {source, to}
+            self.counts["moves that lost a bystander"] += bool(others & lost)
+        if self._under_way and self.controller.repairs.take_overs > self._take_overs:
+            self.counts["take-overs while a move was under way"] += 1
+
+    def _follow_jobs(self, events: list[Event]) -> None:
+        moving = self.controller.moving
+        jobs = {id(job): job for job in moving.jobs()}
+        ends = Counter(
+            (event.stage, event.partition, event.source) for event in events if event.kind in ("move", "move given up")
+        )
+        for number, job in self._jobs.items():
+            if number not in jobs and self.controller.phase == "running":
+                key = self.sim.plan.stages[job.move.stage].name, job.move.partition, job.move.source
+                if not ends[key]:
+                    raise Violation("every move ends", f"{job} is gone without a word")
+                ends[key] -= 1
+        self._jobs = jobs
+        under_way = {key: (job.move.source, job.move.target) for key, job in moving.under_way.items()}
+        for key in under_way.keys() - self._under_way.keys():
+            self.counts["moves begun"] += 1
+            self.counts["moves begun again"] += moving.under_way[key].begun > 1
+            self._check_order(key)
+        self._under_way = under_way
+
+    def _check_order(self, begun: Key) -> None:
+        resting = self.controller.repairs.attempts.resting(self.sim.world.now)
+        for job in self.controller.moving.pending:
+            if job.move.stage < begun[0] and not job.waits and job.key not in resting:
+                raise Violation("moves keep the topological order", f"{begun} has begun before {job}")
+
+    def _check_leaving(self, table: Table) -> None:
+        controller = self.controller
+        for worker in controller.drains.keys() & self._leaving:
+            assert self._table is not None
+            new = set(held_by(table, worker)) - set(held_by(self._table, worker))
+            if new:
+                raise Violation("who leaves gets nothing new", f"worker {worker} leaves, and now has {sorted(new)}")
+        for worker in controller._dismissed & self._workers:
+            left = held_by(table, worker)
+            if left or reads(table, worker) or worker in table.endpoints:
+                raise Violation("who leaves gets nothing new", f"worker {worker} was let go with {left}")
+
+    def _check_safe(self, table: Table, lost: bool) -> None:
+        repairs = self.controller.repairs
+        seen = table.epoch, len(repairs._unsafe)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        safe = {
+            (stage, partition): sum(repairs.is_safe(stage, partition, replica) for replica in replicas)
+            for stage, partitions in enumerate(table.stages)
+            for partition, replicas in enumerate(partitions)
+        }
+        if not lost and self.controller.phase == "running":
+            for (stage, partition), now in safe.items():
+                before = self._safe.get((stage, partition), 0)
+                if now < min(before, self.sim.plan.stages[stage].replicas):
+                    raise Violation("no move costs a safe copy", f"{stage}/{partition}: {before} before, {now} now")
+        self._safe = safe
+
+    def _note_events(self, events: list[Event]) -> None:
+        names = {stage.name: stage.id for stage in self.sim.plan.stages}
+        for event in events:
+            if event.kind == "move":
+                self.counts["moves done"] += 1
+                assert self._table is not None
+                primary = self._table.stages[names[event.stage]][event.partition][0].worker
+                self.counts["primaries moved"] += primary == event.source
+            elif event.kind == "move given up":
+                self.counts["moves given up"] += 1
+            elif event.kind == "drain":
+                interrupted = event.worker not in self.controller._dismissed
+                self.counts["drains interrupted by a loss" if interrupted else "drains completed"] += 1
+
+    # ---- at rest
+
+    @property
+    def at_rest(self) -> bool:
+        """Every move that can be made is made, and who could leave has left."""
+        controller = self.controller
+        waiting = {job.move.source for job in controller.moving.pending if job.waits}
+        moves = controller.moving
+        return not moves.under_way and all(job.waits for job in moves.pending) and waiting >= controller.drains.keys()

@@ -1,0 +1,162 @@
+"""People and policies at work: moves, drains, more workers and fewer, rehearsed losses, whole plans, at random times.
+
+They ask through the same doors as the command line does. Here is only who asks for what; the laws of what comes of it
+are in ``moves``.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from controller.load import Move
+from controller.moving import ANYWHERE
+from controller.publishing import Tell
+from flux.errors import UsageError
+from tests.simulation.processes import WorkerProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+#: A query is not scaled beyond this: each worker costs time to simulate.
+WORKERS_MAX = 6
+#: How long after its start a query may be asked for something, at the earliest.
+FIRST_S = 0.005
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often they ask (per second), and which part of that is not a move by hand."""
+
+    asks_per_s: float = 0.0
+    drains: float = 0.0
+    scales: float = 0.0
+    rehearsals: float = 0.0
+    plans: float = 0.0
+
+
+#: Nobody asks for anything.
+QUIET = Habits()
+#: So many of the runs stay without.
+QUIET_SHARE = 0.4
+
+
+def draw(rng: random.Random, replicated: bool) -> Habits:
+    """``replicated``: a loss can be survived."""
+    if rng.random() < QUIET_SHARE:
+        return QUIET
+    return Habits(
+        asks_per_s=rng.choice([5.0, 20.0, 100.0]),
+        drains=rng.choice([0.0, 0.05, 0.2]),
+        scales=rng.choice([0.0, 0.05]),
+        rehearsals=rng.choice([0.0, 0.02]) if replicated else 0.0,
+        plans=rng.choice([0.0, 0.1]),
+    )
+
+
+class Operators:
+    """Ask until the faults end; what they have begun then comes to its end."""
+
+    def __init__(self, sim: Simulation, habits: Habits) -> None:
+        self.sim = sim
+        self.habits = habits
+        self.rng = random.Random(f"operators {sim.seed}")  # of their own: a quiet run is the same with and without
+        if habits.asks_per_s:
+            sim.world.after(FIRST_S, self._ask)
+
+    def _ask(self) -> None:
+        sim = self.sim
+        if sim.network.calm or sim.controller.phase == "ended":
+            return
+        if sim.controller.phase == "running":
+            try:
+                sim._perform(self._choose())
+            except UsageError:
+                sim.counts["requests refused"] += 1
+            self._start_missing()
+        sim.world.after(self.rng.expovariate(self.habits.asks_per_s), self._ask)
+
+    def _choose(self) -> list[Tell]:
+        habits, chance = self.habits, self.rng.random()
+        for share, ask in (
+            (habits.drains, self._drain),
+            (habits.scales, self._scale),
+            (habits.rehearsals, self._rehearse),
+            (habits.plans, self._plan),
+        ):
+            if chance < share:
+                return ask()
+            chance -= share
+        return self._move()
+
+    def _move(self) -> list[Tell]:
+        """Some replicas go somewhere else, sensible or not; what is impossible is refused."""
+        controller, rng = self.sim.controller, self.rng
+        assert controller.table is not None
+        moves = []
+        for _ in range(rng.choice([1, 1, 1, 4])):
+            stage = rng.randrange(len(controller.plan.stages))
+            partition = rng.randrange(controller.plan.stages[stage].partitions)
+            source = rng.choice(controller.table.stages[stage][partition]).worker
+            target = ANYWHERE if rng.random() < 0.2 else self._target(stage, partition, source)
+            move = Move(stage, partition, source, target)
+            if all((m.stage, m.partition, m.source) != (stage, partition, source) for m in moves):
+                moves.append(move)
+        self.sim.counts["moves asked for"] += len(moves)
+        return controller.move(moves, "by hand", self.sim.world.now)
+
+    def _target(self, stage: int, partition: int, source: int) -> int:
+        """Mostly one that is possible."""
+        controller = self.sim.controller
+        assert controller.table is not None
+        workers = list(controller.members.workers)
+        others = [r.worker for r in controller.table.stages[stage][partition] if r.worker != source]
+        apart = controller.plan.settings.same_executor
+        fit = [w for w in workers if w != source and controller.members.obstacle(w, others, apart) is None]
+        return self.rng.choice(fit if fit and self.rng.random() < 0.95 else workers)
+
+    def _drain(self) -> list[Tell]:
+        controller = self.sim.controller
+        effects = controller.drain(self.rng.choice(list(controller.members.workers)), self.sim.world.now)
+        self.sim.counts["drains begun"] += 1
+        return effects
+
+    def _scale(self) -> list[Tell]:
+        controller = self.sim.controller
+        before = len(controller.places.open)
+        wanted = self.rng.choice([before - 1, before + 1, before + 2])
+        effects = controller.scale(min(wanted, WORKERS_MAX), self.sim.world.now)
+        self.sim.counts["queries scaled up"] += len(controller.places.open) > before
+        self.sim.counts["queries scaled down"] += len(controller.places.open) < before
+        return effects
+
+    def _rehearse(self) -> list[Tell]:
+        victim = self.rng.choice(list(self.sim.controller.members.workers))
+        process = self.sim.by_node.get(victim)  # None: it has not heard yet that it is a member
+        if process is None or not self.sim._spares(process):
+            return []
+        self.sim.counts["losses rehearsed"] += 1
+        return self.sim.controller.fail(victim, self.sim.world.now)
+
+    def _plan(self) -> list[Tell]:
+        """What a policy would do, all at once, without a look at whether it is sensible by now."""
+        controller, now = self.sim.controller, self.sim.world.now
+        moves = controller.suggest(self.rng.choice(["even", "pairing"]), now).moves
+        self.sim.counts["moves that a policy wanted"] += len(moves)
+        return controller.move(moves, "by plan", now) if moves else []
+
+    def _start_missing(self) -> None:
+        """Spark starts tasks for slots that have none."""
+        sim = self.sim
+        slots = sim.controller.missing_slots()
+        sim.controller.tasks_started(slots)
+        for slot in slots:
+            if slot == len(sim.workers):
+                sim._executors.append(f"executor of slot {slot}")
+                sim.workers.append(self._worker(slot))
+            else:
+                sim.workers[slot] = self._worker(slot)
+
+    def _worker(self, slot: int) -> WorkerProcess:
+        return WorkerProcess(self.sim, slot, next(self.sim._worker_attempts), self.sim._executors[slot])

@@ -1,0 +1,197 @@
+"""The order logs of one partition alone, under random schedules: no rows, no controller, thousands of runs in a second.
+
+Whoever may take over has all that anybody holds for committed, whatever is lost or late, and whichever replicas come and
+go. The whole simulation shows the same, but seldom gets to the few moments on which the promises of a primary to its
+only secondary depend.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from flux.messages import Entry, PartitionOrder, PartitionSeen
+from flux.order import OrderLog
+from flux.pairing import CaughtUp, on_seen, outgoing, seen
+from tests.simulation.checkers import Violation
+
+LAW = "whoever may take over has all that is committed"
+#: A primary sends again after so many events: soon, or so late that what comes next is there before.
+AGAIN = (3.0, 15.0, 40.0)
+EVENTS = 150
+#: Term of the log of a replica that has no state: it takes nothing.
+NOTHING_YET = -2
+#: Copies of the partition at a time, one being added included.
+COPIES_MAX = 4
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Of the state of a primary, for a replica that has none."""
+
+    incarnation: int
+    order: OrderLog
+
+
+class Model(SimpleNamespace):
+    """As much of a replica as pairing looks at. ``live``, ``safe``: as the controller has it."""
+
+    def __init__(self, worker: int, incarnation: int, order: OrderLog, live: bool) -> None:
+        super().__init__(
+            stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live,
+            safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0,
+        )  # fmt: skip
+
+    def checksum_at(self, step: int) -> None:
+        return None
+
+
+@dataclass
+class Schedule:
+    """One run. ``channels``: what is under way from one replica to another, in order; some of it is lost."""
+
+    seed: int
+    losses: float
+    replicas: list[Model] = field(default_factory=list)
+    channels: dict[tuple[int, int], deque[object]] = field(default_factory=dict)
+    official: dict[int, Entry] = field(default_factory=dict)
+    epoch: int = 0
+    now: float = 0.0
+    decided: int = 0
+
+    def run(self) -> None:
+        """Raises Violation."""
+        self.rng = random.Random(self.seed)
+        self.again = self.rng.choice(AGAIN)
+        for worker in range(self.rng.choice([2, 2, 3])):
+            self.replicas.append(Model(worker, 0, OrderLog(), True))
+        self.replicas[0].leads_since = 0
+        self._lead()
+        weighted = [(self._decide, 4), (self._tell, 6), (self._deliver, 12), (self._apply, 3), (self._add, 1)]
+        weighted += [(self._copy, 2), (self._lose, 1)]
+        steps = self.rng.choices([step for step, _ in weighted], [weight for _, weight in weighted], k=EVENTS)
+        for step in steps:
+            self.now += 1.0
+            step()
+            self._check()
+
+    # ---- what the primary and the others do
+
+    @property
+    def primary(self) -> Model:
+        return self.replicas[0]
+
+    def _lead(self) -> None:
+        peers = {replica.worker: (replica.incarnation, replica.live) for replica in self.replicas[1:]}
+        self.primary.order.lead(peers, self.primary.applied)
+
+    def _decide(self) -> None:
+        self.decided += 1
+        self.primary.order.append(Entry(0.0, 0.0, [(0, self.epoch, self.decided)]))
+
+    def _apply(self) -> None:
+        """A primary is ahead of what is committed, the others are not."""
+        replica = self.rng.choice(self.replicas)
+        most = replica.order.end if replica is self.primary else replica.order.committed
+        replica.applied = self.rng.randint(replica.applied, max(most, replica.applied))
+        replica.order.trim(replica.applied)
+
+    def _tell(self) -> None:
+        for worker, items in outgoing([self.primary], self.now, self.again).items():
+            self._send(self.primary.worker, worker, items[0])
+
+    def _send(self, sender: int, receiver: int, message: object) -> None:
+        if self.rng.random() >= self.losses:
+            self.channels.setdefault((sender, receiver), deque()).append(message)
+
+    def _deliver(self) -> None:
+        flowing = [pair for pair, messages in self.channels.items() if messages]
+        if not flowing:
+            return
+        sender, receiver = self.rng.choice(flowing)
+        message = self.channels[sender, receiver].popleft()
+        replica = next((replica for replica in self.replicas if replica.worker == receiver), None)
+        if replica is None:
+            return
+        if isinstance(message, Copy):
+            if replica.order.term == NOTHING_YET and replica.incarnation == message.incarnation:
+                replica.order, replica.applied = message.order, message.order.base
+        elif isinstance(message, PartitionOrder):
+            if replica is not self.primary and message.incarnation == replica.incarnation:
+                given = message.term, message.first, message.entries, message.committed, replica.applied
+                if replica.order.term != NOTHING_YET and replica.order.on_orders(*given):
+                    self._send(receiver, sender, seen(replica))  # type: ignore[arg-type]
+        elif isinstance(message, PartitionSeen) and replica is self.primary:
+            for report in on_seen(replica, sender, message):  # type: ignore[arg-type]
+                if isinstance(report, CaughtUp):
+                    self._caught_up(report)
+
+    # ---- what the controller does
+
+    def _caught_up(self, report: CaughtUp) -> None:
+        for replica in self.replicas[1:]:
+            if (replica.worker, replica.incarnation) == (report.worker, report.incarnation):
+                if report.safe:
+                    replica.safe = replica.live
+                elif not replica.live:
+                    replica.live = True
+                    self.epoch += 1
+                    self._lead()
+
+    def _add(self) -> None:
+        if len(self.replicas) < COPIES_MAX and all(replica.safe for replica in self.replicas):
+            self.epoch += 1
+            order = OrderLog()
+            order.term = NOTHING_YET
+            worker = min({*range(COPIES_MAX)} - {replica.worker for replica in self.replicas})
+            self.replicas.append(Model(worker, self.epoch, order, False))
+            self._lead()
+
+    def _copy(self) -> None:
+        for replica in self.replicas[1:]:
+            if not replica.live:
+                order = OrderLog(self.primary.applied)
+                order.adopt(self.primary.order.since(self.primary.applied), self.primary.order.committed)
+                self.primary.order.copied(replica.worker, self.primary.applied)
+                self._send(self.primary.worker, replica.worker, Copy(replica.incarnation, order))
+
+    def _lose(self) -> None:
+        """A worker is gone, and what it had not sent with it; a safe one takes over."""
+        if sum(replica.safe for replica in self.replicas) < 2:
+            return
+        lost = self.rng.choice(self.replicas)
+        self.epoch += 1
+        took_over = lost is self.primary
+        self.replicas.remove(lost)
+        if took_over:
+            self.replicas = [replica for replica in self.replicas if replica.safe]
+            self.primary.leads_since = self.epoch
+        listed = {replica.worker for replica in self.replicas}
+        for (sender, receiver), messages in self.channels.items():
+            if receiver not in listed:
+                messages.clear()
+            elif sender not in listed:
+                while len(messages) > self.rng.randint(0, 4):
+                    messages.pop()
+        self._lead()
+
+    # ---- the law
+
+    def _check(self) -> None:
+        for replica in self.replicas:
+            order = replica.order
+            for step in range(order.base, order.committed):
+                if self.official.setdefault(step, order[step]) != order[step]:
+                    raise Violation(LAW, f"step {step} on {replica.worker} is committed, and another elsewhere")
+        reached = len(self.official)
+        for replica in self.replicas:
+            order = replica.order
+            if not replica.safe:
+                continue
+            if order.end < reached:
+                raise Violation(LAW, f"{replica.worker} has {order.end} steps of {reached}")
+            for step in range(order.base, reached):
+                if order[step] != self.official[step]:
+                    raise Violation(LAW, f"{replica.worker} has another step {step}")

@@ -1,0 +1,74 @@
+"""Thousands of random schedules of order logs lose nothing that is committed; without any of its rules they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flux.order import OrderLog, Peer
+from tests.simulation.checkers import Violation
+from tests.simulation.orders import Schedule
+
+Patch = pytest.MonkeyPatch
+SEEDS = range(4000)
+#: How much is lost on the way, in turn.
+LOSSES = (0.0, 0.1, 0.3)
+
+
+def _schedule(seed: int) -> Schedule:
+    return Schedule(seed, LOSSES[seed % len(LOSSES)])
+
+
+def test_whoever_may_take_over_has_all_that_anybody_holds_for_committed() -> None:
+    committed = take_overs = 0
+    for seed in SEEDS:
+        schedule = _schedule(seed)
+        schedule.run()
+        committed += len(schedule.official)
+        take_overs += schedule.primary.leads_since > 0
+    assert committed > 10 * len(SEEDS)
+    assert take_overs > len(SEEDS) / 4
+
+
+def promises_although_another_is_live(patch: Patch) -> None:
+    patch.setattr(OrderLog, "alone", lambda self, peer: peer.live and peer.greeted)
+
+
+def counts_on_a_replica_that_lacks_what_was_promised(patch: Patch) -> None:
+    patch.setattr(OrderLog, "settled", lambda self, peer: self.committed >= peer.copied_at)
+
+
+def promises_before_the_secondary_has_answered(patch: Patch) -> None:
+    """It may hold entries of an earlier term for those that it is told of."""
+
+    def broken(self: OrderLog, peer: Peer) -> bool:
+        return peer.live and sum(other.live for other in self.peers.values()) == 1
+
+    patch.setattr(OrderLog, "alone", broken)
+
+
+def _first_broken() -> int | None:
+    for seed in SEEDS:
+        try:
+            _schedule(seed).run()
+        except (Violation, AssertionError):  # a replica that is contradicted in what is committed ends itself
+            return seed
+    return None
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        promises_although_another_is_live,
+        counts_on_a_replica_that_lacks_what_was_promised,
+        promises_before_the_secondary_has_answered,
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_each_rule_of_promises_is_needed(break_it: Callable[[Patch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch)
+        seed = _first_broken()
+    assert seed is not None, f"{break_it.__name__} got through {len(SEEDS)} schedules"
+    _schedule(seed).run()  # the unbroken code keeps the law under the same seed
