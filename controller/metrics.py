@@ -250,5 +250,5 @@ def merged(snapshots: Iterable[list[Metric]]) -> list[Metric]:
             into = families.get(family.name)
             if into is None:
                 into = families[family.name] = Metric(family.name, family.documentation, family.type)
-            into.samples = [*into.samples, *family.samples]
+            into.samples.extend(family.samples)
     return list(families.values())
