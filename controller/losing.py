@@ -8,9 +8,14 @@ from controller.publishing import Tell
 from controller.sweeping import Sweeping
 from flux.control import NewTable
 from flux.errors import QueryFailed
+from flux.plan import Plan
 
 
 class Losing(Sweeping):
+    def __init__(self, plan: Plan, slots: int) -> None:
+        super().__init__(plan, slots)
+        self._looked_at: float | None = None  # when silence was last looked for
+
     def on_closed(self, worker: int, now: float) -> list[Tell]:
         """The lifeline of a worker is closed: it is gone for certain."""
         member = self.members.workers.get(worker)
@@ -58,6 +63,12 @@ class Losing(Sweeping):
     def _silent(self, now: float) -> None:
         """Give up workers that say nothing, unless one holds the last safe copy of something: it may only be slow."""
         settings = self.plan.settings
+        asleep = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        if asleep > settings.heartbeat_timeout:
+            # It was this process that stood still: what workers said meanwhile has not been read yet.
+            for member in self.members.workers.values():
+                member.heard += asleep
         for member in list(self.members.workers.values()):
             quiet = now - member.heard
             if quiet <= settings.heartbeat_timeout or self.table is None:
