@@ -15,9 +15,7 @@ from types import SimpleNamespace
 from flux.messages import Entry, PartitionOrder, PartitionSeen
 from flux.order import OrderLog
 from flux.pairing import CaughtUp, on_seen, outgoing, seen
-from tests.simulation.checkers import Violation
 
-LAW = "whoever may take over has all that is committed"
 #: A primary sends again after so many events: soon, or so late that what comes next is there before.
 AGAIN = (3.0, 15.0, 40.0)
 EVENTS = 150
@@ -25,6 +23,10 @@ EVENTS = 150
 NOTHING_YET = -2
 #: Copies of the partition at a time, one being added included.
 COPIES_MAX = 4
+
+
+class Lost(Exception):
+    """Something that was committed is not there any more, or something else is in its place."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Schedule:
     decided: int = 0
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Raises Lost."""
         self.rng = random.Random(self.seed)
         self.again = self.rng.choice(AGAIN)
         for worker in range(self.rng.choice([2, 2, 3])):
@@ -184,14 +186,14 @@ class Schedule:
             order = replica.order
             for step in range(order.base, order.committed):
                 if self.official.setdefault(step, order[step]) != order[step]:
-                    raise Violation(LAW, f"step {step} on {replica.worker} is committed, and another elsewhere")
+                    raise Lost(f"step {step} on {replica.worker} is committed, and another elsewhere")
         reached = len(self.official)
         for replica in self.replicas:
             order = replica.order
             if not replica.safe:
                 continue
             if order.end < reached:
-                raise Violation(LAW, f"{replica.worker} has {order.end} steps of {reached}")
+                raise Lost(f"{replica.worker} has {order.end} steps of {reached}")
             for step in range(order.base, reached):
                 if order[step] != self.official[step]:
-                    raise Violation(LAW, f"{replica.worker} has another step {step}")
+                    raise Lost(f"{replica.worker} has another step {step}")

@@ -165,7 +165,15 @@ def it_acks_more_than_it_applied(sim: Simulation) -> None:
     core._answer(None, msgspec.structs.replace(ack, through=ack.through + 1))
 
 
+def two_workers_lead_by_the_same_table(sim: Simulation) -> None:
+    cores = [core for core in sim._hosts() if (0, 0) in core.replicas]
+    for core in cores:
+        core.replicas[0, 0].primary = True
+    sim.moves.roles(cores[0])
+
+
 SHOWN: dict[Tamper, str] = {
+    two_workers_lead_by_the_same_table: "nobody owns a partition twice",
     a_row_is_missing_in_every_copy: "every row counted once at the sink",
     a_row_is_there_twice_in_one_copy: "replicas agree",
     a_stream_goes_back: "order within a stream",

@@ -25,6 +25,7 @@ from flux.receiver import Inbound
 from flux.replica import Replica
 from flux.stage_worker import LOCAL, StageWorker
 from partitioning.cluster import whole
+from tests.simulation import broken_moves as moves
 from tests.simulation.mixes import ANY, DEPOSED, LATE_ATTEMPTS, REPAIRS, UNEVEN, WAITING, Mix
 
 Patch = pytest.MonkeyPatch
@@ -364,4 +365,9 @@ VARIANTS = [
     Variant(waits_for_ingress_that_has_left, STUCK, (41, 26), LATE_ATTEMPTS),
     Variant(repairs_everything_at_once, {"at most so many additions at a time", "the sweep goes stage by stage"}),
     Variant(never_repairs, STUCK),
+    Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (0,)),
+    Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),
+    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (3,)),
+    Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (0,)),
+    Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (0,)),
 ]
