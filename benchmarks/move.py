@@ -168,7 +168,8 @@ def _furthest(query: Query) -> int:
 
 def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -> dict[str, Any]:
     """``stall_ms``: longest gap between arrivals of a partition around its move, less the median of what the longest gap
-    is in windows just as long without a move; ``controller_stall_ms``: how long the primary stood still for the copy."""
+    is in windows just as long without a move; ``controller_stall_ms``: how long the primary stood still for the copy;
+    ``flat_*``: of the moves while rows come as fast as they go, whose copies have more rows in their output logs."""
     calm = times.start + WARM_UP_S, times.first_move
     gaps = [_gap(seen, window) for window in times.windows]
     usual = [usual_gap_ms(seen, window, calm, partitions) for window in times.windows]
@@ -180,7 +181,8 @@ def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -
     during = seen.age_ms[others]
     flat_before = seen.rate(times.flat_start, times.flat_moves[0])
     flat_during = seen.rate(*times.flat_moves)
-    copied = [event.stall_ms for event in moves]
+    copied = [event.stall_ms for event in moves[: len(times.windows)]]
+    copied_flat = [event.stall_ms for event in moves[len(times.windows) :]]
     return {
         "moved": len(moves),
         "moved_bytes": sum(event.bytes for event in moves),
@@ -192,6 +194,7 @@ def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -
         "usual_gap_ms_p50": percentile(usual, 50),
         "controller_stall_ms_p50": percentile(copied, 50),
         "controller_stall_ms_p99": percentile(copied, 99),
+        "flat_controller_stall_ms_p50": percentile(copied_flat, 50),
         "move_s_p50": percentile([event.seconds for event in moves], 50),
         "move_s_max": percentile([event.seconds for event in moves], 100),
         "p50_before_ms": percentile(before, 50),
