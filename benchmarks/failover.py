@@ -8,35 +8,27 @@ from the source alone: what is missing was lost, what is too much was counted tw
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from rich.console import Console
 
 import flux
 from benchmarks import session
+from benchmarks.arrivals import Seen, collect, percentile, sink
+from benchmarks.paced import END, SCHEMA, START, Script
+from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.membership import Member
-from spark_integration.egress import fetch_all
 from spark_integration.query import Query, start_query
 
-SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64())])
 KEYS = 10_000
-#: Rows of one batch of a source, due together.
-TICK_S = 0.01
 WARM_UP_S = 3.0
 #: How long after a fault outputs are looked at for a gap, and how long to wait for repair.
 LOOK_S, REPAIR_S = 4.0, 30.0
@@ -45,65 +37,9 @@ CALM_S = 2.0
 FAULTS = ("kill-executor", "kill-worker", "pause")
 
 
-def keys_of(partition: int, first: int, rows: int) -> np.ndarray:
-    """Keys of rows ``first`` and following of a source partition: a fixed sequence, so that they can be made again."""
-    number = np.arange(first, first + rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(partition)
-    return ((number >> np.uint64(33)) % np.uint64(KEYS)).astype(np.int64)
-
-
-def paced(rate: float, partitions: int, start_at: float, end_file: str):  # type: ignore[no-untyped-def]
-    """A source that seeks: batch n has the rows that are due between n and n + 1 ticks after ``start_at``. It ends with
-    the batch whose number ``end_file`` has, once it is there."""
-    per_batch = max(round(rate / partitions * TICK_S), 1)
-
-    def read_paced(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-        for number in itertools.count(start):
-            due = start_at + (number + 1) * TICK_S
-            while time.time() < due:
-                yield None
-            if os.path.exists(end_file) and number >= int(Path(end_file).read_text()):
-                return
-            keys = keys_of(partition, number * per_batch, per_batch)
-            due_ns = np.full(per_batch, round(due * 1e9))
-            yield pa.RecordBatch.from_arrays([pa.array(keys), pa.array(due_ns)], schema=SCHEMA)
-
-    return read_paced
-
-
 class Counts(flux.Aggregate):
     rows = flux.count()
     due_ns = flux.max("due_ns")
-
-
-class Arrivals(flux.Operator):
-    """Times and ages of arriving steps, and the newest count of every key."""
-
-    schema = pa.schema([("kind", pa.string()), ("a", pa.int64()), ("b", pa.int64())])
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.newest = np.zeros(KEYS, np.int64)
-        self.steps: list[tuple[int, int]] = []  # when applied, when the oldest of its rows was due; in ns
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        keys, rows = batch.column("key").to_numpy(), batch.column("rows").to_numpy()
-        np.maximum.at(self.newest, keys, rows)
-        self.steps.append((round(self.context.now * 1e9), int(batch.column("due_ns").to_numpy().min())))
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        used = np.flatnonzero(self.newest)
-        yield self._rows("count", used, self.newest[used])
-        steps = np.array(self.steps, np.int64).reshape(-1, 2)
-        yield self._rows("step", steps[:, 0], steps[:, 1])
-
-    def _rows(self, kind: str, a: np.ndarray, b: np.ndarray) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.array([kind] * len(a)), pa.array(a), pa.array(b)], schema=self.schema)
-
-    def snapshot(self) -> Any:
-        return self.newest, list(self.steps)
-
-    def restore(self, snapshot: Any) -> None:
-        self.newest, self.steps = snapshot[0].copy(), list(snapshot[1])
 
 
 @dataclass
@@ -182,21 +118,22 @@ class Faults:
 
 def run(
     fault: str, rate: int, times: int, replicas: int, partitions: int, peer: bool, console: Console, **options: Any
-) -> dict[str, Any]:
+) -> Report:
     spark, startup = session.start(
         3, 2, 1024, **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"}
     )
     try:
         result: dict[str, Any] = {"benchmark": "failover", "fault": fault, "rate": rate, "times": times}
         result |= {"replicas": replicas, "partitions": partitions, "spark_startup_s": round(startup, 2)}
-        result |= _measure(spark, fault, rate, times, replicas, partitions, console, **options)
+        measured, line = _measure(spark, fault, rate, times, replicas, partitions, console, **options)
+        result |= measured
         if peer:
             result["peer_gap_ms_max"] = measure_peer(spark, rate, console)
             result["ratio"] = round(result["peer_gap_ms_max"] / result["gap_ms_max"], 1)
     finally:
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
-    return result
+    return Report(result, [line])
 
 
 def _measure(
@@ -208,61 +145,52 @@ def _measure(
     partitions: int,
     console: Console,
     **options: Any,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Line]:
     workers = 3
+    script = Script(rate, workers, KEYS)
     counts = flux.stage(key="key", partitions=partitions, replicas=replicas, output_mode="update")(Counts)
-    arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(Arrivals)
+    arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(sink(KEYS, partitions))
     start_at = time.time() + 6.0  # when workers are there
-    folder = tempfile.mkdtemp(prefix="flux-failover-")
-    end_file = f"{folder}/end"
-    source = flux.source(paced(rate, workers, start_at, end_file), SCHEMA, partitions=workers)
+    script.say(START, start_at)
+    source = flux.source(script.read, SCHEMA, partitions=workers)
     query = start_query([arrivals(counts(source))], "failover", spark, keep_output=True, workers=workers, **options)
     faults = Faults(query, kind, times, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)
         time.sleep(max(start_at + WARM_UP_S - time.time(), 0))
         faults.run()
-        ticks = math.ceil((time.time() + LOOK_S - start_at) / TICK_S)
-        Path(f"{end_file}.new").write_text(str(ticks))
-        os.rename(f"{end_file}.new", end_file)
+        script.say(END, script.batch_due_at(time.time() + LOOK_S))
         query.wait_for_output()
         progress = query.lastProgress or {}
         events = query.events()
-        rows = fetch_all(query).collect()
+        seen = collect(query, script)
+        expected = script.expected()
     finally:
         query.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-    steps = np.array(sorted((row.a, row.b) for row in rows if row.kind == "step"), np.int64) / 1e9
-    got = np.zeros(KEYS, np.int64)
-    for row in rows:
-        if row.kind == "count":
-            got[row.a] = row.b
-    expected = _expected(rate, ticks, workers)
+        script.clear()
     stalls = [event.stall_ms for event in events if event.kind == "repair"]
-    return _summary(steps, faults.done, start_at) | {
+    repaired = [fault.repaired_s for fault in faults.done if fault.repaired_s is not None]
+    marks = [
+        Mark(fault.at, fault.at + (fault.repaired_s or 0.0), f"{kind}, until whole again") for fault in faults.done
+    ]
+    line = of_arrivals("rows", seen, marks, start_at, float(seen.at.max(initial=start_at)))
+    return _summary(seen, faults.done, start_at) | {
         "faults": len(faults.done),
-        "rows": int(expected.sum()),
-        "lost": int(np.maximum(expected - got, 0).sum()),
-        "duplicated": int(np.maximum(got - expected, 0).sum()),
-        "repair_s": _rounded([fault.repaired_s for fault in faults.done if fault.repaired_s is not None], 50),
-        "repair_s_max": _rounded([fault.repaired_s for fault in faults.done if fault.repaired_s is not None], 100),
-        "not_repaired": sum(fault.repaired_s is None for fault in faults.done),
+        **seen.exactness(expected),
+        "repair_s": percentile(repaired, 50),
+        "repair_s_max": percentile(repaired, 100),
+        "not_repaired": len(faults.done) - len(repaired),
         "repairs": len(stalls),
-        "stall_ms_p50": _rounded(stalls, 50),
-        "stall_ms_p99": _rounded(stalls, 99),
+        "stall_ms_p50": percentile(stalls, 50),
+        "stall_ms_p99": percentile(stalls, 99),
         "take_overs": progress.get("takeOvers", 0),
         "epoch": progress.get("epoch", 0),
-    }
+    }, line
 
 
-def _expected(rate: int, ticks: int, partitions: int) -> np.ndarray:
-    total = max(round(rate / partitions * TICK_S), 1) * ticks
-    return sum(np.bincount(keys_of(p, 0, total), minlength=KEYS) for p in range(partitions))  # type: ignore[return-value]
-
-
-def _summary(steps: np.ndarray, faults: list[Fault], start_at: float) -> dict[str, Any]:
+def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]:
     """Gaps between outputs after each fault, and the age of rows before, during and after."""
-    times, ages = steps[:, 0], (steps[:, 0] - steps[:, 1]) * 1e3
+    times, ages = seen.at, seen.age_ms
     gaps = []
     during = np.zeros(len(times), bool)
     for fault in faults:
@@ -275,20 +203,16 @@ def _summary(steps: np.ndarray, faults: list[Fault], start_at: float) -> dict[st
     after = ~during & (times > first)
     calm_gaps = np.diff(times[before]) * 1e3
     return {
-        "gap_ms_max": _rounded(gaps, 100),
-        "gap_ms_p50": _rounded(gaps, 50),
-        "gap_before_ms_max": _rounded(calm_gaps, 100),
-        "p50_before_ms": _rounded(ages[before], 50),
-        "p99_before_ms": _rounded(ages[before], 99),
-        "p99_during_ms": _rounded(ages[during], 99),
-        "max_during_ms": _rounded(ages[during], 100),
-        "p99_after_ms": _rounded(ages[after], 99),
-        "max_after_ms": _rounded(ages[after], 100),
+        "gap_ms_max": percentile(gaps, 100),
+        "gap_ms_p50": percentile(gaps, 50),
+        "gap_before_ms_max": percentile(calm_gaps, 100),
+        "p50_before_ms": percentile(ages[before], 50),
+        "p99_before_ms": percentile(ages[before], 99),
+        "p99_during_ms": percentile(ages[during], 99),
+        "max_during_ms": percentile(ages[during], 100),
+        "p99_after_ms": percentile(ages[after], 99),
+        "max_after_ms": percentile(ages[after], 100),
     }
-
-
-def _rounded(values: Any, percentile: float) -> float | None:
-    return round(float(np.percentile(values, percentile)), 3) if len(values) else None
 
 
 def measure_peer(spark: SparkSession, rate: int, console: Console) -> float:

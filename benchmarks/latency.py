@@ -18,6 +18,7 @@ from rich.console import Console
 import flux
 from benchmarks import session
 from benchmarks.data import KEYS
+from benchmarks.timeline import Report, of_progress
 from spark_integration.egress import fetch_all
 from spark_integration.query import await_any_progress, start_query
 
@@ -79,27 +80,33 @@ class Arrivals(flux.Operator):
         yield pa.RecordBatch.from_arrays([pa.array(used), pa.array(self.buckets[used])], schema=self.schema)
 
 
-def run(rate: int, seconds: float, workers: int, partitions: int, console: Console, **options: Any) -> dict[str, Any]:
+def run(rate: int, seconds: float, workers: int, partitions: int, console: Console, **options: Any) -> Report:
     spark, startup = session.start(workers, 2)
     try:
-        result = {
+        result: dict[str, Any] = {
             "benchmark": "latency",
             "rate": rate,
             "seconds": seconds,
             "workers": workers,
             "partitions": partitions,
         }
-        return (
-            result
-            | {"spark_startup_s": round(startup, 2)}
-            | _measure(spark, rate, seconds, workers, partitions, console, **options)
-        )
+        reports: list[dict[str, Any]] = []
+        result |= {"spark_startup_s": round(startup, 2)}
+        result |= _measure(spark, rate, seconds, workers, partitions, console, reports, **options)
+        return Report(result, [of_progress("rows", reports, 1)], "latency of steps, p99 (ms)")
     finally:
         spark.stop()
 
 
 def _measure(
-    spark: SparkSession, rate: int, seconds: float, workers: int, partitions: int, console: Console, **options: Any
+    spark: SparkSession,
+    rate: int,
+    seconds: float,
+    workers: int,
+    partitions: int,
+    console: Console,
+    reports: list[dict[str, Any]],
+    **options: Any,
 ) -> dict[str, Any]:
     newest = flux.stage(key="key", partitions=partitions, output_mode="update")(Newest)
     source = flux.source(paced(rate, seconds, workers), SCHEMA, partitions=workers)
@@ -111,6 +118,7 @@ def _measure(
             "starting",
             "running",
         ):
+            reports.append(progress)
             console.print(
                 f"  {progress['totalInputRows']:>12,} rows in, {progress['inputRowsPerSecond']:>10,.0f} rows/s, "
                 f"latency of the last steps (p50, p99) {progress['stages'][1]['latencyMs']} ms"

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import flux
 from benchmarks import data, session
+from benchmarks.timeline import Report, of_progress
 from spark_integration.egress import fetch_all
 from spark_integration.query import await_any_progress, start_query
 
@@ -45,7 +46,7 @@ def run(
     console: Console,
     replicas: int = 1,
     **options: Any,
-) -> dict[str, Any]:
+) -> Report:
     """``replicas`` above 1 is measured against one copy, and against as many copies that are not kept in order."""
     shape = data.SHAPES[shape_name]
     console.print(f"writing or finding {rows:,} rows ({shape.name})")
@@ -58,7 +59,8 @@ def run(
         some = paths[:WARM_UP_FILES]
         warm_rows = min(rows, len(some) * data.ROWS_PER_FILE)
         measure(spark, shape, some, warm_rows, source, workers, partitions, console, **options)
-        result |= measure(spark, shape, paths, rows, source, workers, partitions, console, **options)
+        reports: list[dict[str, Any]] = []
+        result |= measure(spark, shape, paths, rows, source, workers, partitions, console, reports=reports, **options)
         if replicas > 1:
             result |= _replicated(spark, shape, paths, rows, source, workers, partitions, console, replicas, options)
         if peer:
@@ -66,7 +68,7 @@ def run(
             result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
     finally:
         spark.stop()
-    return result
+    return Report(result, [of_progress("rows", reports, 0)], "latency of steps, p99 (ms)")
 
 
 def _replicated(
@@ -109,9 +111,10 @@ def measure(
     partitions: int,
     console: Console,
     replicas: int = 1,
+    reports: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """One run of the flow; raises if its answer is wrong."""
+    """One run of the flow; raises if its answer is wrong. Its progress is appended to ``reports``."""
     totals = flux.stage(key=shape.key, partitions=partitions, replicas=replicas)(Totals)
     if source == "worker":
         given: Any = flux.source(data.reader(paths, workers), shape.schema, partitions=workers)
@@ -127,6 +130,8 @@ def measure(
             "starting",
             "running",
         ):
+            if reports is not None:
+                reports.append(progress)
             console.print(
                 f"  {progress['totalInputRows']:>12,} rows in, {progress['processedRowsPerSecond']:>12,.0f} rows/s applied, "
                 f"log {progress['backlog']['bytes'] >> 20:>5,} MiB"

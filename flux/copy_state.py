@@ -7,8 +7,10 @@ but not yet applied, and where uncommitted output begins, so that the new replic
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,7 @@ from flux.snapshot import decode_snapshot, encode_snapshot
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 
+_LENGTH = struct.Struct("<Q")
 _LogTuple = tuple[bytes | None, bytes, bytes, int, bool, int, float]
 
 
@@ -45,17 +48,31 @@ class OutputLog:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """Everything about one replica between two steps. ``replica`` is Replica.state()."""
+    """Everything about one replica between two steps, but what its operator holds. ``replica`` is Replica.state()."""
 
-    snapshot: bytes
     replica: dict[str, object]
     positions: tuple[Position, ...]
     outputs: tuple[OutputLog, ...]
 
 
-def capture(replica: Replica, inbounds: Iterable[Inbound]) -> bytes:
+@dataclass(frozen=True)
+class StateCopy:
+    """As it came: ``snapshot`` of the operator."""
+
+    state: ReplicaState
+    snapshot: Any
+
+    @property
+    def outputs(self) -> tuple[OutputLog, ...]:
+        return self.state.outputs
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        return self.state.positions
+
+
+def capture(replica: Replica, inbounds: Iterable[Inbound]) -> bytes | memoryview:
     state = ReplicaState(
-        encode_snapshot(replica.operator.snapshot(), replica.where),
         replica.state(),
         tuple(
             Position(i.stream, i.next_to_apply(replica.partition), i.incarnation, i.checksum_at, i.checksum)
@@ -63,23 +80,27 @@ def capture(replica: Replica, inbounds: Iterable[Inbound]) -> bytes:
         ),
         tuple(_output(outlet.producer) for outlet in replica.outlets),
     )
-    return pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+    pickled = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+    head = _LENGTH.pack(len(pickled)) + pickled
+    return encode_snapshot(replica.operator.snapshot(), replica.where, head)
 
 
-def decode(data: bytes | memoryview) -> ReplicaState:
-    """Only of bytes from a connection that has proved the query's secret."""
-    state = pickle.loads(data)
+def decode(data: bytes | memoryview) -> StateCopy:
+    """Only of bytes from a connection that has proved the query's secret. Arrow data stays a view into ``data``."""
+    view = memoryview(data).cast("B")
+    (length,) = _LENGTH.unpack_from(view)
+    end = _LENGTH.size + length
+    state = pickle.loads(view[_LENGTH.size : end])
     assert isinstance(state, ReplicaState)
-    return state
+    return StateCopy(state, decode_snapshot(view, end))
 
 
-def restore(state: ReplicaState, replica: Replica) -> None:
+def restore(copy: StateCopy, replica: Replica) -> None:
     """Make a fresh replica what the copied one was. Its producers were made with the logs' bases."""
-    snapshot = decode_snapshot(state.snapshot)
-    if snapshot is not None:
-        replica.restore(snapshot)
-    replica.adopt(state.replica)
-    for outlet, output in zip(replica.outlets, state.outputs, strict=True):
+    if copy.snapshot is not None:
+        replica.restore(copy.snapshot)
+    replica.adopt(copy.state.replica)
+    for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
         for entry in output.entries:
             _append(outlet.producer, entry, replica.stage.output_schema)
         outlet.producer.finished = output.finished

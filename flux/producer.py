@@ -41,7 +41,7 @@ class ToWorker:
     worker: int
     message: Hello | Data | Orders | Install
     batches: tuple[pa.RecordBatch, ...] = ()
-    payload: bytes | None = None
+    payload: bytes | memoryview | None = None
 
 
 @dataclass

@@ -21,7 +21,7 @@ from flux.batches import conform
 from flux.checksum import extend
 from flux.collect import Collect
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
-from flux.copy_state import ReplicaState, capture, decode, restore
+from flux.copy_state import StateCopy, capture, decode, restore
 from flux.errors import Fenced, ProtocolError
 from flux.log import Meter
 from flux.messages import (
@@ -619,7 +619,7 @@ class StageWorker:
         if known is None or known.incarnation != message.incarnation:
             self.counters.stale += 1
 
-    def _adopt(self, key: tuple[int, int], incarnation: int, state: ReplicaState, now: float) -> None:
+    def _adopt(self, key: tuple[int, int], incarnation: int, state: StateCopy, now: float) -> None:
         replica = self._create(*key, incarnation, [output.base for output in state.outputs])
         restore(state, replica)
         self._note_hosted()

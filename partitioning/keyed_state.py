@@ -36,7 +36,8 @@ CHUNK_ROWS = 65_536
 class KeyIndex:
     """Slots of the keys made of ``fields``, at least one. Not for use by several threads at once."""
 
-    def __init__(self, fields: Sequence[pa.Field]) -> None:
+    def __init__(self, fields: Sequence[pa.Field], keys: int = 0) -> None:
+        """``keys``: how many there will be, if that is known: room is made at once."""
         if not fields:
             raise ValueError("an index needs at least one key column")
         for field in fields:
@@ -46,7 +47,7 @@ class KeyIndex:
         kinds = [kind_of(type_) for type_ in self._types]
         single = len(kinds) == 1 and kinds[0] != DECIMAL
         self._index: _Single | _Several
-        self._index = _Single(self._types[0]) if single else _Several(self._types)
+        self._index = _Single(self._types[0], keys) if single else _Several(self._types, keys)
 
     def __len__(self) -> int:
         """Number of distinct keys; slots are 0 to this, exclusive."""
@@ -88,7 +89,7 @@ class KeyIndex:
     @classmethod
     def from_arrow(cls, keys: pa.Table) -> KeyIndex:
         """The index whose ``to_arrow`` gave these keys: same keys, same slots."""
-        index = cls(list(keys.schema))
+        index = cls(list(keys.schema), keys.num_rows)
         for batch in keys.to_batches():
             index.slots(batch.columns)
         if len(index) != keys.num_rows:
@@ -99,9 +100,9 @@ class KeyIndex:
 class _Single:
     """A key of one word or of one string."""
 
-    def __init__(self, type_: pa.DataType) -> None:
+    def __init__(self, type_: pa.DataType, keys: int) -> None:
         self._type = type_
-        self._table: Words | Strings = Strings() if (kind_of(type_) or 0) >= BYTES else Words()
+        self._table: Words | Strings = Strings(keys) if (kind_of(type_) or 0) >= BYTES else Words(keys)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -124,13 +125,13 @@ class _Single:
 class _Several:
     """A key of several words: those of each column in turn, then one bit per column, set where it is null."""
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
+    def __init__(self, types: Sequence[pa.DataType], keys: int) -> None:
         self._types = list(types)
         self._dictionaries = [Strings() if (kind_of(t) or 0) >= BYTES else None for t in types]
         widths = [2 if kind_of(t) == DECIMAL else 1 for t in types]
         self._places = [int(place) for place in np.cumsum([0, *widths])]
         self._width = self._places[-1] + -(-len(types) // 64)
-        self._table = Rows(self._width)
+        self._table = Rows(self._width, keys)
 
     def __len__(self) -> int:
         return len(self._table)

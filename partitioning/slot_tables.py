@@ -35,8 +35,9 @@ def grown(array: np.ndarray, rows: int) -> np.ndarray:
 class _Table:
     """What the tables share: places, counts, and doubling."""
 
-    def __init__(self) -> None:
-        self.capacity = KEYS_MIN
+    def __init__(self, keys: int = 0) -> None:
+        """``keys``: as many have room before it doubles."""
+        self.capacity = max(KEYS_MIN, 1 << max(keys - 1, 0).bit_length())
         self.meta = np.array([0, -1, 0, 0], np.int64)  # keys, slot of null, bytes used, bytes wanted
         self.table = np.full(2 * self.capacity, -1, np.int32)
         self.table_words = np.zeros(2 * self.capacity, np.uint64)
@@ -58,8 +59,8 @@ class _Table:
 class Words(_Table):
     """Keys of one word; null has a slot of its own outside of the table."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, keys: int = 0) -> None:
+        super().__init__(keys)
         self.words = np.zeros(self.capacity, np.uint64)
 
     @property
@@ -84,8 +85,8 @@ class Words(_Table):
 class Rows(_Table):
     """Keys of ``width`` words."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
+    def __init__(self, width: int, keys: int = 0) -> None:
+        super().__init__(keys)
         self.words = np.zeros((self.capacity, width), np.uint64)
 
     @property
@@ -106,8 +107,8 @@ class Rows(_Table):
 class Strings(_Table):
     """Keys of bytes, kept one after the other in an arena; null has a slot with no bytes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, keys: int = 0) -> None:
+        super().__init__(keys)
         self.starts = np.zeros(self.capacity + 1, np.int64)
         self.arena = np.zeros(ARENA_BYTES_MIN, np.uint8)
 

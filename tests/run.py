@@ -18,7 +18,7 @@ LAYERS = {
         [str(BIN / "mypy")],
         [str(BIN / "lint-imports"), "--no-cache"],
     ],
-    "unit": [[*PYTEST, "tests/partitioning", "tests/flux", "tests/controller"]],
+    "unit": [[*PYTEST, "tests/partitioning", "tests/flux", "tests/controller", "tests/benchmarks"]],
     "laws": [[*PYTEST, "tests/laws"]],
     "simulation": [[*PYTEST, "tests/simulation"]],
     "kernels": [[*PYTEST, "benchmarks", "--benchmark-disable"]],

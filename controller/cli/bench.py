@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from benchmarks.timeline import Report
 
 bench = typer.Typer(help="Benchmarks, run inside Spark executors on this machine.", no_args_is_help=True)
 
@@ -24,6 +28,13 @@ class ShapeName(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Folder for <benchmark>.json and <benchmark>.png: throughput and latency over time, faults and moves marked.",
+    ),
+]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers, each in an executor of its own.")]
 
 
@@ -38,14 +49,15 @@ def throughput(
     peer: Annotated[
         bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")
     ] = False,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Keyed count and sum over one million keys: rows per second, against Spark's own streaming."""
     from benchmarks import throughput as benchmark
 
-    console = _console(as_json)
-    result = benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console, replicas)
-    _finish(result, console, as_json)
+    console = _prepare(as_json, out)
+    report = benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console, replicas)
+    _finish(report, console, as_json, out)
 
 
 @bench.command()
@@ -54,13 +66,14 @@ def latency(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 20,
     workers: Workers = 2,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Latency from ingress to egress at a steady rate, through a keyed stage and a sink."""
     from benchmarks import latency as benchmark
 
-    console = _console(as_json)
-    _finish(benchmark.run(rate, seconds, workers, partitions, console), console, as_json)
+    console = _prepare(as_json, out)
+    _finish(benchmark.run(rate, seconds, workers, partitions, console), console, as_json, out)
 
 
 class FaultKind(StrEnum):
@@ -79,25 +92,77 @@ def failover(
     peer: Annotated[
         bool, typer.Option("--peer", help="Also kill an executor under Spark Structured Streaming.")
     ] = False,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Faults at a steady rate: gap between outputs, latency, lost and duplicated rows, time to full replication."""
     from benchmarks import failover as benchmark
 
-    console = _console(as_json)
-    _finish(benchmark.run(fault.value, rate, times, replicas, partitions, peer, console), console, as_json)
+    console = _prepare(as_json, out)
+    _finish(benchmark.run(fault.value, rate, times, replicas, partitions, peer, console), console, as_json, out)
 
 
-def _console(as_json: bool) -> Console:
+@bench.command()
+def move(
+    state_mb: Annotated[float, typer.Option(min=0.01, max=4096, help="MiB of state in each partition.")] = 64,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources, in the first part.")] = 20_000,
+    workers: Annotated[int, typer.Option(min=2, max=64, help="Workers, each in an executor of its own.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Copies of each partition; fewer than workers.")] = 1,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Every partition is moved while rows flow: stall, latency of the others, throughput, lost and duplicated rows."""
+    if replicas >= workers:
+        raise typer.BadParameter(
+            f"{replicas} copies need more than {workers} workers: one must be free of each partition"
+        )
+    console = _prepare(as_json, out)
+    from benchmarks import move as benchmark
+
+    _finish(benchmark.run(state_mb, partitions, rate, workers, replicas, console), console, as_json, out)
+
+
+@bench.command()
+def skew(
+    slow: Annotated[
+        float | None,
+        typer.Option(min=1.1, max=100, help="How many times slower one of three workers becomes. [default: 4]"),
+    ] = None,
+    zipf: Annotated[float | None, typer.Option(min=0.1, max=5, help="Keys are drawn with this Zipf exponent.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to count, when 15 s have passed.")] = 20,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Uneven load on three workers, with static placement and with load balance: throughput, latency, moves."""
+    if slow is not None and zipf is not None:
+        raise typer.BadParameter("give --slow or --zipf: they are two benchmarks")
+    console = _prepare(as_json, out)
+    from benchmarks import skew as benchmark
+
+    _finish(benchmark.run(slow or 4.0, zipf, seconds, console), console, as_json, out)
+
+
+def _prepare(as_json: bool, out: Path | None) -> Console:
+    if out is not None:
+        from benchmarks.timeline import require_plots
+
+        require_plots()
     return Console(stderr=as_json, highlight=False)
 
 
-def _finish(result: dict[str, Any], console: Console, as_json: bool) -> None:
+def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -> None:
+    result: dict[str, Any] = report.figures
     table = Table(show_header=False, title=f"flux bench {result['benchmark']}")
     for key, value in result.items():
         table.add_row(
             key, f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
         )
     console.print(table)
+    if out is not None:
+        from benchmarks.timeline import write
+
+        for path in write(report, out):
+            console.print(f"written: {path}")
     if as_json:
         print(json.dumps(result))

@@ -1,0 +1,136 @@
+"""A sink that notes what arrives and when, and what its notes say at the end.
+
+For every step it notes, for each partition of the stage before it, when the step was applied (the step's time, the
+same on every replica, so that the notes survive faults), when the oldest of its rows was due, and how many rows came.
+Besides, it keeps the count of each key, to be compared with what the source alone gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import flux
+from benchmarks.paced import Script
+from partitioning.hashing import hash_columns
+from partitioning.scheme import partition_ids
+from spark_integration.egress import fetch_all
+from spark_integration.query import Query
+
+#: Of a value that leaves the sink.
+CHUNK_BYTES = 1 << 20
+
+
+class Arrivals(flux.Operator):
+    """Input: key, due_ns and rows. ``newest``: rows is the newest count of a key; else it is to be added to it."""
+
+    schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
+    keys = 0
+    partitions = 1
+    newest = True
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.counts = np.zeros(self.keys, np.int64)
+        self.notes: list[np.ndarray] = []
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        keys, rows = batch.column("key").to_numpy(), batch.column("rows").to_numpy()
+        (np.maximum if self.newest else np.add).at(self.counts, keys, rows)
+        ids = partition_ids(hash_columns([batch.column("key")]), self.partitions)
+        oldest = np.full(self.partitions, np.iinfo(np.int64).max)
+        np.minimum.at(oldest, ids, batch.column("due_ns").to_numpy())
+        arrived = np.bincount(ids, minlength=self.partitions)
+        used = np.flatnonzero(arrived)
+        now = np.full(len(used), round(self.context.now * 1e9))
+        self.notes.append(np.column_stack([now, used, oldest[used], arrived[used]]))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        yield from self._chunks("count", self.counts.astype(np.int32).tobytes())
+        yield from self._chunks("note", self._all_notes().tobytes())
+
+    def _chunks(self, kind: str, data: bytes) -> Iterator[pa.RecordBatch]:
+        """In order: each is a batch of its own, with the partition to put them together by."""
+        for start in range(0, len(data), CHUNK_BYTES):
+            name = f"{kind} {self.context.partition} {start:012}"
+            columns = [pa.array([name]), pa.array([data[start : start + CHUNK_BYTES]], pa.binary())]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _all_notes(self) -> np.ndarray:
+        return np.concatenate([np.zeros((0, 4), np.int64), *self.notes])
+
+    def snapshot(self) -> Any:
+        return self.counts, self._all_notes()
+
+    def restore(self, snapshot: Any) -> None:
+        self.counts, self.notes = snapshot[0].copy(), [snapshot[1]]
+
+
+def sink(keys: int, partitions: int, newest: bool = True) -> type[Arrivals]:
+    """The sink for so many keys, behind a stage of so many partitions."""
+    settings = {"keys": keys, "partitions": partitions, "newest": newest, "__module__": __name__}
+    return type("Arrived", (Arrivals,), settings)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What has arrived: one entry for each step and partition of the stage before, by time, in seconds. ``due`` is 0
+    where rows came as fast as they could."""
+
+    at: np.ndarray
+    partition: np.ndarray
+    due: np.ndarray
+    rows: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, notes: np.ndarray, counts: np.ndarray) -> Seen:
+        notes = notes[np.argsort(notes[:, 0], kind="stable")]
+        return cls(notes[:, 0] / 1e9, notes[:, 1], notes[:, 2] / 1e9, notes[:, 3], counts)
+
+    @property
+    def age_ms(self) -> np.ndarray:
+        return (self.at - self.due) * 1e3
+
+    def between(self, start: float, end: float) -> np.ndarray:
+        """Of rows that were due: True for what arrived in this time."""
+        return (self.at >= start) & (self.at < end) & (self.due > 0)
+
+    def rate(self, start: float, end: float) -> float:
+        """Rows per second that arrived in this time."""
+        inside = (self.at >= start) & (self.at < end)
+        return float(self.rows[inside].sum() / (end - start))
+
+    def longest_gap_ms(self, partition: int, start: float, end: float) -> float:
+        """Longest time without rows of a partition. The ends count: what does not come at all is a gap too."""
+        at = self.at[(self.at > start) & (self.at < end) & (self.partition == partition)]
+        return float(np.diff([start, *at, end]).max() * 1e3)
+
+    def exactness(self, expected: np.ndarray) -> dict[str, int]:
+        """Rows that are missing and rows that were counted twice, against what the source alone gives."""
+        return {
+            "rows": int(expected.sum()),
+            "lost": int(np.maximum(expected - self.counts, 0).sum()),
+            "duplicated": int(np.maximum(self.counts - expected, 0).sum()),
+        }
+
+
+def collect(query: Query, script: Script) -> Seen:
+    """Wait for the end of the output and put the notes of all sinks together."""
+    query.wait_for_output()
+    found: dict[str, list[bytes]] = {"count": [], "note": []}
+    for row in sorted(fetch_all(query).collect(), key=lambda row: row.kind):
+        found[row.kind.split()[0]].append(bytes(row.data))
+    notes = np.frombuffer(b"".join(found["note"]), np.int64).reshape(-1, 4)
+    # A key arrives at one sink: the others have counted none of it.
+    counts = np.frombuffer(b"".join(found["count"]), np.int32).reshape(-1, script.keys).sum(axis=0)
+    return Seen.of(notes, counts)
+
+
+def percentile(values: Any, percent: float) -> float | None:
+    """Rounded; None of nothing."""
+    return round(float(np.percentile(values, percent)), 3) if len(values) else None

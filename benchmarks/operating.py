@@ -1,0 +1,72 @@
+"""What the benchmarks ask of a running query, in the way of the flux command."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from controller.client import Client, choose
+from controller.events import Event
+from controller.requests import Accepted, GetPartitions, Partitions, StartMoves, WantedMove
+from flux.errors import QueryFailed
+from spark_integration.query import Query
+
+LOOK_S = 0.01
+
+
+def until(condition: Callable[[], object], limit_s: float, what: str) -> None:
+    """QueryFailed, with ``what`` was waited for, if it does not come true in time."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            raise QueryFailed(f"the benchmark has waited {limit_s:g} s in vain until {what}")
+        time.sleep(LOOK_S)
+
+
+class Operator:
+    """One conversation with the controller of a query. To be used in a with statement, by one thread."""
+
+    def __init__(self, query: Query, stage: str) -> None:
+        self.query = query
+        self.stage = stage
+        self._client = Client(choose(query.id))
+
+    def placement(self) -> dict[int, list[int]]:
+        """Partition of the stage -> workers that have its copies, the primary's first."""
+        found: dict[int, list[int]] = {}
+        for replica in self._client.ask(GetPartitions(stage=self.stage), Partitions).replicas:
+            found.setdefault(replica.partition, []).append(replica.worker)
+        return found
+
+    def targets(self) -> dict[int, int]:
+        """For each partition, the next worker that has no copy of it."""
+        workers = sorted(self.query.members())
+        return {partition: next_worker(workers, held) for partition, held in self.placement().items()}
+
+    def move(self, targets: dict[int, int], limit_s: float) -> None:
+        """Move the primaries of these partitions, one after the other, and wait until all have moved."""
+        before = len(self.moves())
+        wanted = [WantedMove(stage=self.stage, partition=p, target=target) for p, target in targets.items()]
+        self._client.ask(StartMoves(moves=wanted, why="flux bench"), Accepted)
+        until(lambda: len(self.moves()) >= before + len(wanted), limit_s, f"partitions {sorted(targets)} have moved")
+
+    def moves(self) -> list[Event]:
+        """Moves of the stage that are done: events, the oldest first."""
+        return [event for event in self.query.events() if event.kind == "move" and event.stage == self.stage]
+
+    def __enter__(self) -> Operator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+
+def next_worker(workers: Sequence[int], held: Sequence[int]) -> int:
+    """The first after the one that has the primary, in a ring, that has no copy."""
+    ring = [worker for worker in workers if worker > held[0]] + [worker for worker in workers if worker < held[0]]
+    free = [worker for worker in ring if worker not in held]
+    if not free:
+        raise QueryFailed(
+            f"no worker of {list(workers)} is free of the copies on {list(held)}: there must be more workers"
+        )
+    return free[0]

@@ -1,0 +1,155 @@
+"""Rows that are due at a steady rate, made from their number alone, so that they can be made again and counted.
+
+A source in three parts, each optional: keys that are loaded first, as fast as it goes; rows that are due, so many
+every ``TICK_S``; rows as fast as it goes. The driver says by small files where one part ends and the next begins (all
+processes are on one machine). Whoever seeks to a batch makes the same rows as the one before him.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("value", pa.int64())])
+VALUES = 1024
+#: Rows of one batch of a source, due together.
+TICK_S = 0.01
+#: Rows of one batch while keys are loaded, and of one as fast as it goes.
+LOAD_ROWS, FLAT_ROWS = 65_536, 8_192
+#: Rows of one look at what is expected.
+COUNTED_ROWS = 1 << 20
+START, FLAT, END = "start", "flat", "end"
+
+
+@dataclass
+class Script:
+    """What the source gives. ``keys``: 0 to this, exclusive; ``load``: each of them once before everything else;
+    ``zipf``: key k is drawn with a probability like 1 / (k + 1) ** zipf, 0: all alike."""
+
+    rate: float
+    partitions: int
+    keys: int
+    load: bool = False
+    zipf: float = 0.0
+    folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="flux-bench-"))
+
+    @property
+    def per_batch(self) -> int:
+        return max(round(self.rate / self.partitions * TICK_S), 1)
+
+    @property
+    def loads(self) -> int:
+        """Batches that load keys, of each partition."""
+        return math.ceil(self.keys / self.partitions / LOAD_ROWS) if self.load else 0
+
+    # ---- the driver's side
+
+    def say(self, what: str, value: float) -> None:
+        """``START``: when rows begin to be due; ``FLAT``: number of the batch with which they come as fast as it goes;
+        ``END``: number of the first batch that is not to come."""
+        new = Path(self.folder, f"{what}.new")
+        new.write_text(str(value))
+        os.rename(new, Path(self.folder, what))
+
+    def said(self, what: str) -> float | None:
+        try:
+            return float(Path(self.folder, what).read_text())
+        except FileNotFoundError:
+            return None
+
+    def batch_due_at(self, at: float) -> int:
+        """Number of the batch that is due then."""
+        start = self.said(START)
+        assert start is not None
+        return self.loads + math.ceil((at - start) / TICK_S)
+
+    def expected(self) -> np.ndarray:
+        """Rows of each key, when the end has been said."""
+        end = self.said(END)
+        assert end is not None
+        counts = np.full(self.keys, int(self.load), np.int64)
+        for partition in range(self.partitions):
+            total = self._first_row(int(end), self.said(FLAT))
+            for first in range(0, total, COUNTED_ROWS):
+                keys = self._draw(partition, first, min(COUNTED_ROWS, total - first))
+                counts += np.bincount(keys, minlength=self.keys)
+        return counts
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- the workers' side
+
+    def read(self, partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
+        begins: float | None = None
+        flat: float | None = None
+        for number in itertools.count(start):
+            if number < self.loads:
+                yield self._load(partition, number)
+                continue
+            while begins is None:
+                begins = self.said(START)
+                if begins is None:
+                    yield None
+            flat = self.said(FLAT) if flat is None else flat
+            if flat is None or number < flat:
+                due = begins + (number - self.loads + 1) * TICK_S
+                while time.time() < due:
+                    yield None
+                rows, due_ns = self.per_batch, round(due * 1e9)
+            else:
+                rows, due_ns = FLAT_ROWS, 0
+            end = self.said(END)
+            if end is not None and number >= end:
+                return
+            yield _batch(self._draw(partition, self._first_row(number, flat), rows), due_ns)
+
+    def _load(self, partition: int, number: int) -> pa.RecordBatch:
+        keys = np.arange(number * LOAD_ROWS, (number + 1) * LOAD_ROWS, dtype=np.int64) * self.partitions + partition
+        return _batch(keys[keys < self.keys], 0)
+
+    def _first_row(self, number: int, flat: float | None) -> int:
+        """Rows drawn before this batch."""
+        if flat is None or number <= flat:
+            return (number - self.loads) * self.per_batch
+        return (int(flat) - self.loads) * self.per_batch + (number - int(flat)) * FLAT_ROWS
+
+    def _draw(self, partition: int, first: int, rows: int) -> np.ndarray:
+        number = np.arange(first, first + rows, dtype=np.uint64) * np.uint64(self.partitions) + np.uint64(partition)
+        mixed = _mixed(number)
+        if not self.zipf:
+            return ((mixed >> np.uint64(33)) % np.uint64(self.keys)).astype(np.int64)
+        return np.searchsorted(self._cumulated, (mixed >> np.uint64(11)).astype(np.float64) / (1 << 53), "right")
+
+    @property
+    def _cumulated(self) -> np.ndarray:
+        found = self.__dict__.get("_zipf_cumulated")
+        if found is None:
+            weights = 1 / np.arange(1, self.keys + 1) ** self.zipf
+            found = np.cumsum(weights) / weights.sum()
+            found[-1] = 1.0
+            self.__dict__["_zipf_cumulated"] = found
+        return found
+
+
+def _mixed(number: np.ndarray) -> np.ndarray:
+    """64 bits that look random, of a number (the finaliser of splitmix64)."""
+    mixed = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _batch(keys: np.ndarray, due_ns: int) -> pa.RecordBatch:
+    columns = [keys, np.full(len(keys), due_ns), keys % VALUES]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)

@@ -1,0 +1,283 @@
+"""Uneven load, with static placement and with load balance.
+
+Three workers stand for three machines: a step of the keyed stage takes a fixed time for each row, which is slept and not
+computed, because on a machine with two cores the work of one worker would slow down the others. On a slow worker a step
+takes ``slow`` times as long. Which worker that is says a small file with its process's id; the operator finds out by
+its own.
+
+Two questions:
+
+    slow    after some seconds one worker becomes slow. How many rows arrive per second, and how late are they, where the
+            partitions stay and where they move?
+    zipf    keys follow a Zipf distribution. How even does the load become, and does it then stay calm?
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+import flux
+from benchmarks import session
+from benchmarks.arrivals import Seen, collect, percentile, sink
+from benchmarks.operating import Operator
+from benchmarks.paced import END, SCHEMA, START, Script
+from benchmarks.timeline import Line, Mark, Report, of_arrivals
+from controller.events import Event
+from spark_integration.query import start_query
+
+WORKERS = 3
+KEYS = 50_000
+#: Of one row on a worker that is not slow.
+ROW_S = 20e-6
+#: Partitions of the keyed stage: with a slow worker, and with Zipf keys.
+PARTITIONS, ZIPF_PARTITIONS = 24, 64
+#: Rows offered, as a part of what the workers can do together, one of them being slow. The rest is needed to work off
+#: what has waited until the partitions had moved.
+OFFERED = 0.7
+#: Steady flow before one worker becomes slow.
+BEFORE_S = 6.0
+#: When the target is to be reached after that; from then on rows and latency are counted.
+SETTLED_LIMIT_S = 15.0
+#: Without a move for so long, the placement has settled.
+CALM_S = 5.0
+#: Small steps: a slow one must not hold up all the others of its worker for long.
+STEP_ROWS = 512
+#: How often a worker looks whether it has become slow.
+LOOK_S = 0.05
+
+
+class Work(flux.Operator):
+    """Counts rows by key and hands them on, at a fixed cost. Its answer does not depend on where it runs."""
+
+    schema = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("rows", pa.int64())])
+    folder = ""
+    slow = 1.0
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.counts = np.zeros(KEYS, np.int64)
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        time.sleep(batch.num_rows * ROW_S * _pace(self.folder, self.slow, time.monotonic() // LOOK_S))
+        np.add.at(self.counts, batch.column("key").to_numpy(), 1)
+        one = pa.array(np.ones(batch.num_rows, np.int64))
+        yield pa.RecordBatch.from_arrays([batch.column("key"), batch.column("due_ns"), one], schema=self.schema)
+
+    def snapshot(self) -> Any:
+        return self.counts
+
+    def restore(self, snapshot: Any) -> None:
+        self.counts = snapshot.copy()
+
+    def state_bytes(self) -> int:
+        return self.counts.nbytes
+
+
+@functools.lru_cache(maxsize=4)
+def _pace(folder: str, slow: float, _look: float) -> float:
+    """How many times as long a row takes in this process, looked up anew with every other ``_look``."""
+    try:
+        return slow if int(Path(folder, "slow").read_text()) == os.getpid() else 1.0
+    except (FileNotFoundError, ValueError):
+        return 1.0
+
+
+def work(folder: str, slow: float) -> type[Work]:
+    return type("Worked", (Work,), {"folder": folder, "slow": slow, "__module__": __name__})
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One query. ``start``: when rows began to be due; ``slow_at``: when one worker became slow; ``placement`` at the
+    end: partition -> worker."""
+
+    start: float
+    slow_at: float
+    end: float
+    seen: Seen
+    moves: list[Event]
+    placement: dict[int, int]
+    expected: np.ndarray
+
+    def line(self, name: str, marked: bool) -> Line:
+        marks = [Mark(event.at, event.at, "move") for event in self.moves]
+        if marked:
+            marks.append(Mark(self.slow_at, self.slow_at + 0.2, "one worker becomes slow"))
+        return of_arrivals(name, self.seen, marks, self.start, self.end)
+
+
+def run(slow: float, zipf: float | None, seconds: float, console: Console, **options: Any) -> Report:
+    """``seconds``: how long rows and latency are counted, from ``SETTLED_LIMIT_S`` after the slow-down on."""
+    spark, startup = session.start(WORKERS, 2, 1024)
+    try:
+        figures: dict[str, Any] = {"benchmark": "skew", "spark_startup_s": round(startup, 2)}
+        report = (
+            _slow(spark, slow, seconds, console, **options)
+            if zipf is None
+            else _zipf(spark, zipf, seconds, console, **options)
+        )
+        return Report(figures | report.figures, report.lines, report.latency)
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+        spark.stop()
+
+
+# ---- one slow worker
+
+
+def _slow(spark: SparkSession, slow: float, seconds: float, console: Console, **options: Any) -> Report:
+    rate = OFFERED * (WORKERS - 1 + 1 / slow) / ROW_S
+    ran = {}
+    for name, balanced in (("static", False), ("adaptive", True)):
+        console.print(f"{name} placement: {rate:,.0f} rows/s, one of {WORKERS} workers becomes {slow:g} times slower")
+        script = Script(rate, WORKERS, KEYS)
+        total = SETTLED_LIMIT_S + seconds
+        ran[name] = _run(spark, script, PARTITIONS, slow, total, balance_enabled=balanced, **options)
+        console.print(f"  {ran[name].seen.rate(*_counted(ran[name])):,.0f} rows/s, {len(ran[name].moves)} moves")
+    figures = {"slow": slow, "rate": round(rate), "partitions": PARTITIONS, "seconds": seconds}
+    return Report(
+        figures | slow_summary(ran["static"], ran["adaptive"]),
+        [each.line(name, marked=True) for name, each in ran.items()],
+    )
+
+
+def slow_summary(static: Ran, adaptive: Ran) -> dict[str, Any]:
+    """Of the time that is counted; a row that was due and did not arrive in it has no latency, which is to the benefit of
+    the static placement."""
+    rows = {name: ran.seen.rate(*_counted(ran)) for name, ran in (("static", static), ("adaptive", adaptive))}
+    ages = {name: _mean_age(ran, *_counted(ran)) for name, ran in (("static", static), ("adaptive", adaptive))}
+    slow, fast = ages["static"], ages["adaptive"]
+    after = [event.at for event in adaptive.moves if event.at > adaptive.slow_at]
+    exact = [ran.seen.exactness(ran.expected) for ran in (static, adaptive)]
+    return {
+        "static_rows_per_s": round(rows["static"]),
+        "adaptive_rows_per_s": round(rows["adaptive"]),
+        "throughput_ratio": round(rows["adaptive"] / rows["static"], 2) if rows["static"] else None,
+        "static_latency_ms": slow,
+        "adaptive_latency_ms": fast,
+        "latency_ratio": round(slow / fast, 1) if slow and fast else None,
+        "adaptive_p99_ms": percentile(adaptive.seen.age_ms[adaptive.seen.between(*_counted(adaptive))], 99),
+        "moves": len(after),
+        "settled_s": settled_s(after, adaptive.slow_at, adaptive.end),
+        "lost": sum(each["lost"] for each in exact),
+        "duplicated": sum(each["duplicated"] for each in exact),
+    }
+
+
+def _counted(ran: Ran) -> tuple[float, float]:
+    return min(ran.slow_at + SETTLED_LIMIT_S, (ran.slow_at + ran.end) / 2), ran.end
+
+
+def _mean_age(ran: Ran, start: float, end: float) -> float | None:
+    inside = ran.seen.between(start, end)
+    rows = ran.seen.rows[inside]
+    return round(float(np.average(ran.seen.age_ms[inside], weights=rows)), 3) if rows.sum() else None
+
+
+def settled_s(moves: Sequence[float], since: float, end: float) -> float | None:
+    """When the first move was done after which there was none for ``CALM_S``; 0: none was needed; None: never."""
+    times = [since, *sorted(moves)]
+    for at, following in zip(times, [*times[1:], np.inf], strict=True):
+        if min(following, end) - at >= CALM_S and (at > since or not moves):
+            return round(at - since, 3)
+    return None
+
+
+# ---- Zipf keys
+
+
+def _zipf(spark: SparkSession, zipf: float, seconds: float, console: Console, **options: Any) -> Report:
+    rate = WORKERS / ROW_S / 2
+    console.print(f"{rate:,.0f} rows/s, keys as in Zipf {zipf:g}, {ZIPF_PARTITIONS} partitions on {WORKERS} workers")
+    lines, figures = [], {"zipf": zipf, "rate": round(rate), "partitions": ZIPF_PARTITIONS, "seconds": seconds}
+    ran = {}
+    for name, balanced in (("static", False), ("adaptive", True)):
+        script = Script(rate, WORKERS, KEYS, zipf=zipf)
+        total = SETTLED_LIMIT_S + seconds
+        ran[name] = _run(spark, script, ZIPF_PARTITIONS, 1.0, total, balance_enabled=balanced, **options)
+        console.print(f"  {name} placement: {len(ran[name].moves)} moves")
+        lines.append(ran[name].line(name, marked=False))
+    return Report(figures | zipf_summary(ran["static"], ran["adaptive"]), lines)
+
+
+def zipf_summary(static: Ran, adaptive: Ran) -> dict[str, Any]:
+    """Load of a worker: rows of its partitions in the time that is counted, which take all the same time."""
+    moves = [event.at for event in adaptive.moves]
+    settled = settled_s(moves, adaptive.start, adaptive.end)
+    after = [at for at in moves if settled is not None and at > adaptive.start + settled]
+    rounds = max(adaptive.end - adaptive.start - (settled or 0.0), 1.0)
+    rows = _rows_by_partition(adaptive)
+    exact = [ran.seen.exactness(ran.expected) for ran in (static, adaptive)]
+    return {
+        "static_rows_per_s": round(static.seen.rate(*_counted(static))),
+        "adaptive_rows_per_s": round(adaptive.seen.rate(*_counted(adaptive))),
+        "static_latency_ms": _mean_age(static, *_counted(static)),
+        "adaptive_latency_ms": _mean_age(adaptive, *_counted(adaptive)),
+        "static_load_over_mean": load_over_mean(_rows_by_partition(static), static.placement),
+        "load_over_mean": load_over_mean(rows, adaptive.placement),
+        "heaviest_partition_share": round(float(rows.max() / max(rows.sum(), 1)), 4),
+        "moves": len(moves),
+        "settled_s": settled,
+        "moves_after_settling": len(after),
+        "moves_per_round_after_settling": round(len(after) / rounds, 3),
+        "lost": sum(each["lost"] for each in exact),
+        "duplicated": sum(each["duplicated"] for each in exact),
+    }
+
+
+def _rows_by_partition(ran: Ran) -> np.ndarray:
+    start, end = _counted(ran)
+    inside = (ran.seen.at >= start) & (ran.seen.at < end)
+    size = max(ran.placement) + 1
+    return np.bincount(ran.seen.partition[inside], weights=ran.seen.rows[inside], minlength=size)
+
+
+def load_over_mean(rows: np.ndarray, placement: Mapping[int, int]) -> float:
+    """Rows of the worker that has most of them, over the mean of all workers that have any."""
+    workers = sorted(set(placement.values()))
+    loads = [sum(rows[partition] for partition, at in placement.items() if at == worker) for worker in workers]
+    return round(float(max(loads) / np.mean(loads)), 3)
+
+
+# ---- both
+
+
+def _run(spark: SparkSession, script: Script, partitions: int, slow: float, seconds: float, **options: Any) -> Ran:
+    """One query: some seconds of steady flow, then ``seconds`` with a slow worker, unless ``slow`` is 1."""
+    keyed = flux.stage(key="key", partitions=partitions, name="Work")(work(script.folder, slow))
+    arrived = flux.stage(key="key", partitions=WORKERS, name="Arrivals")(sink(KEYS, partitions, newest=False))
+    source = flux.source(script.read, SCHEMA, partitions=WORKERS)
+    given: dict[str, Any] = {"workers": WORKERS, "step_max_rows": STEP_ROWS} | options
+    query = start_query([arrived(keyed(source))], "skew", spark, keep_output=True, **given)
+    try:
+        query.wait_until_running(120)
+        start = time.time() + 0.5
+        script.say(START, start)
+        time.sleep(0.5 + BEFORE_S)
+        victim = min(query.members().values(), key=lambda member: member.about.index)
+        slow_at = time.time()
+        if slow != 1.0:
+            script.say("slow", victim.about.pid)
+        time.sleep(seconds)
+        end = time.time()
+        with Operator(query, "Work") as operator:
+            placement = {partition: held[0] for partition, held in operator.placement().items()}
+            script.say(END, script.batch_due_at(end))
+            script.say("slow", 0)  # what waits is worked off sooner
+            seen = collect(query, script)
+            moves = [event for event in operator.moves() if event.at < end]
+        return Ran(start, slow_at, end, seen, moves, placement, script.expected())
+    finally:
+        query.stop()
+        script.clear()

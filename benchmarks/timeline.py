@@ -1,0 +1,126 @@
+"""Throughput and latency over time, with what happened meanwhile: what a benchmark's PNG shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arrivals import Seen
+from flux.errors import UsageError
+
+#: Width of one point of the plots.
+BIN_S = 0.1
+#: Of a picture, in inches, and dots per inch.
+SIZE, DPI = (11, 6), 110
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened, from ``start`` to ``end`` (the same: at once)."""
+
+    start: float
+    end: float
+    label: str
+
+
+@dataclass
+class Line:
+    """One run. ``at`` in seconds since the epoch; latencies in milliseconds, NaN where nothing came."""
+
+    name: str
+    at: np.ndarray
+    rows_per_s: np.ndarray
+    latency_ms: np.ndarray
+    marks: list[Mark] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """``figures`` are what is printed; ``lines`` what is drawn, each from its own beginning."""
+
+    figures: dict[str, Any]
+    lines: list[Line] = field(default_factory=list)
+    latency: str = "latency (ms)"
+
+
+def of_arrivals(name: str, seen: Seen, marks: Iterable[Mark], start: float, end: float) -> Line:
+    """Rows per second and the highest latency in each tenth of a second."""
+    edges = np.arange(start, max(end, start + BIN_S) + BIN_S, BIN_S)
+    rows, _ = np.histogram(seen.at, edges, weights=seen.rows)
+    age = np.full(len(edges) - 1, np.nan)
+    due = seen.between(edges[0], edges[-1])
+    place = np.minimum(np.searchsorted(edges, seen.at[due], "right") - 1, len(age) - 1)
+    np.fmax.at(age, place, seen.age_ms[due])
+    return Line(name, edges[:-1], rows / BIN_S, age, list(marks))
+
+
+def of_progress(name: str, reports: Iterable[Mapping[str, Any]], stage: int) -> Line:
+    """From the progress reports of a query: rows that a stage applied per second, and the 99th percentile of the latency
+    of its last steps."""
+    points = [
+        (
+            datetime.fromisoformat(report["timestamp"]).timestamp(),
+            report["stages"][stage]["rowsPerSecond"],
+            (report["stages"][stage]["latencyMs"] or (np.nan, np.nan))[1],
+        )
+        for report in reports
+    ]
+    at, rows, latency = np.array(points, float).reshape(-1, 3).T
+    return Line(name, at, rows, latency)
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """``<benchmark>.json`` and ``<benchmark>.png`` in this folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = folder / f"{report.figures['benchmark']}.json"
+    figures.write_text(json.dumps(report.figures, indent=2) + "\n")
+    if not report.lines:
+        return [figures]
+    picture = figures.with_suffix(".png")
+    draw(report, picture)
+    return [figures, picture]
+
+
+def require_plots() -> None:
+    """Before a benchmark runs for minutes. UsageError if there is nothing to draw with."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError("--out draws with matplotlib, which is missing: pip install 'flux-exchange[bench]'") from None
+
+
+def draw(report: Report, path: Path) -> None:
+    from matplotlib.figure import Figure  # without pyplot: no window, nothing global
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    figure.suptitle(f"flux bench {report.figures['benchmark']}")
+    labelled: set[str] = set()
+    for line in report.lines:
+        start = float(line.at[0]) if len(line.at) else 0.0
+        (drawn,) = above.plot(line.at - start, line.rows_per_s, linewidth=1, label=line.name)
+        below.plot(line.at - start, line.latency_ms, linewidth=1, color=drawn.get_color(), label=line.name)
+        for mark in line.marks:
+            label = None if mark.label in labelled else mark.label
+            labelled.add(mark.label)
+            for axes in (above, below):
+                if mark.end > mark.start:
+                    axes.axvspan(mark.start - start, mark.end - start, color="tab:orange", alpha=0.3, label=label)
+                else:
+                    axes.axvline(mark.start - start, color="tab:red", linestyle=":", linewidth=1, label=label)
+    above.set_ylabel("rows/s")
+    below.set_ylabel(report.latency)
+    below.set_xlabel("seconds")
+    above.set_ylim(bottom=0)
+    if any(np.nanmax(line.latency_ms, initial=0.0) > 0 for line in report.lines):
+        below.set_yscale("log")
+    for axes in (above, below):
+        axes.grid(visible=True, alpha=0.3)
+    below.legend(loc="upper right", fontsize="small")
+    figure.savefig(path, dpi=DPI)
