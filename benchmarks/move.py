@@ -30,11 +30,11 @@ from spark_integration.query import Query, start_query
 #: Of a copy of the state, for each key: the key itself and six measures.
 BYTES_PER_KEY = 72
 #: Steady flow that is not looked at, that is compared with, and between two moves.
-WARM_UP_S, CALM_S, PAUSE_S = 3.0, 6.0, 0.5
+WARM_UP_S, CALM_S, PAUSE_S = 2.0, 5.0, 0.5
 #: How long around a move outputs are looked at, before it is asked for and after it is done.
 BEFORE_S, AFTER_S = 0.05, 0.25
 #: Rows as fast as they go: until it is steady, and how long they are counted without moves.
-FLAT_WARM_UP_S, FLAT_S = 3.0, 5.0
+FLAT_WARM_UP_S, FLAT_S = 2.0, 4.0
 #: How long loading, and one move, may take before something is wrong.
 LOAD_LIMIT_S, MOVE_LIMIT_S = 600.0, 60.0
 #: Batches by which sources that run as fast as they go are told of the end ahead.

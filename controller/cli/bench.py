@@ -130,7 +130,7 @@ def skew(
         typer.Option(min=1.1, max=100, help="How many times slower one of three workers becomes. [default: 4]"),
     ] = None,
     zipf: Annotated[float | None, typer.Option(min=0.1, max=5, help="Keys are drawn with this Zipf exponent.")] = None,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to count, when 15 s have passed.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to run each; counted from 15 s on.")] = 40,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
