@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def kind(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
+        if "quintet" in fixtures:
+            return 4
         if "trio" in fixtures:
             return 3
         return 2 if "cluster" in fixtures else int(item.get_closest_marker("spark") is not None)
@@ -101,6 +103,18 @@ def trio() -> Iterator[Any]:
     fail often. Ends the session of ``cluster``."""
     pytest.importorskip("pyspark")
     session = _session("local-cluster[4,1,1024]", {"spark.task.maxFailures": "1000"})
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    if session.sparkContext._jsc is not None:
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def quintet() -> Iterator[Any]:
+    """Five executor JVMs of one slot each, which may be decommissioned. Ends the session of ``trio``."""
+    pytest.importorskip("pyspark")
+    more = {"spark.task.maxFailures": "1000", "spark.decommission.enabled": "true"}
+    session = _session("local-cluster[5,1,512]", more | {"spark.executor.memory": "512m"})
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
