@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def kind(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
-        if "quintet" in fixtures:
+        if "roomy" in fixtures:
             return 4
         if "trio" in fixtures:
             return 3
@@ -110,12 +110,16 @@ def trio() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def quintet() -> Iterator[Any]:
-    """Five executor JVMs of one slot each, which may be decommissioned. Ends the session of ``trio``."""
+def roomy() -> Iterator[Any]:
+    """Three executor JVMs of two slots each, so that a query has room to grow; they may be decommissioned. Ends the
+    session of ``trio``."""
     pytest.importorskip("pyspark")
     more = {"spark.task.maxFailures": "1000", "spark.decommission.enabled": "true"}
-    session = _session("local-cluster[5,1,512]", more | {"spark.executor.memory": "512m"})
+    session = _session("local-cluster[3,2,1024]", more)
     session.sparkContext.setLogLevel("OFF")
+    # Tasks of a job that comes earlier would share an executor.
+    executors = session.sparkContext._jsc.sc().getExecutorMemoryStatus
+    eventually("executors, and the driver", lambda: executors().size(), 4, 120)
     yield session
     session.stop()
 
