@@ -29,6 +29,11 @@ class Operating(Losing):
         super().__init__(plan, slots)
         self.rounds = Rounds(plan.settings)
         self.inputs = InputRows()
+        self._room = WORKERS_MAX, ""
+
+    def allow(self, workers: int, why: str) -> None:
+        """There is room for so many workers, and ``why`` not for more; renewed by whoever knows the task slots."""
+        self._room = workers, why
 
     # ---- moves and load
 
@@ -99,10 +104,15 @@ class Operating(Losing):
     def drain(self, worker: int, now: float) -> list[Tell]:
         """Empty a worker and let it go: its replicas move away, others read its partitions of sources, and its task ends
         well. UsageError, and nothing changes, if the others could not hold all replicas."""
+        return self.leave([worker], "asked for", now)
+
+    def leave(self, workers: Sequence[int], why: str, now: float) -> list[Tell]:
+        """``drain`` for several at once: nothing moves from one to the other."""
         table = self._require_running("drain a worker")
-        if worker not in self.members.workers:
-            raise UsageError(f"cannot drain: there is no worker {worker}; there are {sorted(self.members.workers)}")
-        self._leave([worker], table, "asked for", now)
+        for worker in workers:
+            if worker not in self.members.workers:
+                raise UsageError(f"cannot drain: there is no worker {worker}; there are {sorted(self.members.workers)}")
+        self._leave(workers, table, why, now)
         return self._take()
 
     def scale(self, workers: int, now: float) -> list[Tell]:
@@ -111,6 +121,9 @@ class Operating(Losing):
         if not 1 <= workers <= WORKERS_MAX:
             raise UsageError(f"cannot scale to {workers} workers: 1 to {WORKERS_MAX} are accepted")
         before = len(self.places.open)
+        room, arithmetic = self._room
+        if workers > max(before, room):
+            raise UsageError(f"cannot scale to {workers} workers: {arithmetic}")
         if workers < before:
             surplus = sorted(self.places.open, reverse=True)[: before - workers]
             gone = [self.members.in_slot(slot) for slot in surplus]

@@ -8,15 +8,17 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from controller.desk import About
 from controller.progress import Progress
+from controller.requests import AnyAnswer, AnyRequest, Refused
 from controller.service import Service
 from controller.state import Controller, Tell
 from flux.codec import decode_report, encode
-from flux.errors import FluxError, ProtocolError, QueryFailed
+from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.lifeline import Lifelines
 from flux.plan import Plan
 from flux.shell import Rendezvous
@@ -28,6 +30,12 @@ log = logging.getLogger("flux")
 COMMAND_S = 0.01
 #: Progress reports that are kept, as many as a StreamingQuery keeps by default.
 PROGRESS_KEPT = 100
+#: How long a question of another thread may wait for the controller's thread: a paused machine is patient, a person less so.
+ANSWER_S = 30.0
+#: How often such a wait looks whether the controller's thread is still there.
+ALIVE_EVERY_S = 0.1
+
+T = TypeVar("T")
 
 
 class Server:
@@ -82,8 +90,51 @@ class Server:
     def job_failed(self, what: str, reason: str) -> None:
         self._commands.put(lambda: self.core.on_job_failed(what, reason))
 
+    def tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> None:
+        self._commands.put(lambda: self.core.on_tasks_ended(slots, what, reason))
+
     def stop(self) -> None:
         self._commands.put(self.core.on_stop)
+
+    def look(self, at: Callable[[], T]) -> T:
+        """Have this called in the controller's thread, where alone the core may be used while the query runs. Its
+        result, or its FluxError; QueryTimeout if that thread does not come to it."""
+        return self._call(lambda _: (at(), []))
+
+    def order(self, act: Callable[[float], list[Tell]]) -> None:
+        """The same for what the core is to do: ``act(now)`` returns the orders that it leads to."""
+        self._call(lambda now: (None, act(now)))
+
+    def _call(self, act: Callable[[float], tuple[T, list[Tell]]]) -> T:
+        done: Future[T] = Future()
+
+        def command() -> list[Tell]:
+            try:
+                result, effects = act(time.time())
+            except FluxError as error:
+                done.set_exception(error)  # refused: nothing has changed
+                return []
+            except Exception as error:
+                done.set_exception(QueryFailed(f"the controller failed: {type(error).__name__}: {error}"))
+                raise
+            done.set_result(result)
+            return effects
+
+        self._commands.put(command)
+        end = time.monotonic() + ANSWER_S
+        while not wait([done], ALIVE_EVERY_S).done:
+            if not self._thread.is_alive() and not done.done():
+                return act(time.time())[0]  # nobody else uses the core any more
+            if time.monotonic() > end:
+                raise QueryTimeout(f"the controller's thread has not answered within {ANSWER_S:g} s")
+        return done.result()
+
+    def ask(self, request: AnyRequest) -> AnyAnswer:
+        """What a person asks, answered as the command line would be. UsageError or QueryFailed where it is refused."""
+        answer: AnyAnswer = self._call(lambda now: self._service.ask(request, now))
+        if isinstance(answer, Refused):
+            raise UsageError(answer.reason) if answer.kind == "usage" else QueryFailed(answer.reason)
+        return answer
 
     def close(self, timeout: float) -> bool:
         """End the thread and its sockets; True if it has ended in time."""
@@ -105,10 +156,13 @@ class Server:
             self._bound.put(Rendezvous(port.endpoint, self._keys, self._plan.secret, lifelines.endpoint))
             progress_at = time.time() + self._plan.settings.progress_interval
             while not self._close.is_set():
-                self._turn(sockets, port, lifelines)
-                if time.time() >= progress_at and self.core.phase == "running":
-                    progress_at = time.time() + self._plan.settings.progress_interval
-                    self._note_progress()
+                try:
+                    self._turn(sockets, port, lifelines)
+                    if time.time() >= progress_at and self.core.phase == "running":
+                        progress_at = time.time() + self._plan.settings.progress_interval
+                        self._note_progress()
+                except Exception as error:
+                    self._failed(port, error)
             self._turn(sockets, port, lifelines)
         finally:
             self._service.close()
@@ -117,6 +171,15 @@ class Server:
             if lifelines is not None:
                 lifelines.close()
             sockets.close()
+
+    def _failed(self, port: Port, error: Exception) -> None:
+        """A defect of ours, or of a policy of somebody's: the query ends with it. Without a controller it would go on
+        as if all were well, until something is lost."""
+        if self.core.phase == "ended":
+            raise error  # not even sending everybody home works
+        log.exception("the controller failed", exc_info=error)
+        self._tell(port, self.core.on_job_failed("the controller", f"{type(error).__name__}: {error}"))
+        self._announce()
 
     def _turn(self, sockets: Sockets, port: Port, lifelines: Lifelines) -> None:
         before = self.core.phase
@@ -138,12 +201,16 @@ class Server:
         self._tell(port, self.core.on_tick(time.time()))
         self._log_events()
         if self.core.phase != before:
-            self.started.set()
             if self.core.phase in ("finished", "ended"):
                 self._note_progress()
-                self.finished.set()
-            if self.core.phase == "ended":
-                self.ended.set()
+            self._announce()
+
+    def _announce(self) -> None:
+        self.started.set()
+        if self.core.phase in ("finished", "ended"):
+            self.finished.set()
+        if self.core.phase == "ended":
+            self.ended.set()
 
     def _log_events(self) -> None:
         """Take-overs, repairs and moves, one line each."""

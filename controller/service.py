@@ -20,7 +20,7 @@ from controller.desk import About, Core, Desk
 from controller.metrics import Metrics
 from controller.repairs import Event
 from controller.replication import levels
-from controller.requests import REQUEST_BYTES_MAX
+from controller.requests import REQUEST_BYTES_MAX, AnyAnswer, AnyRequest
 from controller.state import Tell
 from flux.errors import UsageError
 from flux.transport import Keys, Port, Sockets
@@ -54,10 +54,10 @@ class Service:
             address = metrics_http.serve(settings.metrics_host, settings.metrics_port, self.metrics)
             self._about = replace(self._about, metrics=address)
             log.info("metrics of query %s are served at %s", self._about.id, address)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._desk = Desk(self._core, self._about, secret, self._report, self.metrics, self.observe)
         if settings.operate:
-            secret = secrets.token_bytes(SECRET_BYTES)
             self.port = sockets.port(HOST, REQUEST_BYTES_MAX, WAITING_MAX)
-            self._desk = Desk(self._core, self._about, secret, self._report, self.metrics, self.observe)
             self._publish(secret, keys)
 
     def _publish(self, secret: bytes, keys: Keys | None) -> None:
@@ -92,6 +92,11 @@ class Service:
         metrics_http.withdraw(self.metrics)
 
     # ---- running
+
+    def ask(self, request: AnyRequest, now: float) -> tuple[AnyAnswer, list[Tell]]:
+        """Answer the query's own process, which needs no port and no secret."""
+        assert self._desk is not None, "asked before it was opened"
+        return self._desk.answer(request, now)
 
     def answer(self, now: float) -> list[Tell]:
         """Answer the requests that have come; the orders that they lead to."""

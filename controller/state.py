@@ -10,7 +10,7 @@ says what would have prevented it. Rows never pass through here.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import flux.errors
@@ -212,6 +212,13 @@ class Controller(Operating):
 
     def on_job_failed(self, what: str, reason: str) -> list[Tell]:
         self._end(QueryFailed(f"{what} failed: {reason}"))
+        return self._take()
+
+    def on_tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> list[Tell]:
+        """The Spark tasks for these slots are over, and will not be started again. That of a closed slot may be."""
+        wanted = [slot for slot in slots if slot not in self.places.closed]
+        if wanted:
+            self._end(QueryFailed(f"{what} failed: {reason} (slots {', '.join(map(str, wanted))})"))
         return self._take()
 
     def on_stop(self) -> list[Tell]:

@@ -11,6 +11,7 @@ from flux.aggregate import Aggregate, count, max, mean, min, sum
 from flux.api import Flow, Source, Stage, source, stage
 from flux.errors import (
     FluxError,
+    MoveFailed,
     NonDeterministicInputError,
     ProtocolError,
     QueryFailed,
@@ -34,6 +35,7 @@ __all__ = [
     "Context",
     "Flow",
     "FluxError",
+    "MoveFailed",
     "NonDeterministicInputError",
     "Operator",
     "ProtocolError",

@@ -52,6 +52,10 @@ class QueryFailed(FluxError):
     """A running query came to an end that nobody asked for. The message says what would have prevented it."""
 
 
+class MoveFailed(FluxError):
+    """A move that was asked for was given up; its partition is as well off as before. The message says why."""
+
+
 class Unreachable(FluxError):
     """No query that could be asked answers; the message says what was looked for, and where."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pyarrow as pa
@@ -20,14 +21,16 @@ DRAIN_S = 30.0
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def worker_function(plan: Plan, rendezvous: Rendezvous) -> ArrowFunction:
-    """One long-running task: slot number in, last statistics out."""
+def worker_function(plan: Plan, rendezvous: Rendezvous, slots: Sequence[int]) -> ArrowFunction:
+    """One long-running task for each of ``slots``, in the order of the job's partitions; last statistics out."""
+    slots = list(slots)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = _context()
-        for _ in batches:  # the slot's number, which the partition's id says as well
+        for _ in batches:  # nothing that the partition's id does not say as well
             pass
-        stats = Worker(plan, rendezvous).run(context.partitionId(), context.taskAttemptId(), _executor())
+        slot = slots[context.partitionId()]
+        stats = Worker(plan, rendezvous).run(slot, context.taskAttemptId(), name_of_executor())
         yield pa.RecordBatch.from_pydict({"stats": [json.dumps(stats)]})
 
     return run
@@ -61,12 +64,30 @@ def _context() -> TaskContext:
     return context
 
 
-def _executor() -> str:
-    """Host and process of the executor: the JVM is the parent of the daemon that forked this process."""
+def name_of_executor() -> str:
+    """Spark's id, host and process of the executor, as in ``1@host:4711``; without the id where the driver is the
+    executor. The JVM is the parent of the daemon that forked this process.
+
+    Spark does not tell Python tasks the id; every kind of executor has it on its command line."""
     try:
         for ancestor in psutil.Process().parents():
             if "java" in ancestor.name():
-                return f"{socket.gethostname()}:{ancestor.pid}"
+                name = f"{socket.gethostname()}:{ancestor.pid}"
+                identifier = _argument(ancestor.cmdline(), "--executor-id")
+                return name if identifier is None else f"{identifier}@{name}"
     except psutil.Error:
         pass
     return socket.gethostname()
+
+
+def spark_id(executor: str) -> str | None:
+    """Spark's id in the name of an executor; None: it is not known."""
+    identifier, at, _ = executor.rpartition("@")
+    return identifier if at else None
+
+
+def _argument(command: Sequence[str], flag: str) -> str | None:
+    for given, following in itertools.pairwise(command):
+        if given == flag:
+            return following
+    return None

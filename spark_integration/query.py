@@ -15,20 +15,27 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import compile_plan, topological
-from controller.membership import Member
-from controller.repairs import Event
 from controller.server import Server
-from controller.sweep import under_replicated
 from flux.api import Flow, Source
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.plan import Plan
 from flux.settings import Settings
 from flux.transport import Keys
-from spark_integration.executor import ingress_function, worker_function
+from spark_integration.elastic import LOOK_S, Elastic
+from spark_integration.executor import ingress_function
 from spark_integration.jobs import Jobs
+from spark_integration.operate import Operated
 from spark_integration.schema import to_arrow
 from spark_integration.session import for_bulk_transfer
-from spark_integration.settings import Need, count_slots, is_local, read_settings, task_slots
+from spark_integration.settings import (
+    Need,
+    Room,
+    count_slots,
+    is_local,
+    read_settings,
+    room_for_workers,
+    task_slots,
+)
 
 _active: dict[str, Query] = {}
 _active_lock = threading.Lock()
@@ -40,8 +47,14 @@ def active_queries() -> list[Query]:
         return list(_active.values())
 
 
-class Query:
-    """Handle of a running flow, in the manner of pyspark's StreamingQuery."""
+def slots_taken(by_others_than: Query | None = None) -> dict[str, int]:
+    """Task slots that the workers of running queries hold, by the query's name."""
+    return {query.name or query.id: query.tasks for query in active_queries() if query is not by_others_than}
+
+
+class Query(Operated):
+    """Handle of a running flow, in the manner of pyspark's StreamingQuery; what changes it while it runs is in
+    ``Operated``."""
 
     def __init__(self, spark: SparkSession, plan: Plan, need: Need, sources: list[Source], name: str | None) -> None:
         self._spark = spark
@@ -57,6 +70,7 @@ class Query:
         context = spark.sparkContext
         application = f"{context.appName} ({context.applicationId})"
         self._server = Server(plan, need.workers, host, keys, plan.query, name, application)
+        self._elastic = Elastic(spark, plan, self._server, self._jobs, self._room)
         self._terminated = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
 
@@ -136,19 +150,9 @@ class Query:
 
     def _start(self) -> None:
         self._rendezvous = self._server.start()
-        slots = self._need.workers
         with _active_lock:
             _active[self.id] = self
-        self._jobs.run(
-            "workers",
-            lambda: (
-                self._spark.range(0, slots, 1, slots)
-                .mapInArrow(worker_function(self._plan, self._rendezvous), "stats string")
-                .collect()
-            ),
-            lambda _: self._server.job_failed("the Spark job of the workers", "its tasks ended before the query"),
-            self._job_failed,
-        )
+        self._elastic.start(self._rendezvous, list(range(self._need.workers)))
         self._supervisor.start()
 
     def _start_ingress(self, index: int, source: Source) -> None:
@@ -172,15 +176,16 @@ class Query:
         self._server.job_failed(f"the Spark job '{what}'", reason)
 
     def _supervise(self) -> None:
-        """Start reading once the workers are there; when the controller has sent everybody home see them off, cancel
-        who does not go, close up."""
+        """Start reading once the workers are there, and workers that are asked for later; when the controller has sent
+        everybody home see them off, cancel who does not go, close up."""
         # Not earlier: ingress tasks that come first could take the slots that the workers need.
         self._server.started.wait()
         if self._server.phase == "running":
             for index, source in enumerate(self._sources):
                 if source.dataframe is not None:
                     self._start_ingress(index, source)
-        self._server.ended.wait()
+        while not self._server.ended.wait(LOOK_S):
+            self._elastic.look(self._rendezvous)
         try:
             if self._ingress.join(1.0):
                 self._ingress.cancel()  # whatever they still read, nobody wants it
@@ -207,20 +212,8 @@ class Query:
         finally:
             self.stop()
 
-    # ---- for operating
-
-    def members(self) -> dict[int, Member]:
-        """Workers that take part now, by id."""
-        return dict(self._server.core.members.workers)
-
-    def events(self) -> list[Event]:
-        """Take-overs and repairs so far, the oldest first."""
-        return list(self._server.core.repairs.history)
-
-    def is_whole(self) -> bool:
-        """Whether every partition has all of its replicas, and all of them are safe."""
-        core = self._server.core
-        return core.table is not None and not core.repairs.under_way and not under_replicated(self._plan, core.table)
+    def _room(self) -> Room:
+        return room_for_workers(self._need, task_slots(self._spark), slots_taken(self))
 
     def wait_until_running(self, timeout: float) -> None:
         """Wait until the workers are there; raises the query's error, or QueryTimeout."""
@@ -228,6 +221,11 @@ class Query:
             raise QueryTimeout(f"query {self.id} has not started within {timeout:g} s")
         if self._server.error is not None:
             raise self._server.error
+
+    @property
+    def tasks(self) -> int:
+        """Spark tasks of its workers: one for each worker, also those that are still to come or have not gone yet."""
+        return len(self._server.core.places.tasked)
 
     # ---- for egress
 
@@ -269,9 +267,8 @@ def start_query(
     sources = _sources(flows)
     spark = spark or _session(sources)
     settings = read_settings(spark, options)
-    taken = {query.name or query.id: query._need.workers for query in active_queries()}
     spark_tasks = keep_output or any(source.dataframe is not None for source in sources)
-    need = count_slots(settings.workers, spark_tasks, task_slots(spark), taken)
+    need = count_slots(settings.workers, spark_tasks, task_slots(spark), slots_taken())
     plan = compile_plan(
         flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
         collect=need.workers if keep_output else 0,

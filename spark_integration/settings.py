@@ -53,6 +53,29 @@ class Need:
     others: int
 
 
+@dataclass(frozen=True)
+class Room:
+    """So many workers a query may have at most, and why not more."""
+
+    workers: int
+    arithmetic: str
+
+
+def room_for_workers(need: Need, slots: int, taken: dict[str, int]) -> Room:
+    """``taken``: slots held by other queries, by name."""
+    workers = max(slots - need.others - sum(taken.values()), 0)
+    feeding = f", {need.others} for the Spark tasks that read the input or fetch the output" if need.others else ""
+    return Room(
+        workers,
+        f"{slots} task slots exist{_held(taken)}{feeding}: there is room for {workers} workers. Give the cluster more "
+        "executor cores first",
+    )
+
+
+def _held(taken: dict[str, int]) -> str:
+    return "".join(f", {count} held by query {name}" for name, count in taken.items())
+
+
 def count_slots(wanted_workers: int, spark_tasks: bool, slots: int, taken: dict[str, int]) -> Need:
     """UsageError with the arithmetic in it if there are too few. ``taken``: slots held by other queries, by name."""
     others = 1 if spark_tasks else 0
@@ -60,7 +83,7 @@ def count_slots(wanted_workers: int, spark_tasks: bool, slots: int, taken: dict[
     default = free // 2 if spark_tasks else free
     workers = wanted_workers or max(default, 1)
     if workers + others > free:
-        held = "".join(f", {count} held by query {name}" for name, count in taken.items())
+        held = _held(taken)
         feeding = " + 1 for the Spark tasks that read the input or fetch the output" if others else ""
         raise UsageError(
             f"too few task slots: {workers} workers{feeding} = {workers + others} slots are needed, {slots} exist{held}, "

@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def kind(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
+        if "roomy" in fixtures:
+            return 4
         if "trio" in fixtures:
             return 3
         return 2 if "cluster" in fixtures else int(item.get_closest_marker("spark") is not None)
@@ -102,6 +104,22 @@ def trio() -> Iterator[Any]:
     pytest.importorskip("pyspark")
     session = _session("local-cluster[4,1,1024]", {"spark.task.maxFailures": "1000"})
     session.sparkContext.setLogLevel("OFF")
+    yield session
+    if session.sparkContext._jsc is not None:
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def roomy() -> Iterator[Any]:
+    """Three executor JVMs of two slots each, so that a query has room to grow; they may be decommissioned. Ends the
+    session of ``trio``."""
+    pytest.importorskip("pyspark")
+    more = {"spark.task.maxFailures": "1000", "spark.decommission.enabled": "true"}
+    session = _session("local-cluster[3,2,1024]", more)
+    session.sparkContext.setLogLevel("OFF")
+    # Tasks of a job that comes earlier would share an executor.
+    executors = session.sparkContext._jsc.sc().getExecutorMemoryStatus
+    eventually("executors, and the driver", lambda: executors().size(), 4, 120)
     yield session
     session.stop()
 

@@ -10,10 +10,12 @@ import msgspec
 import typer
 from rich.text import Text
 
+from controller import outstanding
 from controller.cli import tables
 from controller.cli.output import REFUSED, Json, Query, QueryOption, document, outcome, plain, show
 from controller.cli.waiting import Carried, Left, wait_for, wait_for_moves
 from controller.client import Client, RequestRefused, choose
+from controller.outstanding import count as _count
 from controller.requests import (
     Accepted,
     DrainWorker,
@@ -175,9 +177,7 @@ def drain(
         def look(status: Status) -> Left:
             left = sum(row.replicas for row in status.workers if row.worker == worker)
             held.append(left)
-            here = any(row.worker == worker for row in status.workers)
-            what = f"{_count(left, 'copy', 'copies')} on worker {worker}" if left else f"worker {worker} leaving"
-            return Left(max(held) - left, max(held), what if here else "")
+            return Left(max(held) - left, max(held), outstanding.of_drain(status, worker))
 
         _finish(
             client, f"draining worker {worker}", look, wait, timeout, as_json, f"worker {worker} has left the query"
@@ -197,16 +197,7 @@ def scale(
 
         def look(status: Status) -> Left:
             here = len(status.workers)
-            leaving = [str(row.worker) for row in status.workers if row.leaving]
-            what = ""
-            if leaving:
-                what = f"workers that are leaving: {', '.join(leaving)}"
-            elif here != workers or status.missing_slots:
-                slots = f", slots {', '.join(map(str, status.missing_slots))} are empty" if status.missing_slots else ""
-                what = f"{here} workers are there, {workers} are wanted{slots}"
-            elif status.moves_pending:
-                what = f"{_count(len(status.moves_pending), 'move')} between them"
-            return Left(min(here, workers), max(here, workers), what)
+            return Left(min(here, workers), max(here, workers), outstanding.of_scale(status, workers))
 
         _finish(client, f"{workers} workers", look, wait, timeout, as_json, f"{_count(workers, 'worker')} now")
 
@@ -270,7 +261,3 @@ def _confirm(question: str, yes: bool, as_json: bool) -> None:
     if not typer.confirm(question, err=True):
         print("flux: nothing was changed", file=sys.stderr)
         raise typer.Exit(REFUSED)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

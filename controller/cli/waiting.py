@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from controller import outstanding
 from controller.cli.output import console
 from controller.client import Client
 from controller.requests import GetHistory, GetPartitions, GetStatus, Happened, History, MoveStatus, Partitions, Status
@@ -65,13 +66,10 @@ class Carried:
 
 def wait_for_moves(client: Client, moves: Sequence[MoveStatus], began: float, timeout_s: float) -> list[Carried]:
     """Until the controller has none of them on its list. ``began``: by the query's clock; earlier events are of others."""
-    mine = {(move.stage, move.partition, move.target) for move in moves}
 
     def look(status: Status) -> Left:
-        pending = [m for m in status.moves_pending if (m.stage, m.partition, m.target) in mine]
-        named = ", ".join(f"{m.stage}/{m.partition} to worker {m.target} ({m.phase})" for m in pending[:4])
-        more = f" and {len(pending) - 4} more" if len(pending) > 4 else ""
-        return Left(len(mine) - len(pending), len(mine), f"moves of {named}{more}" if pending else "")
+        left = len(outstanding.moves_left(status, moves))
+        return Left(len(moves) - left, len(moves), outstanding.of_moves(status, moves))
 
     wait_for(client, "moving", look, timeout_s)
     at = {(r.stage, r.partition, r.worker) for r in client.ask(GetPartitions(), Partitions).replicas}

@@ -311,6 +311,45 @@ def test_as_many_as_there_are_changes_nothing() -> None:
     assert (c.events("scale"), c.core.missing_slots()) == ([], [])
 
 
+@pytest.mark.parametrize(("room", "accepted"), [(2, False), (3, False), (4, True)])
+def test_more_workers_than_there_are_task_slots_are_refused_with_the_arithmetic(room: int, accepted: bool) -> None:
+    c = Cluster(slots=3)
+    c.core.allow(room, f"{room} task slots exist")
+    scale(c, 3)  # no more than there are
+    if accepted:
+        scale(c, 4)
+        assert c.core.missing_slots() == [3]
+    else:
+        with pytest.raises(UsageError, match=f"cannot scale to 4 workers: {room} task slots exist"):
+            scale(c, 4)
+        assert c.core.missing_slots() == []
+
+
+# ---- Spark tasks that are over
+
+
+def test_tasks_that_end_before_the_query_end_it_unless_their_slots_are_closed() -> None:
+    c = Cluster(slots=4)
+    drain(c, 3)
+    c.settle()
+    c.take(c.core.on_tasks_ended([3], "the Spark job", "it is over"))
+    assert (c.core.phase, c.core.error) == ("running", None)
+    c.take(c.core.on_tasks_ended([1, 3], "the Spark job", "it is over"))
+    assert isinstance(c.core.error, QueryFailed)
+    assert str(c.core.error) == "the Spark job failed: it is over (slots 1)"
+
+
+def test_workers_that_leave_together_give_nothing_to_each_other() -> None:
+    c = Cluster(slots=5, partitions=5)
+    c.take(c.core.leave([0, 1], "their executor goes", c.now))
+    seen = {move.target for move in c.core.moves_pending()} - {-1}
+    c.settle()
+    assert not seen & {0, 1}
+    assert not all_holders(c) & {0, 1}
+    assert [event.why for event in c.events("drain")] == ["their executor goes"] * 2
+    assert all(event.worker not in (0, 1) for event in c.events("move"))
+
+
 # ---- rehearsals
 
 

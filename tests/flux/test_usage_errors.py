@@ -16,7 +16,8 @@ import flux
 from controller.dag import compile_plan
 from flux.api import Flow
 from flux.settings import TABLE, Settings
-from spark_integration.settings import count_slots
+from spark_integration.executor import spark_id
+from spark_integration.settings import Need, count_slots, room_for_workers
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
@@ -159,6 +160,22 @@ def test_too_few_task_slots_are_counted_aloud() -> None:
     assert count_slots(0, True, 8, {"x": 2}).workers == 3
     assert count_slots(0, False, 8, {"x": 2}).workers == 6
     assert count_slots(7, True, 8, {}).workers == 7
+
+
+def test_room_for_more_workers_is_counted_aloud() -> None:
+    room = room_for_workers(Need(2, 1), 6, {"x": 2})
+    assert room.workers == 3
+    assert room.arithmetic.startswith(
+        "6 task slots exist, 2 held by query x, 1 for the Spark tasks that read the input or fetch the output: there is "
+        "room for 3 workers."
+    )
+    assert room_for_workers(Need(2, 0), 2, {}).arithmetic.startswith("2 task slots exist: there is room for 2 workers")
+    assert room_for_workers(Need(1, 1), 1, {"x": 4}).workers == 0
+
+
+def test_the_name_of_an_executor_tells_sparks_own_id() -> None:
+    assert spark_id("12@host:4711") == "12"
+    assert spark_id("host:4711") is None
 
 
 @pytest.mark.parametrize(

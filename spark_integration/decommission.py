@@ -1,0 +1,60 @@
+"""Executors that Spark decommissions give their partitions away before they go.
+
+With ``spark.decommission.enabled`` an executor that is told to go (SIGPWR, or by the cluster manager) takes no new tasks
+and ends when those it has are over. A worker is such a task, and would keep it until it is killed: so it is drained, which
+ends the task well. Workers say in which executor they are (``executor.name_of_executor``).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import SparkSession
+
+from controller.server import Server
+from flux.errors import UsageError
+from spark_integration.executor import spark_id
+
+log = logging.getLogger("flux")
+
+
+class Decommissioning:
+    def __init__(self, spark: SparkSession, server: Server) -> None:
+        self._context = spark.sparkContext
+        self._server = server
+        self._on = str(self._context.getConf().get("spark.decommission.enabled", "false")).lower() == "true"
+        self._refused: dict[str, str] = {}  # executor -> why it cannot be emptied; said once
+
+    def look(self) -> None:
+        """Drain the workers on executors that are to go. Where that is refused, it is tried again at the next look:
+        more workers may have come."""
+        if not self._on:
+            return
+        for executor, workers in self._server.look(self._staying).items():
+            identifier = spark_id(executor)
+            if identifier is not None and self._is_leaving(identifier):
+                self._drain(executor, workers)
+
+    def _staying(self) -> dict[str, list[int]]:
+        """Workers that are not leaving yet, by executor. In the controller's thread."""
+        found: dict[str, list[int]] = {}
+        if self._server.core.phase == "running":
+            for node, member in self._server.core.members.workers.items():
+                if not member.leaving:
+                    found.setdefault(member.about.executor, []).append(node)
+        return found
+
+    def _is_leaving(self, executor: str) -> bool:
+        scheduler = self._context._jsc.sc().taskScheduler()
+        return bool(scheduler.getExecutorDecommissionState(executor).isDefined())
+
+    def _drain(self, executor: str, workers: list[int]) -> None:
+        why = f"Spark decommissions executor {spark_id(executor)}"
+        try:
+            self._server.order(lambda now: self._server.core.leave(workers, why, now))
+        except UsageError as error:
+            if self._refused.get(executor) != str(error):
+                self._refused[executor] = str(error)
+                log.warning("%s, and its partitions stay until it goes: %s", why, error)
+        else:
+            log.info("%s: workers %s give their partitions away", why, workers)

@@ -1,0 +1,90 @@
+"""Spark tasks for the workers of a query, also of those that join later (DESIGN 2).
+
+A Spark job cannot grow: workers that come later are a further job each time, whose tasks know their slots. A worker that
+was drained ends its task well while the others of its job run on. The controller says which slots want a task, no
+matter who asked for more workers: the handle, the command line or anybody else; here it is looked at now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from controller.server import Server
+from flux.errors import FluxError
+from flux.plan import Plan
+from flux.shell import Rendezvous
+from spark_integration.decommission import Decommissioning
+from spark_integration.executor import worker_function
+from spark_integration.jobs import Jobs
+from spark_integration.settings import Room
+
+log = logging.getLogger("flux")
+
+#: How often the controller is asked for slots without a task.
+LOOK_S = 0.2
+#: How often Spark is asked: for task slots, and for executors that are to go.
+ASK_SPARK_S = 1.0
+
+
+class Elastic:
+    """Used by the thread that supervises the query. ``room``: how many workers have room, with the arithmetic."""
+
+    def __init__(self, spark: SparkSession, plan: Plan, server: Server, jobs: Jobs, room: Callable[[], Room]) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._server = server
+        self._jobs = jobs
+        self._room = room
+        self._job_of: dict[int, int] = {}  # slot -> number of the newest job with a task for it
+        self._started = 0
+        self._decommissioning = Decommissioning(spark, server)
+        self._ask_spark_at = 0.0
+
+    def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
+        """A Spark job with a task for each of these slots."""
+        number = self._started
+        self._started += 1
+        self._job_of.update(dict.fromkeys(slots, number))
+        run = worker_function(self._plan, rendezvous, slots)
+        what = "workers" if number == 0 else f"workers in slots {', '.join(map(str, slots))}"
+
+        def over(reason: str) -> None:
+            # A slot that was closed and opened again has a newer task by now.
+            mine = [slot for slot in slots if self._job_of[slot] == number]
+            self._server.tasks_ended(mine, f"the Spark job '{what}'", reason)
+
+        count = len(slots)
+        self._jobs.run(
+            what,
+            lambda: self._spark.range(0, count, 1, count).mapInArrow(run, "stats string").collect(),
+            lambda _: over("its tasks ended before the query"),
+            lambda _, reason: over(reason),
+        )
+
+    def look(self, rendezvous: Rendezvous) -> None:
+        """Start what is missing, and drain who is to go. What goes wrong here is no reason to end a query that runs."""
+        try:
+            self._ask_spark()
+            slots = self._server.look(self._server.core.missing_slots)
+            if slots:
+                self.start(rendezvous, slots)
+                self._server.look(lambda: self._server.core.tasks_started(slots))
+        except (FluxError, Py4JError, OSError) as error:
+            log.warning("query %s: cannot look after its workers: %s", self._plan.query, error)
+
+    def _ask_spark(self) -> None:
+        if time.monotonic() < self._ask_spark_at:
+            return
+        self._ask_spark_at = time.monotonic() + ASK_SPARK_S
+        self.renew_room()
+        self._decommissioning.look()
+
+    def renew_room(self) -> None:
+        """Tell the controller how many workers have room: it refuses more, whoever asks."""
+        room = self._room()
+        self._server.look(lambda: self._server.core.allow(room.workers, room.arithmetic))

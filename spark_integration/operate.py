@@ -1,0 +1,187 @@
+"""Changing a query while it runs, from its own program: placement, workers, load balance (DESIGN 6).
+
+The same as the ``flux`` command does from outside, asked of the same desk. Every method waits until what was asked for
+is done, at most ``timeout`` seconds; QueryTimeout then says what is still to come, and that goes on. UsageError: it cannot
+be done, and nothing has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from controller import outstanding
+from controller.membership import Member
+from controller.repairs import Event
+from controller.requests import (
+    Accepted,
+    AnyAnswer,
+    AnyRequest,
+    DrainWorker,
+    GetHistory,
+    GetPartitions,
+    GetStatus,
+    Happened,
+    History,
+    MoveStatus,
+    Partitions,
+    SetWorkers,
+    StartMoves,
+    Status,
+    Suggest,
+    Suggested,
+    WantedMove,
+)
+from controller.server import Server
+from controller.sweep import under_replicated
+from flux.errors import MoveFailed, QueryFailed, QueryTimeout, UsageError
+from flux.plan import Plan
+from spark_integration.elastic import Elastic
+
+#: How often a wait looks at the status.
+LOOK_S = 0.05
+
+A = TypeVar("A")
+
+
+class Operated:
+    """What ``Query`` can do besides starting and ending."""
+
+    _plan: Plan
+    _server: Server
+    _elastic: Elastic
+
+    # ---- looking
+
+    def partitions(self) -> list[dict[str, Any]]:
+        """Where every copy of every partition is: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary" or
+        "new"), ``safe``, ``load`` (busy seconds per second), ``queued``, ``state_bytes``, ``rows_per_s``, ``movable``."""
+        return [msgspec.to_builtins(replica) for replica in self._ask(GetPartitions(), Partitions).replicas]
+
+    def members(self) -> dict[int, Member]:
+        """Workers that take part now, by id."""
+        return dict(self._server.core.members.workers)
+
+    def events(self) -> list[Event]:
+        """Take-overs, repairs, moves and workers that came and went so far, the oldest first."""
+        return list(self._server.core.repairs.history)
+
+    def is_whole(self) -> bool:
+        """Whether every partition has all of its replicas, and all of them are safe."""
+        core = self._server.core
+        return core.table is not None and not core.repairs.under_way and not under_replicated(self._plan, core.table)
+
+    # ---- moves
+
+    def move(
+        self, stage: str, partition: int, to: int, source: int | None = None, timeout: float = 600.0
+    ) -> dict[str, Any]:
+        """Move one copy of a partition to worker ``to`` while rows flow, from worker ``source``, by default the primary's.
+
+        Returns what it took: ``seconds``, ``stall_ms`` of this partition, ``bytes`` of state. MoveFailed if it was given
+        up, for example because worker ``to`` was lost."""
+        wanted = WantedMove(stage=stage, partition=_whole(partition), target=_whole(to), source=source)
+        return self._carry_out([wanted], "asked for by the program", timeout)[0]
+
+    def rebalance(
+        self, policy: str | None = None, dry_run: bool = False, timeout: float = 600.0
+    ) -> list[dict[str, Any]]:
+        """Ask a policy for a plan, by default that of ``spark.flux.balance.policy``, and carry it out.
+
+        Returns its moves, each with ``stage``, ``partition``, ``source``, ``target``, ``gain`` (by how much the higher load of
+        the two workers falls) and ``cost`` (bytes of state). dry_run: only that. MoveFailed if some were given up."""
+        name = policy or self._plan.settings.balance_policy
+        moves = self._ask(Suggest(policy=name), Suggested).moves
+        if dry_run or not moves:
+            return [msgspec.to_builtins(move) for move in moves]
+        wanted = [WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in moves]
+        carried = self._carry_out(wanted, f"rebalance, policy {name}", timeout)
+        return [msgspec.to_builtins(move) | done for move, done in zip(moves, carried, strict=True)]
+
+    def _carry_out(self, wanted: Sequence[WantedMove], why: str, timeout: float) -> list[dict[str, Any]]:
+        end = _end(timeout)
+        before = self._ask(GetStatus(), Status)
+        moves = self._ask(StartMoves(moves=list(wanted), why=why), Accepted).moves
+        self._wait(lambda status: outstanding.of_moves(status, moves), end, timeout)
+        at = {(r["stage"], r["partition"], r["worker"]) for r in self.partitions()}
+        since = before.started + before.uptime_s - 0.001  # uptimes are rounded
+        events = [event for event in self._ask(GetHistory(), History).events if event.at >= since]
+        mine = [_last(move, events) for move in moves]
+        undone = [
+            f"{m.stage}/{m.partition} from worker {m.source} to worker {m.target}" + (f": {event.why}" if event else "")
+            for m, event in zip(moves, mine, strict=True)
+            if (m.stage, m.partition, m.target) not in at or (m.stage, m.partition, m.source) in at
+        ]
+        if undone:
+            raise MoveFailed(f"{len(undone)} of {len(moves)} moves were not carried out: {'; '.join(undone[:8])}")
+        return [
+            {"seconds": event.seconds, "stall_ms": event.stall_ms, "bytes": event.bytes} if event else {}
+            for event in mine
+        ]
+
+    # ---- workers
+
+    def scale(self, workers: int, timeout: float = 600.0) -> None:
+        """Run with so many workers from now on. More: Spark tasks are started for them, and when they have joined they
+        are given their share of the partitions. Fewer: those that are too many are drained first.
+
+        UsageError with the arithmetic in it if there are too few task slots, or if fewer could not hold all copies."""
+        end = _end(timeout)
+        if not 1 <= _whole(workers) <= 4096:
+            raise UsageError(f"cannot scale to {workers} workers: 1 to 4096 are accepted")
+        self._elastic.renew_room()
+        self._ask(SetWorkers(workers=workers), Accepted)
+        self._wait(lambda status: outstanding.of_scale(status, workers), end, timeout)
+
+    def drain(self, worker: int, timeout: float = 600.0) -> None:
+        """Move everything away from a worker; then it leaves the query, and its Spark task ends well.
+
+        UsageError if the other workers could not hold all copies."""
+        end = _end(timeout)
+        self._ask(DrainWorker(worker=_whole(worker)), Accepted)
+        self._wait(lambda status: outstanding.of_drain(status, worker), end, timeout)
+
+    # ---- asking and waiting
+
+    def _ask(self, request: AnyRequest, expected: type[A]) -> A:
+        answer: AnyAnswer = self._server.ask(request)
+        assert isinstance(answer, expected), answer
+        return answer
+
+    def _wait(self, left: Callable[[Status], str], end: float, timeout: float) -> None:
+        while True:
+            status = self._ask(GetStatus(), Status)
+            what = left(status)
+            if not what:
+                return
+            if status.phase != "running":
+                error = self._server.error
+                raise QueryFailed(
+                    f"the query is {status.phase}, before {what}" + (f": {error}" if error else "")
+                ) from error
+            if time.monotonic() >= end:
+                raise QueryTimeout(f"after {timeout:g} s this is still to come: {what}. It goes on: see query.events()")
+            time.sleep(LOOK_S)
+
+
+def _last(move: MoveStatus, events: Sequence[Happened]) -> Happened | None:
+    """What is known last of a move."""
+    place = move.stage, move.partition
+    mine = [event for event in events if (event.stage, event.partition) == place and event.kind.startswith("move")]
+    return mine[-1] if mine else None
+
+
+def _end(timeout: float) -> float:
+    if timeout <= 0:
+        raise UsageError(f"timeout must be positive, got {timeout!r}")
+    return time.monotonic() + timeout
+
+
+def _whole(number: int) -> int:
+    """A number as it may be in a request."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise UsageError(f"expected a number of 0 or more, got {number!r}")
+    return number

@@ -1,0 +1,116 @@
+"""The controller's thread: what goes wrong in it ends the query by name, and other threads ask it without a lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness import Rows, ThreadQuery, dataframe
+
+import flux
+from controller.requests import GetPartitions, GetStatus, Partitions, SetWorkers, Status
+from flux.errors import QueryFailed, UsageError
+
+SCHEMA = pa.schema([("k", pa.int64())])
+
+
+@flux.stage(key="k", partitions=4)
+class Count(flux.Aggregate):
+    n = flux.count()
+
+
+@pytest.fixture
+def query() -> Iterator[ThreadQuery]:
+    with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA))), operate=False) as query:
+        yield query.started()
+
+
+@pytest.mark.parametrize("where", ["on_tick", "on_report", "report"])
+def test_a_defect_in_the_controller_fails_the_query_and_says_what_it_was(
+    query: ThreadQuery, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to set all events without an error, and a query that had lost its controller looked as if it had ended well."""
+    working = getattr(query.server.core, where)
+
+    def broken(*given: Any) -> Any:
+        monkeypatch.setattr(query.server.core, where, working)
+        raise KeyError("a worker that nobody knows")
+
+    monkeypatch.setattr(query.server.core, where, broken)
+    error = query.error()
+    assert isinstance(error, QueryFailed)
+    assert str(error) == "the controller failed: KeyError: 'a worker that nobody knows'"
+    assert query.server.phase == "ended"
+    for thread in query._threads:  # the workers were sent home
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_controller_that_cannot_even_send_everybody_home_still_ends(
+    query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _: None)  # pytest would report what is expected here
+
+        def broken(*_: Any) -> Any:
+            raise OSError("always")
+
+        patch.setattr(query.server.core, "on_tick", broken)
+        assert "OSError: always" in str(query.error())
+        query.server._thread.join(30)
+        assert not query.server._thread.is_alive()
+    query.server._thread = threading.Thread(target=lambda: None)  # it has ended; the harness closes it once more
+    query.server._thread.start()
+    for thread in query._threads:
+        assert thread.daemon
+
+
+def test_the_program_asks_what_the_command_asks_also_where_no_command_may(query: ThreadQuery) -> None:
+    status = query.server.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert (status.phase, len(status.workers)) == ("running", 2)
+    placed = query.server.ask(GetPartitions(stage="Count"))
+    assert isinstance(placed, Partitions)
+    assert len(placed.replicas) == 4
+    with pytest.raises(UsageError, match="there is no stage Sum"):
+        query.server.ask(GetPartitions(stage="Sum"))
+    assert query.server.phase == "running"
+
+
+def test_more_workers_than_there_is_room_for_are_refused_with_the_arithmetic(query: ThreadQuery) -> None:
+    query.server.look(lambda: query.server.core.allow(3, "4 task slots exist, 1 for others"))
+    with pytest.raises(UsageError, match="cannot scale to 4 workers: 4 task slots exist, 1 for others"):
+        query.server.ask(SetWorkers(workers=4))
+    query.server.ask(SetWorkers(workers=3))
+    assert query.server.look(query.server.core.missing_slots) == [2]
+
+
+def test_what_is_asked_is_done_in_the_controllers_thread_and_after_its_end_in_the_callers(query: ThreadQuery) -> None:
+    def name() -> str:
+        return threading.current_thread().name
+
+    assert query.server.look(name).startswith("flux-controller-")
+    query.server.stop()
+    query.wait()
+    assert query.server.close(30)
+    assert query.server.look(name) == threading.current_thread().name
+    status = query.server.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert status.phase == "ended"
+    with pytest.raises(UsageError, match="the query is ended"):
+        query.server.ask(SetWorkers(workers=3))
+
+
+def test_many_threads_ask_at_once(query: ThreadQuery) -> None:
+    seen: list[int] = []
+    threads = [threading.Thread(target=lambda: seen.append(query.server.look(lambda: 1))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 30
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0))
+    assert len(seen) == 20
