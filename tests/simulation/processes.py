@@ -35,6 +35,7 @@ from flux.producer import Producer, ToWorker
 from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
 from flux.worker import IDLE_SOURCE_S
+from tests.simulation.busy import Busy
 from tests.simulation.network import Identity, Link
 
 if TYPE_CHECKING:
@@ -184,7 +185,10 @@ class Process:
     def beat(self, now: float) -> None:
         if now >= self._beat_at:
             self._beat_at = now + self.sim.plan.settings.heartbeat_interval
-            self.report(Heartbeat(node=self.node, progress=0, stats={}))
+            self.report(Heartbeat(node=self.node, progress=0, stats=self.stats(now)))
+
+    def stats(self, now: float) -> dict[str, Any]:
+        return {}
 
     def report_again(self) -> None:
         pass
@@ -244,6 +248,7 @@ class WorkerProcess(Process):
         self._opened: set[tuple[int, int]] = set()
         self._held_back: set[tuple[int, int]] = set()  # sources that wait with their end
         self._watched: set[int] = set()
+        self.load = None if sim.demand is None else Busy(sim.demand)
         self._copying: set[tuple[int, int]] = set()  # partitions whose state was copied from here
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
@@ -260,6 +265,9 @@ class WorkerProcess(Process):
     def report_again(self) -> None:
         assert self.core is not None
         self.core.report_again()
+
+    def stats(self, now: float) -> dict[str, Any]:
+        return {} if self.core is None or self.load is None else {"load": self.load.report(self.core, now)}
 
     def on_rejected(self) -> None:
         self.sim.fenced(self)

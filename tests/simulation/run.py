@@ -20,6 +20,7 @@ from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
 from partitioning.ids import StreamId
 from tests.simulation import flows, mixes, operators
+from tests.simulation.busy import Demand
 from tests.simulation.checkers import Ledger, Violation
 from tests.simulation.faults import Faults
 from tests.simulation.mixes import ANY, Mix
@@ -80,10 +81,13 @@ class Simulation:
         slots: int = 0,
         dataflow: Callable[[Ledger], flows.Dataflow] | None = None,
         habits: operators.Habits | None = None,
+        demand: Demand | None = None,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
-        are not given; where faults are given, nobody asks for anything unless habits are."""
+        are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
+        workers say that they are; None: they do not say."""
         self.seed = seed
+        self.demand = demand
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
         replicated = rng.random() < 0.75 or copies > 1

@@ -8,6 +8,7 @@ import pytest
 
 from flux.order import OrderLog, Peer
 from tests.simulation.orders import Lost, Schedule
+from tests.simulation.variants import acks_what_an_earlier_primary_sent, heeds_a_deposed_primary
 
 Patch = pytest.MonkeyPatch
 SEEDS = range(4000)
@@ -62,10 +63,12 @@ def _first_broken() -> int | None:
         promises_although_another_is_live,
         counts_on_a_replica_that_lacks_what_was_promised,
         promises_before_the_secondary_has_answered,
+        acks_what_an_earlier_primary_sent,
+        heeds_a_deposed_primary,
     ],
     ids=lambda value: value.__name__,
 )
-def test_each_rule_of_promises_is_needed(break_it: Callable[[Patch], None]) -> None:
+def test_each_rule_is_needed(break_it: Callable[[Patch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         break_it(patch)
         seed = _first_broken()

@@ -26,7 +26,7 @@ from flux.replica import Replica
 from flux.stage_worker import LOCAL, StageWorker
 from partitioning.cluster import whole
 from tests.simulation import broken_moves as moves
-from tests.simulation.mixes import ANY, DEPOSED, LATE_ATTEMPTS, REPAIRS, UNEVEN, WAITING, Mix
+from tests.simulation.mixes import ANY, DEPOSED, LATE_ATTEMPTS, REPAIRS, WAITING, Mix
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -352,7 +352,6 @@ VARIANTS = [
     Variant(everybody_leads, {"one primary per partition and epoch"}, (0, 1)),
     Variant(follows_in_its_own_order, ALIKE, (3, 4)),
     Variant(heeds_a_deposed_primary, COMMITTED | ALIKE, (51, 84), DEPOSED),
-    Variant(acks_what_an_earlier_primary_sent, COMMITTED | ALIKE, (222, 120), UNEVEN),
     Variant(copies_before_producers_retain, ROWS | STUCK | ACKED, (93,)),
     Variant(acks_for_a_state_that_has_not_come, {"nothing is acked before the state has come"}),
     Variant(leaves_the_state_out_of_the_copy, ALIKE | STUCK, (1, 0), REPAIRS),
