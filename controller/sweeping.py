@@ -10,7 +10,7 @@ from controller.events import Event
 from controller.load import Move
 from controller.loads import LoadBook
 from controller.membership import Member
-from controller.moves import drop, make_live, retain, take_place, without_worker
+from controller.moves import drop, make_live, read_elsewhere, retain, take_place, without_worker
 from controller.moving import Moving
 from controller.publishing import Publishing
 from controller.repairs import Repairs
@@ -142,6 +142,10 @@ class Sweeping(Publishing):
         """What is still on workers that leave is to move; who is empty is let go."""
         for drain in list(self.drains.values()):
             assert self.table is not None
+            stay = [node for node in self.table.endpoints if node not in self.drains]
+            if stay and reads(self.table, drain.worker):
+                # Given back to it when all who stayed were lost; others have come since.
+                self._publish(read_elsewhere(self.table, [drain.worker], stay))
             held = held_by(self.table, drain.worker)
             if held or reads(self.table, drain.worker):
                 why = f"worker {drain.worker} leaves: {drain.why}"
