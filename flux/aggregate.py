@@ -70,6 +70,7 @@ def mean(column: str) -> Measure:
 class Aggregate(Operator):
     """Base class: subclasses list their measures as class attributes, and inherit those of their bases."""
 
+    restores_in_background = True
     _measures: dict[str, Measure] = {}
     _index: KeyIndex | None
 

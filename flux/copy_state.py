@@ -2,13 +2,16 @@
 
 Taken by the primary between two steps: operator state, input positions, output logs, step number, the order received
 but not yet applied, and where uncommitted output begins, so that the new replica holds back what the primary holds back.
+
+Two parts, because the second takes long where there is much state: ``photograph`` refers to everything as it is, and
+``Photograph.encode`` makes bytes of it, in any thread, as long as the replica takes no step meanwhile.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,18 +74,70 @@ class StateCopy:
         return self.state.positions
 
 
-def capture(replica: Replica, inbounds: Iterable[Inbound]) -> bytes | memoryview:
-    state = ReplicaState(
+@dataclass(frozen=True)
+class _OutputNow:
+    """An output log as it is: entries never change, the log goes on without them."""
+
+    base: int
+    finished: bool
+    gone: bytes
+    entries: tuple[LogEntry, ...]
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """What ``encode`` makes bytes of. ``snapshot`` may be a view of the operator's state."""
+
+    where: str
+    replica: dict[str, object]
+    positions: tuple[Position, ...]
+    outputs: tuple[_OutputNow, ...]
+    snapshot: Any
+
+    def encode(self, room: np.ndarray | None = None) -> bytes | memoryview:
+        """``room``: memory to use for it if that is enough."""
+        outputs = tuple(
+            OutputLog(log.base, log.finished, log.gone, tuple(map(_pack, log.entries))) for log in self.outputs
+        )
+        state = ReplicaState(self.replica, self.positions, outputs)
+        pickled = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+        head = _LENGTH.pack(len(pickled)) + pickled
+        return encode_snapshot(self.snapshot, self.where, head, room)
+
+
+def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
+    """Of a replica between two steps."""
+    return Photograph(
+        replica.where,
         replica.state(),
         tuple(
             Position(i.stream, i.next_to_apply(replica.partition), i.incarnation, i.checksum_at, i.checksum)
             for i in inbounds
         ),
         tuple(_output(outlet.producer) for outlet in replica.outlets),
+        replica.operator.snapshot(),
     )
-    pickled = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
-    head = _LENGTH.pack(len(pickled)) + pickled
-    return encode_snapshot(replica.operator.snapshot(), replica.where, head)
+
+
+def room_for(nbytes: int) -> np.ndarray:
+    """Memory that is really there: to touch it for the first time can take longer than the copy."""
+    room = np.empty(nbytes, np.uint8)
+    room[::_PAGE] = 0
+    return room
+
+
+_PAGE = 4096
+
+
+def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
+    """One piece of memory of its own, that may be written to."""
+    whole = np.empty(sum(memoryview(part).nbytes for part in parts), np.uint8)
+    start = 0
+    for part in parts:
+        piece = np.frombuffer(part, np.uint8)
+        whole[start : start + len(piece)] = piece
+        start += len(piece)
+    return whole.data
 
 
 def decode(data: bytes | memoryview) -> StateCopy:
@@ -96,9 +151,8 @@ def decode(data: bytes | memoryview) -> StateCopy:
 
 
 def restore(copy: StateCopy, replica: Replica) -> None:
-    """Make a fresh replica what the copied one was. Its producers were made with the logs' bases."""
-    if copy.snapshot is not None:
-        replica.restore(copy.snapshot)
+    """Make a fresh replica what the copied one was. Its operator has been restored, and its producers were made with the
+    logs' bases."""
     replica.adopt(copy.state.replica)
     for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
         for entry in output.entries:
@@ -107,9 +161,9 @@ def restore(copy: StateCopy, replica: Replica) -> None:
         outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
 
 
-def _output(producer: Producer) -> OutputLog:
+def _output(producer: Producer) -> _OutputNow:
     log = producer.log
-    return OutputLog(log.base, producer.finished, log.gone.tobytes(), tuple(_pack(entry) for entry in log.entries()))
+    return _OutputNow(log.base, producer.finished, log.gone.tobytes(), tuple(log.entries()))
 
 
 def _pack(entry: LogEntry) -> _LogTuple:

@@ -183,20 +183,29 @@ class OrdersSeen(Message, frozen=True):
 
 
 class Install(Message, frozen=True):
-    """Primary to a new replica: a copy of its state at a step boundary, in one payload frame (DESIGN 5, step 2)."""
+    """Primary to a new replica: part of a copy of its state at a step boundary, in one payload frame (DESIGN 5, step 2).
+
+    ``copy`` numbers the copies that this primary takes, ``offset`` says where in it the part begins, ``total`` how many
+    bytes it has. An empty part asks how far it has come."""
 
     secret: bytes
     stage: int
     partition: int
     incarnation: int
+    copy: int
+    offset: int
+    total: int
 
 
 class Installed(Message, frozen=True):
-    """Answer to Install: the state is there and the order is followed."""
+    """Answer to Install: ``through`` bytes of the copy are there; ``done``: the replica has come to life and follows."""
 
     stage: int
     partition: int
     incarnation: int
+    copy: int
+    through: int
+    done: bool
 
 
 DataPlane = (

@@ -56,6 +56,9 @@ class Operator:
 
     #: Schema of the output: DDL string, pyarrow schema or pyspark StructType. None: the stage is a sink.
     schema: Any = None
+    #: True: ``restore`` may be called from another thread than the one that calls the rest, after ``open`` and before
+    #: anything else, so that a large state does not hold up other partitions of its worker.
+    restores_in_background: bool = False
 
     def open(self, context: Context) -> None:
         """Called once, before any row. Keep the context: it tells input, time and randomness of each step."""
@@ -72,7 +75,8 @@ class Operator:
         return None
 
     def snapshot(self) -> Any:
-        """The whole state, as bytes, pyarrow data or anything picklable. None: no state."""
+        """The whole state, as bytes, pyarrow data or anything picklable. None: no state. It may refer to the state itself:
+        bytes are made of it before the next batch is processed, perhaps in another thread."""
         return None
 
     def restore(self, snapshot: Any) -> None:

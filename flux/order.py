@@ -25,7 +25,8 @@ class Peer:
     term; ``promised``: it may hold all below for committed when it has them. ``applied``: steps that it has applied;
     ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``goal``:
     what was committed when it first answered after that; ``reported``, ``safe``: what the controller has been told;
-    ``stall_ms``: how long the copy took, ``copy_bytes``: its size."""
+    ``stall_ms``: how long the copy took, ``copy_bytes``: its size; ``copying``: it is under way, and orders would come
+    too early."""
 
     incarnation: int
     live: bool
@@ -42,6 +43,7 @@ class Peer:
     safe: bool = False
     stall_ms: float = 0.0
     copy_bytes: int = 0
+    copying: bool = False
     heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
     since: float = 0.0  # then, or when it last owed nothing
 
@@ -113,13 +115,19 @@ class OrderLog:
             peer.reported, peer.safe, peer.told = False, False, -1
 
     def copied(self, worker: int, applied: int) -> None:
-        """A copy of the state after ``applied`` steps is on its way to a new replica. It may be the second one: which of
-        them arrives is not known, so entries are kept and sent from the first on."""
+        """A copy of the state after ``applied`` steps is taken for a new replica: what is ordered from there on is kept
+        for it, and sent when the copy has arrived. It may be the second one: which of them arrives is not known, so
+        entries are kept and sent from the first on."""
         peer = self.peers[worker]
         if peer.acked is None:
             peer.acked = peer.applied = peer.checked = applied
         peer.sent = peer.acked
         peer.copied_at = applied
+        peer.copying = True
+
+    def installed(self, worker: int) -> None:
+        """The copy of the state is where it should be."""
+        self.peers[worker].copying = False
 
     def alone(self, peer: Peer) -> bool:
         """Whether what it receives is committed by that: it is the only other live replica, and has no entries of an
@@ -143,7 +151,7 @@ class OrderLog:
     def untold(self) -> bool:
         """Whether some replica has not been told all."""
         return any(
-            peer.acked is not None and (peer.sent < self.end or peer.told < self.committed)
+            peer.acked is not None and not peer.copying and (peer.sent < self.end or peer.told < self.committed)
             for peer in self.peers.values()
         )
 

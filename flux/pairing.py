@@ -48,7 +48,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
         order = replica.order
         end, committed = order.end, order.committed
         for worker, peer in order.peers.items():
-            if peer.acked is None:
+            if peer.acked is None or peer.copying:
                 continue
             if peer.overdue(end, committed, now, again_s):
                 peer.send_again(now)

@@ -67,6 +67,7 @@ class Replica:
         self.busy_s = 0.0
         self.slices = 0
         self.copy_bytes = 0  # size of the last copy of its state
+        self.frozen = 0  # copies of its state that are being taken now: no step until they are
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
@@ -205,7 +206,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Whether there is something to do and room for what comes of it."""
-        if self.finished or not all(outlet.producer.has_room for outlet in self.outlets):
+        if self.finished or self.frozen or not all(outlet.producer.has_room for outlet in self.outlets):
             return False
         if self._output is not None:
             return True

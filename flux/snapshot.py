@@ -20,10 +20,10 @@ ALIGNMENT, WORD = 64, 8
 _NONE, _BYTES, _BATCH, _TABLE, _PICKLE = b"N", b"B", b"R", b"T", b"P"
 
 
-def encode_snapshot(state: Any, where: str, head: bytes = b"") -> bytes | memoryview:
+def encode_snapshot(state: Any, where: str, head: bytes = b"", room: np.ndarray | None = None) -> bytes | memoryview:
     """The bytes of ``head``, then those of the state. Arrow data is copied once, to where it will be sent from: that copy is
-    for how long its partition stands still. ``where`` names stage and partition in the SnapshotError raised for what
-    cannot be serialised."""
+    for how long its partition stands still. ``room``: memory to copy it to if it is large enough. ``where`` names stage
+    and partition in the SnapshotError raised for what cannot be serialised."""
     if state is None:
         return head + _NONE
     if isinstance(state, bytes | bytearray | memoryview):
@@ -33,8 +33,9 @@ def encode_snapshot(state: Any, where: str, head: bytes = b"") -> bytes | memory
         start = -(-(len(head) + len(kind)) // ALIGNMENT) * ALIGNMENT
         size = pa.MockOutputStream()
         _write(state, size)
+        wanted = start + size.size()
         # Memory of numpy comes in huge pages where there are any: touching small ones takes longer than the copy.
-        buffer = np.empty(start + size.size(), np.uint8)
+        buffer = room[:wanted] if room is not None and len(room) >= wanted else np.empty(wanted, np.uint8)
         with pa.FixedSizeBufferWriter(pa.py_buffer(buffer)) as out:
             out.write((head + kind).ljust(start, b"\0"))
             _write(state, out)

@@ -21,7 +21,7 @@ from flux.batches import conform
 from flux.checksum import extend
 from flux.collect import Collect
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
-from flux.copy_state import StateCopy, capture, decode, restore
+from flux.copy_state import StateCopy, restore
 from flux.errors import Fenced, ProtocolError
 from flux.log import Meter
 from flux.messages import (
@@ -45,6 +45,7 @@ from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
 from flux.receiver import Counters, Credit, Inbound
 from flux.replica import Outlet, Replica
+from flux.transfers import Aside, Limits, ToSender, Transfers
 from partitioning.cluster import cluster_by_key, whole
 from partitioning.ids import StreamId
 from partitioning.table import FIRST_EPOCH, Table
@@ -77,7 +78,7 @@ class ToController:
     message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged
 
 
-Effect = ToWorker | ToConnection | ToController
+Effect = ToWorker | ToConnection | ToController | Aside
 
 
 @dataclass
@@ -150,9 +151,16 @@ class SourceStreams:
 class StageWorker:
     """One worker's share of a plan."""
 
-    def __init__(self, plan: Plan, worker: int, clock: Callable[[], float] = lambda: 0.0, workers: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        workers: int = 1,
+        limits: Limits | None = None,
+    ) -> None:
         """``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``: as many as the
-        query began with."""
+        query began with; ``limits`` of copies of state."""
         self.plan = plan
         self.worker = worker
         self.epoch = -1
@@ -183,9 +191,9 @@ class StageWorker:
         self._untold: dict[tuple[int, int], None] = {}  # primaries here that have something to say, oldest first
         self._orders_at = 0.0
         self._orders_again_at = 0.0
-        self._awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
+        self.awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
         self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
-        self._copies: list[CopyState] = []
+        self._transfers = Transfers(self, plan.secret, plan.settings.resend_timeout, clock, limits)
         self._starved: dict[StreamId, Starved] = {}
 
     # ---- orders
@@ -220,16 +228,17 @@ class StageWorker:
         for key in list(self.replicas):
             if key not in wanted or wanted[key].incarnation != self.replicas[key].incarnation:
                 self._discard(key)
-        self._awaited = {}
+        self.awaited = {}
         for key, replica in wanted.items():
             if key in self.replicas:
                 continue
             if replica.live:
                 # One that was added comes to life with a copy of state; only those of the first table begin empty.
                 assert replica.incarnation == FIRST_EPOCH, f"the state of replica {key} is lost"
-                self._create(*key, replica.incarnation)
+                self._create(key, replica.incarnation)
             else:
-                self._awaited[key] = replica.incarnation
+                self.awaited[key] = replica.incarnation
+        self._transfers.on_table()
         self._note_hosted()
 
     def _note_hosted(self) -> None:
@@ -259,25 +268,31 @@ class StageWorker:
         else:
             replica.follow()
 
-    def _create(self, stage_id: int, partition: int, incarnation: int, bases: Sequence[int] = ()) -> Replica:
+    def _create(self, key: tuple[int, int], incarnation: int) -> None:
+        self._enter(self.build(key, incarnation, []))
+
+    def build(self, key: tuple[int, int], incarnation: int, bases: Sequence[int]) -> Replica:
         """A fresh replica. ``bases``: where its output logs begin, for one that gets a copy of another's state."""
-        stage = self.plan.stages[stage_id]
+        stage = self.plan.stages[key[0]]
         outlets = []
         for index, edge_id in enumerate(stage.edges_out):
             edge = self.plan.edges[edge_id]
-            stream = StreamId(edge_id, partition)
+            stream = StreamId(edge_id, key[1])
             producer = self._producer(stream, edge, incarnation, self.worker, bases[index] if bases else 0)
             outlets.append(Outlet(producer, edge.key))
-        replica = Replica(stage, partition, incarnation, outlets, self.plan.settings)
+        return Replica(stage, key[1], incarnation, outlets, self.plan.settings)
+
+    def _enter(self, replica: Replica) -> None:
+        stage = replica.stage
+        self.producers |= {outlet.producer.stream: outlet.producer for outlet in replica.outlets}
         for edge_id in stage.edges_in:
             producers = self.plan.edges[edge_id].producers
             if producers is not None:
                 replica.expect(edge_id, range(producers))
             elif edge_id in self._complete:
                 replica.expect(edge_id, self._complete[edge_id])
-        self.replicas[stage_id, partition] = replica
-        self._ready.add((stage_id, partition))
-        return replica
+        self.replicas[stage.id, replica.partition] = replica
+        self._ready.add((stage.id, replica.partition))
 
     def _discard(self, key: tuple[int, int]) -> None:
         replica = self.replicas.pop(key)
@@ -295,12 +310,10 @@ class StageWorker:
         self, stream: StreamId, edge: EdgePlan, incarnation: int, worker: int = -1, base: int = 0
     ) -> Producer:
         settings = self.plan.settings
-        producer = Producer(
+        return Producer(
             stream, incarnation, edge.partitions, self.plan.log_share(edge.stage, self._workers), settings.resend_timeout,
             self.plan.secret, self.log_meter, worker, base,
         )  # fmt: skip
-        self.producers[stream] = producer
-        return producer
 
     def _install_sources(self, table: Table) -> None:
         for source_id, partition in list(self.sources):
@@ -318,6 +331,7 @@ class StageWorker:
                     producers = [
                         self._producer(StreamId(edge.id, partition), edge, self.epoch, self.worker) for edge in edges
                     ]
+                    self.producers |= {producer.stream: producer for producer in producers}
                     self.sources[source.id, partition] = SourceStreams(
                         edges, producers, source.name, seeks=source.seeks and self.epoch > 0
                     )
@@ -356,6 +370,7 @@ class StageWorker:
             self._on_orders_seen(worker, message)
             return
         if isinstance(message, Installed):
+            self._transfers.on_installed(worker, message, now)
             return
         producer = self.producers.get(StreamId(message.edge, message.producer))
         if producer is None:
@@ -510,7 +525,7 @@ class StageWorker:
 
     def _awaited_by(self, stream: StreamId) -> list[int]:
         stage = self.plan.edges[stream.edge].consumer
-        return [partition for (s, partition) in self._awaited if s == stage]
+        return [partition for (s, partition) in self.awaited if s == stage]
 
     # ---- order of steps
 
@@ -583,60 +598,47 @@ class StageWorker:
 
     def on_copy_state(self, order: CopyState) -> None:
         """Copy at the next step boundary; safe to repeat."""
-        self._copies = [copy for copy in self._copies if copy != order] + [order]
+        self._transfers.on_copy_state(order)
 
-    def _send_copies(self) -> Iterator[ToWorker]:
-        orders, self._copies = self._copies, []
-        for order in orders:
-            replica = self.replicas.get((order.stage, order.partition))
-            peer = replica.order.peers.get(order.worker) if replica is not None else None
-            if replica is None or peer is None or peer.incarnation != order.incarnation or peer.live:
-                continue  # no longer wanted
-            if not replica.between_steps:
-                self._copies.append(order)
-                continue
-            inbounds = [i for i in self._inbound.values() if i.stream.edge in replica.stage.edges_in]
-            started = self._clock()
-            state = capture(replica, inbounds)
-            peer.stall_ms, peer.copy_bytes = (self._clock() - started) * 1e3, len(state)
-            replica.copy_bytes = len(state)
-            replica.order.copied(order.worker, replica.applied)
-            self._untold[order.stage, order.partition] = None
-            install = Install(self.plan.secret, order.stage, order.partition, order.incarnation)
-            yield ToWorker(order.worker, install, payload=state)
-
-    def on_install(self, connection: Hashable, message: Install, state: bytes | memoryview, now: float) -> None:
-        """A copy of a replica's state has come."""
+    def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
+        """A part of a copy of a replica's state has come."""
         if not hmac.compare_digest(message.secret, self.plan.secret):
             self.counters.refused += 1
-            return
-        key = message.stage, message.partition
-        if self._awaited.get(key) == message.incarnation:
-            del self._awaited[key]
-            self._adopt(key, message.incarnation, decode(state), now)
-            self.replicas[key].copy_bytes = len(state)
-        known = self.replicas.get(key)
-        if known is None or known.incarnation != message.incarnation:
+        elif not self._transfers.on_install(connection, message, part, now):
             self.counters.stale += 1
 
-    def _adopt(self, key: tuple[int, int], incarnation: int, state: StateCopy, now: float) -> None:
-        replica = self._create(*key, incarnation, [output.base for output in state.outputs])
+    def on_done(self, token: int, result: Any, now: float) -> None:
+        """What was to be done aside is done."""
+        self._transfers.on_done(token, result, now)
+
+    def inbounds_of(self, replica: Replica) -> list[Inbound]:
+        return [i for i in self._inbound.values() if i.stream.edge in replica.stage.edges_in]
+
+    def goes_on(self, key: tuple[int, int]) -> None:
+        if key in self.replicas:
+            self._ready.add(key)
+            self._untold[key] = None
+
+    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
+        """A replica whose operator has got its state comes to life."""
         restore(state, replica)
+        self._enter(replica)
         self._note_hosted()
-        self._secondary[key[0]] |= {key[1]}
+        stage, partition = replica.stage.id, replica.partition
+        self._secondary[stage] |= {partition}
         assert self.table is not None
         for outlet in replica.outlets:
             outlet.producer.on_table(self.table, self.plan.edges[outlet.producer.stream.edge].consumer, now)
         for position in state.positions:
             inbound = self._inbound_of(position.stream)
-            inbound.received[key[1]] = position.next
+            inbound.received[partition] = position.next
             if inbound.connection is None and position.checksum_at > inbound.checksum_at:
                 inbound.incarnation = position.incarnation
                 inbound.checksum_at, inbound.checksum = position.checksum_at, position.checksum
         # Also streams that the other did not know: their handshakes are without this partition.
         for stream, inbound in self._inbound.items():
             if stream.edge in replica.stage.edges_in:
-                self._ask_again(inbound, incarnation)
+                self._ask_again(inbound, replica.incarnation)
 
     def _ask_again(self, inbound: Inbound, incarnation: int) -> None:
         """A replica has joined those that the stream is read for."""
@@ -775,7 +777,7 @@ class StageWorker:
             for producer in self.producers.values():
                 producer.dirty = True
             self._relieve(now)
-        yield from self._send_copies()
+        yield from self._copies_of_state(now)
         yield from self._send_orders(now)
         busy = True
         while busy:
@@ -794,6 +796,13 @@ class StageWorker:
                     self.on_answer(self.worker, effect.message, now)
                 else:
                     yield effect
+
+    def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
+        for effect in self._transfers.poll(now):
+            if isinstance(effect, ToSender):
+                self._answer(effect.connection, effect.message)
+            else:
+                yield effect
 
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
@@ -875,6 +884,7 @@ class StageWorker:
     def close(self) -> None:
         """End every operator; all are closed even if one fails, and the first failure is raised."""
         failures = []
+        self._transfers.close()
         for replica in self.replicas.values():
             try:
                 replica.close()

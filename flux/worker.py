@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
+from flux.background import Background
 from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
 from flux.control import (
@@ -34,6 +35,7 @@ from flux.plan import Plan
 from flux.producer import ToWorker
 from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register, short_collections
 from flux.stage_worker import StageWorker, ToConnection
+from flux.transfers import Aside
 from flux.transport import Port, Sockets, own_address
 from partitioning.warm_up import warm_up
 
@@ -57,6 +59,8 @@ class Worker:
         self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets, plan.settings.message_max_bytes)
+        self._bell = self.sockets.bell()
+        self._background = Background(self._bell)
         self.core: StageWorker | None = None
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._read_turn: deque[tuple[int, int]] = deque()
@@ -133,6 +137,9 @@ class Worker:
         elif ready is self.control.link:
             for order in self.control.orders():
                 self._on_order(core, order, now)
+        elif ready is self._bell:
+            for token, result in self._background.done():
+                core.on_done(token, result, now)
         elif ready in self.links:
             for worker, message in self.links.answers(ready):
                 core.on_answer(worker, message, now)
@@ -259,6 +266,8 @@ class Worker:
         for effect in core.poll(now):
             if isinstance(effect, ToWorker):
                 self.links.send(effect)
+            elif isinstance(effect, Aside):
+                self._background.give(effect.token, effect.job)
             elif isinstance(effect, ToConnection):
                 frames = [encode(effect.message)]
                 if effect.payload is not None:
@@ -312,6 +321,7 @@ class Worker:
             close = getattr(reader, "close", None)
             if close is not None:
                 close()
+        self._background.close()
         try:
             if self.core is not None:
                 self.core.close()
@@ -323,5 +333,5 @@ class Worker:
 
 def _only(frames: Any) -> Any:
     if len(frames) != 1:
-        raise ProtocolError(f"a copy of state has one payload frame, {len(frames)} came")
+        raise ProtocolError(f"a part of a copy of state has one payload frame, {len(frames)} came")
     return frames[0]

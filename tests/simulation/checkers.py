@@ -313,7 +313,7 @@ class Ledger:
                         "an ack never exceeds what was applied",
                         f"worker {core.worker} acked stream {stream} through {through} for partition {partition}",
                     )
-        for stage, partition in core._awaited:
+        for stage, partition in core.awaited:
             if stage == consumer and behind.get(partition, message.through) >= 0:
                 raise Violation("nothing is acked before the state has come", f"worker {core.worker}, {partition}")
 

@@ -41,6 +41,7 @@ class Watched(flux.Operator):
     ledger: Ledger
     stage_name: str
     schema: Any = ROW
+    restores_in_background = True
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -70,6 +71,9 @@ class Watched(flux.Operator):
 
     def restore(self, snapshot: Any) -> None:
         self.state = snapshot
+
+    def state_bytes(self) -> int:
+        return 1  # known, and not to be relied on
 
 
 class Filter(Watched):

@@ -5,12 +5,14 @@ They do what ``flux.worker``, ``flux.ingress_loop`` and ``controller.server`` do
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from flux.background import attempt
 from flux.codec import decode_batches, decode_data, decode_order, encode, encode_batches
 from flux.control import (
     CopyState,
@@ -34,6 +36,7 @@ from flux.messages import Data, Hello, Install
 from flux.producer import Producer, ToWorker
 from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
+from flux.transfers import Aside, Limits
 from flux.worker import IDLE_SOURCE_S
 from tests.simulation.busy import Busy
 from tests.simulation.network import Identity, Link
@@ -47,6 +50,11 @@ TURN_S = 0.0002
 COPY_S = 0.004
 #: How often a source that is patient looks whether it may end.
 HELD_BACK_S = 0.02
+
+
+def draw_limits(rng: random.Random) -> Limits:
+    """States in small parts and in one, made at once and in the background."""
+    return Limits(rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20]))
 
 
 class Process:
@@ -250,12 +258,13 @@ class WorkerProcess(Process):
         self._watched: set[int] = set()
         self.load = None if sim.demand is None else Busy(sim.demand)
         self._copying: set[tuple[int, int]] = set()  # partitions whose state was copied from here
+        self._copied_aside: set[tuple[int, int]] = set()
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
 
     def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
-            self.core = StageWorker(self.sim.plan, self.node, workers=workers)
+            self.core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
             self.core._credit.floor = self.sim.dataflow.credit_floor
             self.sim.by_node[self.node] = self
             self.sim.came_back(self)
@@ -340,14 +349,19 @@ class WorkerProcess(Process):
                 known = core.knows(identity, message)
                 batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
         if isinstance(message, Install):
-            known = set(core.replicas.values())
-            core.on_install(identity, message, batches, self.world.now)
-            self.sim.counts["copies of state installed"] += set(core.replicas.values()) != known
-            self._watch(core)
+            self.sim.counts["copies of state in several parts"] += message.offset > 0
+            self._installing(core, core.on_install, identity, message, batches)
             return
         if isinstance(message, Hello) and message.epoch > core.epoch:
             self.sim.counts["greetings of a newer epoch"] += 1
         core.on_data_plane(identity, message, batches, self.world.now)
+
+    def _installing(self, core: StageWorker, event: Callable[..., None], *given: Any) -> None:
+        """Perhaps a replica comes to life."""
+        known = set(core.replicas.values())
+        event(*given, self.world.now)
+        self.sim.counts["copies of state installed"] += set(core.replicas.values()) != known
+        self._watch(core)
 
     def on_answer(self, worker: int, message: Any) -> None:
         assert self.core is not None
@@ -375,8 +389,10 @@ class WorkerProcess(Process):
             sent = True
             if isinstance(effect, ToWorker):
                 self.send(effect)
-                if isinstance(effect.message, Install):
+                if isinstance(effect.message, Install) and effect.message.offset == 0:
                     self._stall(effect.message)
+            elif isinstance(effect, Aside):
+                self._aside(effect)
             elif isinstance(effect, ToConnection):
                 content = encode(effect.message) if self.sim.faults.encoded else effect.message
                 assert isinstance(effect.connection, tuple)
@@ -399,11 +415,33 @@ class WorkerProcess(Process):
             self.wake(max(rest, TURN_S * self.slowness))
 
     def _stall(self, install: Install) -> None:
-        """It took time to copy the state."""
+        """It took time to copy the state, and the whole worker stood still."""
+        if (install.stage, install.partition) in self._copied_aside:
+            self._copied_aside.discard((install.stage, install.partition))
+            return
         seconds = self.world.random.random() * COPY_S
-        self._copying.add((install.stage, install.partition))
-        self.sim.ledger.stall(install.stage, install.partition, self.world.now, seconds)
+        self._note_stall((install.stage, install.partition), seconds)
         self.pause(seconds)
+
+    def _aside(self, effect: Aside) -> None:
+        """Another thread does it; what it reads must not change meanwhile, so it is read at the end."""
+        seconds = self.world.random.random() * COPY_S
+        if effect.what == "copy":
+            self._copied_aside.add(effect.key)
+            self._note_stall(effect.key, seconds)
+        self.sim.counts[f"states in the background: {effect.what}"] += 1
+        self.world.after(seconds, self._aside_done, effect)
+
+    def _aside_done(self, effect: Aside) -> None:
+        if not self.dead:
+            assert self.core is not None
+            done = (self._installing, (self.core, self.core.on_done, effect.token, attempt(effect.job)))
+            self.inbox.append(done)
+            self.wake()
+
+    def _note_stall(self, key: tuple[int, int], seconds: float) -> None:
+        self._copying.add(key)
+        self.sim.ledger.stall(*key, self.world.now, seconds)
 
     def die(self) -> None:
         super().die()

@@ -26,7 +26,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Identity, Network
-from tests.simulation.processes import IngressProcess, Process, WorkerProcess
+from tests.simulation.processes import IngressProcess, Process, WorkerProcess, draw_limits
 from tests.simulation.world import World
 
 #: A run that has not ended so long after the last fault is stuck. Patience of a producer grows to 32 resend timeouts.
@@ -102,6 +102,7 @@ class Simulation:
             else flows.draw(rng, self.ledger, self.faults.nondeterministic, copies_max, copies)
         )
         self.plan = self.ledger.plan = self.dataflow.plan
+        self.copies = draw_limits(random.Random(f"copies {seed}"))
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
         self.ledger.alive = self._core_of
@@ -194,7 +195,7 @@ class Simulation:
             f"worker {worker.node} epoch {worker.core.epoch}: "
             f"{sum(r.queued for r in worker.core.replicas.values())} slices queued, unfinished "
             f"{[(k, 'primary' if r.primary else 'secondary', r.applied, r.order.committed, r.order.end) for k, r in worker.core.replicas.items() if not r.finished]}, "
-            f"awaited {list(worker.core._awaited)}, undrained {[str(s) for s, p in worker.core.producers.items() if not p.drained]}"
+            f"awaited {list(worker.core.awaited)}, undrained {[str(s) for s, p in worker.core.producers.items() if not p.drained]}"
             for worker in self.workers
             if worker.core is not None and not worker.dead
         ]
