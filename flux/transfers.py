@@ -165,7 +165,8 @@ class Transfers:
                 continue  # also if nobody wants it any more: its state is being read
             if self._host.replicas.get(out.key) is not out.replica or self._peer(out.replica, out.order) is None:
                 del self._outgoing[name]
-            elif out.phase == "boundary" and out.replica.between_steps:
+                continue
+            if out.phase == "boundary" and out.replica.between_steps:
                 self._copy(out, now)
             if out.phase == "sending":
                 yield from self._parts(out, now)

@@ -104,6 +104,7 @@ def test_what_was_promised_to_a_replica_that_is_gone_is_still_needed() -> None:
     told(primary)  # A may have shown step 1 to the outside
     primary.order.lead({B: (5, False)}, 0)
     primary.order.copied(B, 1)
+    primary.order.installed(B)
     primary.order.lead({B: (5, True)}, 0)
     seen = [PartitionSeen(2, 3, 5, 9, through, 1, 0, 0) for through in (1, 2)]
     assert [[report.safe for report in on_seen(primary, B, one)] for one in seen] == [[], [True]]
@@ -117,6 +118,7 @@ def test_another_replica_is_not_safe_before_it_has_what_the_only_one_may_hold_fo
     assert told(primary) == [(1, 2, 2)]  # on its way to A, which may show its output to the outside
     primary.order.lead({A: (0, True), B: (5, True)}, 0)
     primary.order.copied(B, 1)
+    primary.order.installed(B)
 
     def b(through: int) -> list[Any]:
         return list(on_seen(primary, B, PartitionSeen(2, 3, 5, 9, through, 1, 0, 0)))
@@ -163,6 +165,16 @@ def test_a_replica_without_a_state_is_told_nothing() -> None:
     assert told(paired(steps=3, live=False)) == []
 
 
+def test_orders_for_a_new_replica_wait_for_its_state() -> None:
+    primary = paired(steps=3, live=False)
+    primary.order.copied(A, 2)
+    assert told(primary) == []
+    assert not primary.order.untold
+    primary.order.installed(A)
+    assert primary.order.untold
+    assert told(primary) == [(2, 3, 3)]
+
+
 def test_an_answer_to_another_primary_or_of_another_life_does_not_count() -> None:
     primary = paired(steps=2)
     told(primary)
@@ -174,6 +186,7 @@ def test_an_answer_to_another_primary_or_of_another_life_does_not_count() -> Non
 def test_a_new_replica_has_caught_up_when_it_has_what_is_committed_and_this_is_said_once() -> None:
     primary = paired(steps=3, live=False)
     primary.order.copied(A, 2)
+    primary.order.installed(A)
     told(primary)
     assert answer(primary, through=2) == []
     assert answer(primary, through=3) == [CaughtUp(2, 3, A, 0, False, 0.0)]
@@ -183,6 +196,7 @@ def test_a_new_replica_has_caught_up_when_it_has_what_is_committed_and_this_is_s
 def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
     primary = paired(steps=3, live=False)
     primary.order.copied(A, 2)
+    primary.order.installed(A)
     reports = []
     for step in range(3, 9):  # each answer comes when another step is committed already
         told(primary)
@@ -194,6 +208,7 @@ def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
 def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_committed() -> None:
     primary = Primary({A: (0, False), B: (0, True)}, steps=3)
     primary.order.copied(A, 3)  # steps that the other live replica has not received
+    primary.order.installed(A)
     told(primary)
     answer(primary, through=3)
     primary.order.lead({A: (0, True), B: (0, True)}, 3)
@@ -205,6 +220,7 @@ def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_commi
 def test_after_a_new_table_it_is_asked_again_even_if_nothing_is_going_on() -> None:
     primary = paired(steps=1, live=False)
     primary.order.copied(A, 1)
+    primary.order.installed(A)
     told(primary)
     answer(primary, through=1, applied=1)
     primary.order.lead({A: (0, True)}, 1)

@@ -157,6 +157,7 @@ class Schedule:
                 order = OrderLog(self.primary.applied)
                 order.adopt(self.primary.order.since(self.primary.applied), self.primary.order.committed)
                 self.primary.order.copied(replica.worker, self.primary.applied)
+                self.primary.order.installed(replica.worker)  # orders may overtake the copy here: it is the harder case
                 self._send(self.primary.worker, replica.worker, Copy(replica.incarnation, order))
 
     def _lose(self) -> None:

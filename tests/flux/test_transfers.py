@@ -1,0 +1,352 @@
+"""Copies of state between two workers: taken aside, sent in parts, put together, and brought to life."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+from flux.background import Failed, attempt
+from flux.control import CopyState
+from flux.copy_state import StateCopy
+from flux.errors import ProtocolError, UserCodeError
+from flux.messages import Entry, Install, Installed
+from flux.plan import StagePlan
+from flux.producer import ToWorker
+from flux.replica import Replica
+from flux.settings import Settings
+from flux.transfers import Aside, Limits, ToSender, Transfers
+
+SCHEMA = pa.schema([("word", pa.string())])
+SOURCE, TARGET, INCARNATION = 0, 1, 7
+KEY = (0, 3)
+ORDER = CopyState(stage=0, partition=3, worker=TARGET, incarnation=INCARNATION)
+AGAIN_S = 1.0
+#: Ten parts of a state of some hundred bytes, two under way, everything in the background.
+SMALL = Limits(part_bytes=50, parts=2, inline_bytes=0)
+
+
+class Words(flux.Operator):
+    """Keeps a text; its size is known."""
+
+    restores_in_background = True
+    broken = False
+
+    def open(self, context: flux.Context) -> None:
+        self.text, self.closed = b"", False
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        pass
+
+    def snapshot(self) -> Any:
+        return self.text
+
+    def restore(self, snapshot: Any) -> None:
+        if self.broken:
+            raise ValueError("not my state")
+        self.text = snapshot
+
+    def state_bytes(self) -> int:
+        return len(self.text)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Host:
+    def __init__(self) -> None:
+        self.replicas: dict[tuple[int, int], Replica] = {}
+        self.awaited: dict[tuple[int, int], int] = {}
+        self.built: list[Replica] = []
+        self.went_on: list[tuple[int, int]] = []
+
+    def inbounds_of(self, replica: Replica) -> Iterable[Any]:
+        return []
+
+    def goes_on(self, key: tuple[int, int]) -> None:
+        self.went_on.append(key)
+
+    def build(self, key: tuple[int, int], incarnation: int, bases: list[int]) -> Replica:
+        self.built.append(replica_of(incarnation))
+        return self.built[-1]
+
+    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
+        replica.adopt(state.state.replica)
+        self.replicas[KEY] = replica
+
+
+def replica_of(incarnation: int) -> Replica:
+    stage = StagePlan(0, "words", 4, 2, (), Words, (SCHEMA,), None, (0,), ())
+    return Replica(stage, KEY[1], incarnation, [], Settings.of())
+
+
+class Two:
+    """A primary's worker and the worker of a new replica. Nothing is carried between them unless a test says so."""
+
+    def __init__(self, limits: Limits = SMALL, text: bytes = b"state" * 60) -> None:
+        self.source, self.target = Host(), Host()
+        clock = iter(range(1000)).__next__
+        self.sender = Transfers(self.source, b"secret", AGAIN_S, clock, limits)
+        self.receiver = Transfers(self.target, b"secret", AGAIN_S, clock, limits)
+        self.primary = self.source.replicas[KEY] = replica_of(0)
+        self.primary.operator.text = text  # type: ignore[attr-defined]
+        self.primary.lead(0, {TARGET: (INCARNATION, False)})
+        for step in range(3):
+            self.primary.order.append(Entry(step, step, [(0, 0, step)]))
+        self.primary.applied = 2
+        self.target.awaited[KEY] = INCARNATION
+        self.aside: deque[tuple[Transfers, Aside]] = deque()
+        self.parts: deque[ToWorker] = deque()
+        self.answers: deque[Installed] = deque()
+        self.now = 0.0
+
+    @property
+    def text(self) -> bytes | None:
+        """What the new replica has; None: it has not come to life."""
+        replica = self.target.replicas.get(KEY)
+        return None if replica is None else replica.operator.text  # type: ignore[attr-defined]
+
+    def poll(self) -> None:
+        for transfers in (self.sender, self.receiver):
+            for effect in transfers.poll(self.now):
+                if isinstance(effect, Aside):
+                    self.aside.append((transfers, effect))
+                elif isinstance(effect, ToSender):
+                    self.answers.append(effect.message)
+                else:
+                    assert len(effect.payload or b"") <= SMALL.part_bytes or transfers._limits is not SMALL
+                    self.parts.append(effect)
+
+    def do_aside(self, what: str) -> None:
+        self.poll()
+        transfers, effect = self.aside.popleft()
+        assert effect.what == what
+        transfers.on_done(effect.token, attempt(effect.job), self.now)
+        self.poll()
+
+    def deliver(self, part: ToWorker) -> None:
+        assert isinstance(part.message, Install)
+        assert part.payload is not None
+        self.receiver.on_install("there", part.message, part.payload, self.now)
+        self.poll()
+
+    def carry(self, until: Callable[[], object] = lambda: False) -> None:
+        """Everything, until nothing is left to carry."""
+        self.poll()
+        while (self.parts or self.answers) and not until():
+            while self.parts:
+                self.deliver(self.parts.popleft())
+            while self.answers:
+                self.sender.on_installed(TARGET, self.answers.popleft(), self.now)
+            self.poll()
+
+    def copied(self) -> Two:
+        self.sender.on_copy_state(ORDER)
+        self.do_aside("room")
+        self.do_aside("copy")
+        return self
+
+    def finish(self) -> None:
+        self.carry()
+        self.do_aside("decode")
+        self.do_aside("restore")
+        self.carry()
+
+
+def test_a_state_arrives_and_only_then_the_new_replica_is_told_the_order() -> None:
+    two = Two().copied()
+    two.carry()
+    assert two.text is None
+    assert two.primary.order.peers[TARGET].copying
+    two.finish()
+    assert two.text == b"state" * 60
+    assert not two.primary.order.peers[TARGET].copying
+    assert two.target.replicas[KEY].order.base == 2, "and what was ordered and not applied is with it"
+    assert two.target.replicas[KEY].order.end == 3
+
+
+def test_the_partition_stands_still_only_while_its_state_is_read() -> None:
+    two = Two()
+    two.sender.on_copy_state(ORDER)
+    two.poll()
+    assert not two.primary.frozen, "memory is got ready before"
+    two.do_aside("room")
+    assert two.primary.frozen
+    assert not two.primary.ready
+    two.do_aside("copy")
+    assert not two.primary.frozen
+    assert two.source.went_on == [KEY]
+    assert two.primary.order.peers[TARGET].stall_ms > 0
+    assert two.primary.order.peers[TARGET].copy_bytes > 300
+
+
+def test_only_a_few_parts_are_under_way() -> None:
+    two = Two().copied()
+    assert [part.message.offset for part in two.parts] == [0, 50]  # type: ignore[union-attr]
+    two.deliver(two.parts.popleft())
+    two.sender.on_installed(TARGET, two.answers.popleft(), 0.0)
+    two.poll()
+    assert [part.message.offset for part in two.parts] == [50, 100]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("lost", ["parts", "answers"])
+def test_what_a_broken_connection_has_lost_is_sent_again(lost: str) -> None:
+    two = Two().copied()
+    if lost == "answers":
+        while two.parts:
+            two.deliver(two.parts.popleft())
+    getattr(two, lost).clear()
+    two.carry()
+    assert not two.parts
+    two.now += AGAIN_S
+    two.finish()
+    assert two.text == b"state" * 60
+
+
+def test_parts_that_come_without_those_before_them_are_not_taken() -> None:
+    two = Two().copied()
+    two.parts.popleft()
+    two.carry()
+    two.now += AGAIN_S
+    two.finish()
+    assert two.text == b"state" * 60
+
+
+def test_the_news_that_the_replica_lives_is_asked_for_when_it_is_lost() -> None:
+    two = Two().copied()
+    two.carry()
+    two.do_aside("decode")
+    two.do_aside("restore")
+    assert [answer.done for answer in two.answers] == [True]
+    two.answers.clear()
+    two.now += AGAIN_S
+    two.carry()
+    assert not two.primary.order.peers[TARGET].copying
+
+
+def test_parts_that_come_twice_change_nothing() -> None:
+    two = Two().copied()
+    while two.parts:
+        part = two.parts.popleft()
+        two.deliver(part)
+        two.deliver(part)
+    two.finish()
+    assert two.text == b"state" * 60
+
+
+def test_a_copy_that_is_ordered_again_is_taken_once() -> None:
+    two = Two().copied()
+    two.sender.on_copy_state(ORDER)
+    two.finish()
+    assert not two.aside
+    assert two.text == b"state" * 60
+
+
+def test_a_copy_that_nobody_wants_any_more_holds_nobody_up() -> None:
+    two = Two()
+    two.sender.on_copy_state(ORDER)
+    two.do_aside("room")
+    two.primary.lead(1, {})  # the new replica was dropped while the state is being read
+    two.poll()
+    assert two.primary.frozen, "it is being read all the same"
+    two.do_aside("copy")
+    assert not two.primary.frozen
+    assert not two.parts
+
+
+def test_what_comes_for_a_replica_that_was_dropped_is_forgotten() -> None:
+    two = Two().copied()
+    two.carry()
+    two.target.awaited.clear()
+    two.receiver.on_table()
+    two.do_aside("decode")
+    assert two.target.built == []
+    assert two.text is None
+
+
+def test_a_replica_that_is_dropped_while_it_gets_its_state_is_closed() -> None:
+    two = Two().copied()
+    two.carry()
+    two.do_aside("decode")
+    two.target.awaited[KEY] = INCARNATION + 1  # another one is placed here
+    two.receiver.on_table()
+    two.do_aside("restore")
+    assert two.text is None
+    assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
+
+
+def test_a_part_for_another_life_of_the_replica_is_refused() -> None:
+    two = Two().copied()
+    two.target.awaited[KEY] = INCARNATION + 1
+    part = two.parts.popleft()
+    assert isinstance(part.message, Install)
+    assert part.payload is not None
+    assert not two.receiver.on_install("there", part.message, part.payload, 0.0)
+
+
+def test_a_copy_of_another_primary_takes_the_place_of_the_one_that_was_not_complete() -> None:
+    two = Two().copied()
+    two.deliver(two.parts.popleft())
+    first = replace(two.parts.popleft())
+    two.sender._number += 4
+    two.sender._outgoing.clear()
+    two.primary.operator.text = b"newer" * 60  # type: ignore[attr-defined]
+    two.copied()
+    two.answers.clear()
+    two.deliver(two.parts.popleft())
+    two.deliver(first)  # late
+    two.finish()
+    assert two.text == b"newer" * 60
+
+
+def test_a_part_beyond_the_end_is_malformed() -> None:
+    two = Two()
+    message = Install(b"secret", *KEY, INCARNATION, 1, 0, 10)
+    with pytest.raises(ProtocolError, match="10 bytes goes to 11"):
+        two.receiver.on_install("there", message, b"x" * 11, 0.0)
+
+
+def test_a_small_state_is_copied_and_restored_at_once() -> None:
+    two = Two(Limits())
+    two.sender.on_copy_state(ORDER)
+    two.carry()
+    assert not two.aside
+    assert two.text == b"state" * 60
+
+
+def test_a_state_of_unknown_size_is_not_copied_at_once() -> None:
+    two = Two(Limits(), text=b"")
+    two.sender.on_copy_state(ORDER)
+    two.do_aside("copy")
+    two.carry()
+    assert two.text == b""
+
+
+def test_an_operator_that_cannot_take_its_state_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Two().copied()
+    two.carry()
+    two.do_aside("decode")
+    monkeypatch.setattr(Words, "broken", True)
+    with pytest.raises(UserCodeError, match=r"stage words, partition 3: restore.*not my state"):
+        two.do_aside("restore")
+    two.receiver.close()
+    assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
+
+
+def test_an_operator_that_wants_one_thread_is_restored_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "restores_in_background", False)
+    two = Two().copied()
+    two.carry()
+    two.do_aside("decode")
+    assert not two.aside
+    assert two.text == b"state" * 60
+
+
+def test_a_job_that_fails_gives_its_error() -> None:
+    assert isinstance(attempt(lambda: 1 / 0), Failed)
+    assert attempt(lambda: 2) == 2
