@@ -79,8 +79,11 @@ class KeyIndex:
         return self._index.keys(np.ascontiguousarray(slots, np.int32))
 
     def to_arrow(self) -> pa.Table:
-        """All keys in the order of their slots."""
+        """All keys in the order of their slots; perhaps views of the index's memory."""
         schema = pa.schema(self.fields)
+        whole = self._index.all_keys()
+        if whole is not None:
+            return pa.Table.from_arrays([whole], schema=schema)
         every = np.arange(len(self), dtype=np.int32)
         chunks = [every[i : i + CHUNK_ROWS] for i in range(0, len(every), CHUNK_ROWS)]
         batches = [pa.RecordBatch.from_arrays(self._index.keys(chunk), schema=schema) for chunk in chunks]
@@ -113,6 +116,15 @@ class _Single:
 
     def slots(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
         self._table.slots(columns[0], out)
+
+    def all_keys(self) -> pa.Array | None:
+        """Without a copy where that is possible: a view of the words. None: they are made, chunk by chunk."""
+        table = self._table
+        if isinstance(table, Strings):
+            return None
+        size = len(table)
+        valid = np.arange(size) != table.meta[1] if table.meta[1] >= 0 else None
+        return fixed_column(self._type, table.words[:size], valid)
 
     def keys(self, slots: np.ndarray) -> list[pa.Array]:
         table = self._table
@@ -149,6 +161,9 @@ class _Several:
                 dictionary.slots(column, out)  # null has a code too
                 kernels.put_codes(rows, place, out)
         self._table.slots(rows, out)
+
+    def all_keys(self) -> None:
+        return None
 
     def keys(self, slots: np.ndarray) -> list[pa.Array]:
         words = self._table.words[slots]

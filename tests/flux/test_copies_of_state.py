@@ -34,6 +34,28 @@ def test_a_state_comes_back_from_behind_any_head(name: str, head: bytes) -> None
     assert back == STATES[name]
 
 
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_arrays_come_back_and_can_be_changed_in_place(as_bytes: bool) -> None:
+    state = {"counts": np.arange(100_000), "sums": np.arange(7.0), "none": np.zeros(0), "name": "x"}
+    data = encode_snapshot(state, "here", b"head")
+    back = decode_snapshot(bytes(data) if as_bytes else data, 4)
+    assert back["name"] == "x"
+    for name in ("counts", "sums", "none"):
+        assert np.array_equal(back[name], state[name])
+        back[name][:] = 0
+    assert state["counts"][5] == 5, "a copy is no view of what it was made of"
+
+
+def test_memory_that_was_got_ready_is_used_where_it_is_enough() -> None:
+    state = np.arange(1000)
+    room = np.zeros(10_000, np.uint8)
+    data = encode_snapshot(state, "here", room=room)
+    assert np.shares_memory(np.frombuffer(data, np.uint8), room)
+    assert np.array_equal(decode_snapshot(data), state)
+    small = np.zeros(10, np.uint8)
+    assert np.array_equal(decode_snapshot(encode_snapshot(state, "here", room=small)), state)
+
+
 @pytest.mark.parametrize("offset", range(9))
 def test_arrow_data_is_read_wherever_in_memory_the_message_lies(offset: int) -> None:
     data = bytes(encode_snapshot(BATCH, "here"))
