@@ -45,6 +45,7 @@ from controller.requests import (
     WrongSecretError,
     decode_request,
 )
+from controller.rounds import Rounds
 from controller.state import Tell
 from flux.codec import encode
 from flux.errors import FluxError, ProtocolError, UsageError
@@ -63,6 +64,7 @@ class Core(Protocol):
     table: Table | None
     members: Membership
     repairs: Repairs
+    rounds: Rounds
 
     def loads(self) -> Loads: ...
     def suggest(self, policy: str, now: float) -> Suggestion: ...
@@ -204,6 +206,8 @@ class Desk:
                 if getattr(a, "source", None) is None
             ],
             missing_slots=core.missing_slots(),
+            balancing=core.rounds.on,
+            evening_out=core.rounds.evening_out,
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:

@@ -69,7 +69,7 @@ class Operating(Losing):
         """Ask the policy whose turn it is, and accept what can be done."""
         if self.table is None or not self.rounds.due(now):
             return
-        calm = not self.moving and not self.repairs.under_way
+        calm = not self.repairs.under_way and all(job.waits for job in self.moving.jobs())
         notes = self.rounds.notes
         try:
             policy, moves = self.rounds.ask(self.loads(), now, calm)
@@ -86,6 +86,8 @@ class Operating(Losing):
                 self._changed = True
             else:
                 self.rounds.refused.append(problem)
+        if self.rounds.evening_out and moves and len(self.rounds.refused) == len(moves):
+            self.rounds.evened_out()  # as far as it goes: it would suggest the same for ever
         for note in self.rounds.notes:
             if note not in notes:
                 self._note(note, now, "balance")

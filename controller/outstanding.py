@@ -22,6 +22,7 @@ def of_drain(status: Status, worker: int) -> str:
 
 
 def of_scale(status: Status, workers: int) -> str:
+    """Workers that join are there for good when they have their share of the partitions (where load is balanced)."""
     leaving = [str(row.worker) for row in status.workers if row.leaving]
     if leaving:
         return f"workers that are leaving: {', '.join(leaving)}"
@@ -29,7 +30,10 @@ def of_scale(status: Status, workers: int) -> str:
     if here != workers or status.missing_slots:
         slots = f", slots {', '.join(map(str, status.missing_slots))} are empty" if status.missing_slots else ""
         return f"{here} workers are there, {workers} are wanted{slots}"
-    return f"{count(len(status.moves_pending), 'move')} between them" if status.moves_pending else ""
+    if status.evening_out:
+        held = [row.replicas for row in status.workers]
+        return f"workers hold {min(held)} to {max(held)} copies, which are being evened out"
+    return ""
 
 
 def moves_left(status: Status, moves: Collection[MoveStatus]) -> list[MoveStatus]:

@@ -168,6 +168,7 @@ class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(Answer, frozen=True):
     """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
+    ``balancing``: partitions move for balance; ``evening_out``: workers that have joined do not have their share of them yet;
     ``metrics``: address of the Prometheus metrics, empty where they are not served."""
 
     id: str
@@ -193,6 +194,8 @@ class Status(Answer, frozen=True):
     moves_pending: list[MoveStatus]
     repairs_under_way: list[RepairStatus]
     missing_slots: list[int]
+    balancing: bool
+    evening_out: bool
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

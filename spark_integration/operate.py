@@ -125,8 +125,9 @@ class Operated:
     # ---- workers
 
     def scale(self, workers: int, timeout: float = 600.0) -> None:
-        """Run with so many workers from now on. More: Spark tasks are started for them, and when they have joined they
-        are given their share of the partitions. Fewer: those that are too many are drained first.
+        """Run with so many workers from now on. More: Spark tasks are started for them; done when they have joined and have
+        their share of the partitions (without load balance, ``spark.flux.balance.enabled=false``, when they have joined:
+        ``rebalance("even")`` then gives them their share). Fewer: those that are too many are drained first.
 
         UsageError with the arithmetic in it if there are too few task slots, or if fewer could not hold all copies."""
         end = _end(timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -180,7 +180,13 @@ def drain(
             return Left(max(held) - left, max(held), outstanding.of_drain(status, worker))
 
         _finish(
-            client, f"draining worker {worker}", look, wait, timeout, as_json, f"worker {worker} has left the query"
+            client,
+            f"draining worker {worker}",
+            look,
+            wait,
+            timeout,
+            as_json,
+            lambda _: f"worker {worker} has left the query",
         )
 
 
@@ -191,15 +197,25 @@ def scale(
     timeout: Timeout = 600,
     as_json: Json = False,
 ) -> None:
-    """Run with more workers, which then get their share, or with fewer, which are drained first."""
+    """Run with more workers, until they have their share of the partitions, or with fewer, which are drained first."""
     with outcome(as_json), Client(choose(query)) as client:
-        client.ask(SetWorkers(workers=workers), Accepted)
 
         def look(status: Status) -> Left:
             here = len(status.workers)
             return Left(min(here, workers), max(here, workers), outstanding.of_scale(status, workers))
 
-        _finish(client, f"{workers} workers", look, wait, timeout, as_json, f"{_count(workers, 'worker')} now")
+        before = {row.worker for row in client.ask(GetStatus(), Status).workers}
+        client.ask(SetWorkers(workers=workers), Accepted)
+        _finish(client, f"{workers} workers", look, wait, timeout, as_json, lambda status: _scaled(status, before))
+
+
+def _scaled(status: Status, before: set[int]) -> str:
+    held = [row.replicas for row in status.workers]
+    copies = f"{min(held)} to {max(held)}" if min(held) != max(held) else str(held[0])
+    said = f"{_count(len(held), 'worker')} now, with {copies} copies each"
+    if status.balancing or all(row.worker in before for row in status.workers):
+        return said
+    return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives all the same"
 
 
 def fail(
@@ -225,7 +241,13 @@ def fail(
             return Left(int(not here), 1, f"worker {worker} being given up" if here else "")
 
         _finish(
-            client, f"failing worker {worker}", look, wait, timeout, as_json, f"worker {worker} is out of the query"
+            client,
+            f"failing worker {worker}",
+            look,
+            wait,
+            timeout,
+            as_json,
+            lambda _: f"worker {worker} is out of the query",
         )
 
 
@@ -245,12 +267,21 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
 # ---- common
 
 
-def _finish(client: Client, title: str, look: Any, wanted: bool, timeout: float, as_json: bool, done: str) -> None:
+def _finish(
+    client: Client,
+    title: str,
+    look: Callable[[Status], Left],
+    wanted: bool,
+    timeout: float,
+    as_json: bool,
+    done: Callable[[Status], str],
+) -> None:
+    """``done``: what is said when it is, to the status at that time."""
     status = wait_for(client, title, look, timeout) if wanted else client.ask(GetStatus(), Status)
     if as_json:
         document({"waited": wanted, "status": plain(status)})
     else:
-        show(done if wanted else "asked for; look at it with flux status")
+        show(done(status) if wanted else "asked for; look at it with flux status")
 
 
 def _confirm(question: str, yes: bool, as_json: bool) -> None:

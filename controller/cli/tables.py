@@ -113,6 +113,8 @@ def head(query: Status) -> Text:
     )
     if query.missing_slots:
         text.append(f"\nwaiting for workers in slots {', '.join(map(str, query.missing_slots))}", style="yellow")
+    if query.evening_out:
+        text.append("\nworkers have joined, and are given their share of the partitions", style="yellow")
     if query.metrics:
         text.append(f"\nmetrics at {query.metrics}")
     if query.error:

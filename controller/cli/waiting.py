@@ -37,7 +37,8 @@ def wait_for(client: Client, title: str, look: Callable[[Status], Left], timeout
         while True:
             status = client.ask(GetStatus(), Status)
             left = look(status)
-            progress.update(task, completed=left.done, total=left.total)
+            description = f"{title}: {left.what}" if left.what else title
+            progress.update(task, completed=left.done, total=left.total, description=description)
             if not left.what:
                 return status
             if status.phase != "running":

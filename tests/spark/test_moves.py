@@ -261,8 +261,11 @@ def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(roomy: Any, ga
             assert grown.returncode == 0, grown.stderr
             assert len(json.loads(grown.stdout)["status"]["workers"]) == 4
         assert len(run.query.members()) == 4
-        until(lambda: run.held() == set(run.query.members()), "every worker has its share")
-        assert all(event.why.startswith("balance: ") for event in run.happened("move"))
+        assert run.held() == set(run.query.members()), "every worker has its share when it is done"
+        joined = run.happened("join")[0].at
+        spread = [move for move in run.happened("move") if move.at - move.seconds > joined]
+        assert spread, "somebody gave them their share"
+        assert {move.why for move in spread} == {"balance: even"}, "counts come before loads"
         run.query.scale(workers=2, timeout=WAIT_S)
         assert sorted(member.about.index for member in run.query.members().values()) == [0, 1]
         assert run.held() == set(run.query.members())
