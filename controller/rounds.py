@@ -7,11 +7,11 @@ suggests; the controller accepts or refuses.
 
 from __future__ import annotations
 
-import importlib
 import math
-from typing import Any
 
+from controller.balance import whole_plan
 from controller.load import Loads, Move, Suggestion
+from controller.policies import Policy, PolicySettings, make
 from flux.settings import Settings
 
 #: Joining workers are counted in when none has come for so long: several come at a time.
@@ -22,13 +22,13 @@ class Rounds:
     def __init__(self, settings: Settings) -> None:
         """UsageError if there is no policy of the configured name."""
         self.settings = settings
-        self.on: bool = getattr(settings, "balance_enabled", False) and settings.ordered
-        self.name: str = getattr(settings, "balance_policy", "pairing")
-        self.round_s: float = getattr(settings, "balance_round", 1.0)
+        self.on: bool = settings.balance_enabled and settings.ordered
+        self.name: str = settings.balance_policy
+        self.round_s: float = settings.balance_round
         self.notes: list[str] = []
         self.refused: list[str] = []
         self._policy = self._make(self.name) if self.on else None
-        self._even: Any = None
+        self._even: Policy | None = None
         self._joined_at = math.inf
         self._asked_at = -math.inf
 
@@ -66,16 +66,11 @@ class Rounds:
 
     def plan(self, name: str, loads: Loads, now: float) -> Suggestion:
         """All that a policy would do about these loads. UsageError if there is none of that name."""
-        # Late: a query without load balance needs none of this.
-        suggestion: Suggestion = importlib.import_module("controller.balance").whole_plan(
-            name, loads, self.settings, now
-        )
-        return suggestion
+        return whole_plan(name, loads, self.settings, now)
 
     def _heed(self, suggestion: Suggestion) -> list[Move]:
         self.notes = list(suggestion.notes)
         return list(suggestion.moves)
 
-    def _make(self, name: str) -> Any:
-        policies = importlib.import_module("controller.policies")
-        return policies.make(name, policies.PolicySettings.of(self.settings))
+    def _make(self, name: str) -> Policy:
+        return make(name, PolicySettings.of(self.settings))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +14,12 @@ from tests.controller.cluster import Cluster
 
 
 class Policies:
-    """Stands for the package of policies: each says what it is told to say, and notes when it was asked."""
+    """Stands for all policies: each says what it is told to say, and notes when it was asked."""
 
     def __init__(self) -> None:
         self.says: dict[str, list[Suggestion]] = {}
         self.asked: list[tuple[str, float]] = []
         self.looks: list[Loads] = []
-        self.PolicySettings = SimpleNamespace(of=lambda settings: "round by round")
 
     def whole_plan(self, name: str, loads: Loads, settings: Any, now: float) -> Suggestion:
         return self.make(name, "at once").suggest(loads, now)
@@ -45,8 +43,8 @@ class Policies:
 @pytest.fixture
 def policies(monkeypatch: pytest.MonkeyPatch) -> Policies:
     made = Policies()
-    for module in ("controller.policies", "controller.balance"):
-        monkeypatch.setitem(sys.modules, module, made)
+    monkeypatch.setattr("controller.rounds.make", made.make)
+    monkeypatch.setattr("controller.rounds.whole_plan", made.whole_plan)
     return made
 
 
