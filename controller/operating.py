@@ -135,8 +135,21 @@ class Operating(Losing):
             for slot in surplus:
                 self.places.close(slot)  # also those that nobody has come for
         self.places.grow(workers)
+        self.places.settle()
         if workers != before:
             self._note(f"from {before} to {workers} workers", now, "scale")
+        return self._take()
+
+    def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
+        """The executors of these workers go: others come in their place, as far as there is ``room`` for so many on
+        executors that stay. To be repeated, room may come; ``scale`` says anew how many there shall be."""
+        for worker in workers:
+            member = self.members.workers.get(worker)
+            if member is not None and not member.leaving:
+                self.places.owe(member.about.index)
+        if self.phase == "running":
+            for slot in self.places.replace(room):
+                self._note(f"another worker in place of the one in slot {slot}, whose executor goes", now, "scale")
         return self._take()
 
     def missing_slots(self) -> list[int]:

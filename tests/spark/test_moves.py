@@ -276,7 +276,9 @@ def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(roomy: Any, ga
         assert not run.happened("loss")
 
 
-def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes(roomy: Any, gate: Path) -> None:
+def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes_and_its_worker_replaced(
+    roomy: Any, gate: Path
+) -> None:
     with Run(roomy, gate, workers=3) as run:
         worker = run.holders("Detector", 0)[0]
         executor = int(run.query.members()[worker].about.executor.rpartition(":")[2])
@@ -286,10 +288,12 @@ def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes(roomy: A
         assert drained.worker == worker
         assert drained.why.startswith("Spark decommissions executor ")
         assert not run.happened("loss"), "it gave everything away before it went"
-        until(lambda: run.tasks() == 2, "its Spark task has ended")
         until(lambda: not os.path.exists(f"/proc/{executor}"), "the executor goes when its task has ended")
+        until(lambda: len(run.query.members()) == 3, "another worker has come")
+        until(lambda: run.held() == set(run.query.members()), "it has its share")
+        assert run.query.is_whole()
+        assert all(m.about.executor.rpartition(":")[2] != str(executor) for m in run.query.members().values())
         run.flowing()
-        assert len(run.query.members()) == 2
         run.check()
         assert not run.happened("loss")
 
