@@ -145,7 +145,7 @@ class Operating(Losing):
         executors that stay. To be repeated, room may come; ``scale`` says anew how many there shall be."""
         for worker in workers:
             member = self.members.workers.get(worker)
-            if member is not None and not member.leaving:
+            if member is not None:
                 self.places.owe(member.about.index)
         if self.phase == "running":
             for slot in self.places.replace(room):
