@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +26,6 @@ from controller.requests import (
     GetMetrics,
     GetPartitions,
     GetStatus,
-    Happened,
     History,
     MetricsText,
     MoveStatus,
@@ -324,7 +323,7 @@ class Desk:
         if stage is not None:
             self._stage(stage)
         kept = self._core.repairs.history
-        events = [msgspec.convert(asdict(event), Happened) for event in kept if stage in (None, event.stage)]
+        events = [event for event in kept if stage in (None, event.stage)]
         return History(events=events, kept=kept.maxlen or len(kept))
 
     # ---- moves and names

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from controller.events import Event
 from flux.codec import decode, encode
 from flux.errors import ProtocolError
 from flux.messages import Natural
@@ -220,25 +221,10 @@ class Partitions(Answer, frozen=True):
     seconds: float
 
 
-class Happened(msgspec.Struct, frozen=True, kw_only=True):
-    """``worker`` is where the replica is now, ``source`` where it was (-1: nowhere); ``bytes`` copied."""
-
-    kind: str
-    at: float
-    stage: str
-    partition: int
-    worker: int
-    why: str
-    source: int = -1
-    bytes: int = 0
-    seconds: float = 0.0
-    stall_ms: float = 0.0
-
-
 class History(Answer, frozen=True):
     """The oldest first; only the newest ``kept`` are known."""
 
-    events: list[Happened]
+    events: list[Event]
     kept: int
 
 

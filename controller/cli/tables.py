@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.client import Sighting
+from controller.events import Event
 from controller.requests import (
-    Happened,
     MoveStatus,
     RepairStatus,
     ReplicaStatus,
@@ -186,7 +186,7 @@ def partitions(rows: Sequence[ReplicaStatus], seconds: float) -> RenderableType:
     return Group(made, Text(note, style="dim"))
 
 
-def history(events: Sequence[Happened]) -> RenderableType:
+def history(events: Sequence[Event]) -> RenderableType:
     made = table("when", "what", "partition", ">from", ">to", ">state", ">took", ">stall", "~why")
     for event in events:
         made.add_row(
