@@ -1,4 +1,4 @@
-"""When a policy is asked, and for what: once a round while the query runs, or for a whole plan on demand (DESIGN 6)."""
+"""Whole plans: all that a policy would do about the loads of a moment, for people who ask (DESIGN 6)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,6 @@ from dataclasses import replace
 from controller.load import Loads, Move, Suggestion
 from controller.policies import PolicySettings, make
 from flux.settings import Settings
-
-
-class Balance:
-    """Asks the policy of ``spark.flux.balance.*`` when a round is due. Whether a move is made is not decided here."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.enabled = settings.balance_enabled
-        self._round_s = settings.balance_round
-        self._policy = make(settings.balance_policy, PolicySettings.of(settings))
-        self._due = 0.0
-
-    def due(self, now: float) -> bool:
-        return self.enabled and now >= self._due
-
-    def round(self, loads: Loads, now: float) -> Suggestion:
-        self._due = now + self._round_s
-        return self._policy.suggest(loads, now)
 
 
 def whole_plan(policy: str, loads: Loads, settings: Settings, now: float) -> Suggestion:

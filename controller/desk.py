@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +26,6 @@ from controller.requests import (
     GetMetrics,
     GetPartitions,
     GetStatus,
-    Happened,
     History,
     MetricsText,
     MoveStatus,
@@ -45,6 +44,7 @@ from controller.requests import (
     WrongSecretError,
     decode_request,
 )
+from controller.rounds import Rounds
 from controller.state import Tell
 from flux.codec import encode
 from flux.errors import FluxError, ProtocolError, UsageError
@@ -63,6 +63,7 @@ class Core(Protocol):
     table: Table | None
     members: Membership
     repairs: Repairs
+    rounds: Rounds
 
     def loads(self) -> Loads: ...
     def suggest(self, policy: str, now: float) -> Suggestion: ...
@@ -204,6 +205,8 @@ class Desk:
                 if getattr(a, "source", None) is None
             ],
             missing_slots=core.missing_slots(),
+            balancing=core.rounds.on,
+            evening_out=core.rounds.evening_out,
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:
@@ -320,7 +323,7 @@ class Desk:
         if stage is not None:
             self._stage(stage)
         kept = self._core.repairs.history
-        events = [msgspec.convert(asdict(event), Happened) for event in kept if stage in (None, event.stage)]
+        events = [event for event in kept if stage in (None, event.stage)]
         return History(events=events, kept=kept.maxlen or len(kept))
 
     # ---- moves and names

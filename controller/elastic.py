@@ -19,11 +19,12 @@ from partitioning.table import Table
 @dataclass
 class Slots:
     """Slots 0 .. ``count`` - 1. ``closed``: nobody may fill them; ``tasked``: a task is there, or Spark will start it
-    again."""
+    again; ``owed``: their executors go, and no other slot is open in their place yet."""
 
     count: int
     closed: set[int] = field(default_factory=set)
     tasked: set[int] = field(default_factory=set)
+    owed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tasked |= set(range(self.count))
@@ -44,6 +45,26 @@ class Slots:
         for slot in sorted(self.closed - self.tasked)[: max(workers - len(self.open), 0)]:
             self.closed.discard(slot)
         self.count += max(workers - len(self.open), 0)
+
+    def owe(self, slot: int) -> None:
+        """Its executor goes. A closed slot was replaced already, or is to stay empty."""
+        if slot not in self.closed:
+            self.owed.add(slot)
+
+    def replace(self, room: int) -> list[int]:
+        """Open others in place of those that are owed, as long as there is ``room`` for so many workers on executors that
+        stay. Which were replaced."""
+        staying = len(set(self.open) - self.owed)
+        replaced = sorted(self.owed)[: max(room - staying, 0)]
+        for slot in replaced:
+            self.owed.discard(slot)
+            self.close(slot)
+            self.grow(len(self.open) + 1)
+        return replaced
+
+    def settle(self) -> None:
+        """So many as are open now are wanted: what was owed for slots that are closed is not wanted any more."""
+        self.owed -= self.closed
 
     def missing(self, filled: Collection[int]) -> list[int]:
         return [slot for slot in self.open if slot not in self.tasked and slot not in filled]

@@ -69,7 +69,7 @@ class Operating(Losing):
         """Ask the policy whose turn it is, and accept what can be done."""
         if self.table is None or not self.rounds.due(now):
             return
-        calm = not self.moving and not self.repairs.under_way
+        calm = not self.repairs.under_way and all(job.waits for job in self.moving.jobs())
         notes = self.rounds.notes
         try:
             policy, moves = self.rounds.ask(self.loads(), now, calm)
@@ -86,6 +86,8 @@ class Operating(Losing):
                 self._changed = True
             else:
                 self.rounds.refused.append(problem)
+        if self.rounds.evening_out and moves and len(self.rounds.refused) == len(moves):
+            self.rounds.evened_out()  # as far as it goes: it would suggest the same for ever
         for note in self.rounds.notes:
             if note not in notes:
                 self._note(note, now, "balance")
@@ -133,8 +135,21 @@ class Operating(Losing):
             for slot in surplus:
                 self.places.close(slot)  # also those that nobody has come for
         self.places.grow(workers)
+        self.places.settle()
         if workers != before:
             self._note(f"from {before} to {workers} workers", now, "scale")
+        return self._take()
+
+    def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
+        """The executors of these workers go: others come in their place, as far as there is ``room`` for so many on
+        executors that stay. To be repeated, room may come; ``scale`` says anew how many there shall be."""
+        for worker in workers:
+            member = self.members.workers.get(worker)
+            if member is not None:
+                self.places.owe(member.about.index)
+        if self.phase == "running":
+            for slot in self.places.replace(room):
+                self._note(f"another worker in place of the one in slot {slot}, whose executor goes", now, "scale")
         return self._take()
 
     def missing_slots(self) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from controller.events import Event
 from flux.codec import decode, encode
 from flux.errors import ProtocolError
 from flux.messages import Natural
@@ -168,6 +169,7 @@ class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(Answer, frozen=True):
     """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
+    ``balancing``: partitions move for balance; ``evening_out``: workers that have joined do not have their share of them yet;
     ``metrics``: address of the Prometheus metrics, empty where they are not served."""
 
     id: str
@@ -193,6 +195,8 @@ class Status(Answer, frozen=True):
     moves_pending: list[MoveStatus]
     repairs_under_way: list[RepairStatus]
     missing_slots: list[int]
+    balancing: bool
+    evening_out: bool
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,25 +221,10 @@ class Partitions(Answer, frozen=True):
     seconds: float
 
 
-class Happened(msgspec.Struct, frozen=True, kw_only=True):
-    """``worker`` is where the replica is now, ``source`` where it was (-1: nowhere); ``bytes`` copied."""
-
-    kind: str
-    at: float
-    stage: str
-    partition: int
-    worker: int
-    why: str
-    source: int = -1
-    bytes: int = 0
-    seconds: float = 0.0
-    stall_ms: float = 0.0
-
-
 class History(Answer, frozen=True):
     """The oldest first; only the newest ``kept`` are known."""
 
-    events: list[Happened]
+    events: list[Event]
     kept: int
 
 

@@ -170,6 +170,8 @@ class Controller(Operating):
             return
         member = self.members.admit(connection, message, now)
         self._welcome(member)
+        if message.role == "worker":
+            self.places.owed.discard(message.index)  # Spark has started its task again on another executor
         if message.role == "worker" and self.table is not None:
             self._note_worker("join", member, f"slot {message.index}, {message.host} pid {message.pid}", now)
             self._publish(with_worker(self.table, member.node, message.endpoint))

@@ -52,8 +52,8 @@ class Ingress:
         """Sends everything and returns the number of rows once all of them are applied."""
         try:
             warm_up()
-            with short_collections():
-                return self._join(batches, attempt)
+            short_collections()
+            return self._join(batches, attempt)
         finally:
             self.sockets.close()
 

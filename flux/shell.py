@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,8 @@ from partitioning.table import Table
 
 #: How often a registration is repeated until it is answered.
 REGISTER_EVERY_S = 0.5
+#: So many objects are modules, and not what one task needs: looking through them takes a hundredth of a second.
+LOADED = 50_000
 
 
 @dataclass(frozen=True)
@@ -144,16 +145,14 @@ def _closed(endpoint: str) -> bool:
     return False
 
 
-@contextmanager
-def short_collections() -> Iterator[None]:
-    """What is loaded by now is left out of Python's garbage collections: modules and compiled kernels are some hundred
-    thousand objects, and looking through all of them would hold up every partition for a tenth of a second."""
+def short_collections() -> None:
+    """What is loaded by now is left out of Python's garbage collections, for as long as this process lives: modules and
+    compiled kernels are some hundred thousand objects, and looking through all of them would hold up every partition for
+    a tenth of a second. What a task before has left behind is collected, also where Spark uses a process again."""
+    much = len(gc.get_objects()) > LOADED
     gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()  # the process may go on with other tasks
+    if much:  # else there is only a task's own, which is not to stay for ever
+        gc.freeze()
 
 
 class Stopped(Exception):

@@ -77,8 +77,8 @@ class Worker:
         """Until the controller says Stop. Returns the last statistics."""
         try:
             warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
-            with short_collections():
-                self._join(index, attempt, executor)
+            short_collections()
+            self._join(index, attempt, executor)
         except Stopped:
             pass
         finally:

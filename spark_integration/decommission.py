@@ -1,13 +1,16 @@
-"""Executors that Spark decommissions give their partitions away before they go.
+"""Executors that Spark decommissions give their partitions away before they go, and others come in their place.
 
 With ``spark.decommission.enabled`` an executor that is told to go (SIGPWR, or by the cluster manager) takes no new tasks
 and ends when those it has are over. A worker is such a task, and would keep it until it is killed: so it is drained, which
-ends the task well. Workers say in which executor they are (``executor.name_of_executor``).
+ends the task well. Spark does not start such a task again elsewhere, so another worker is asked for, as soon as a slot is
+free on an executor that stays. It comes first where the drain would leave too few.
+Workers say in which executor they are (``executor.name_of_executor``).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
@@ -19,21 +22,28 @@ log = logging.getLogger("flux")
 
 
 class Decommissioning:
-    def __init__(self, spark: SparkSession, server: Server) -> None:
+    """``room``: for how many workers there is room on executors that stay."""
+
+    def __init__(self, spark: SparkSession, server: Server, room: Callable[[], int]) -> None:
         self._context = spark.sparkContext
         self._server = server
+        self._room = room
         self._on = str(self._context.getConf().get("spark.decommission.enabled", "false")).lower() == "true"
         self._refused: dict[str, str] = {}  # executor -> why it cannot be emptied; said once
 
     def look(self) -> None:
-        """Drain the workers on executors that are to go. Where that is refused, it is tried again at the next look:
-        more workers may have come."""
+        """Drain the workers on executors that are to go, and replace them. What cannot be done yet is tried again at the
+        next look: more workers may have come, or more room."""
         if not self._on:
             return
-        for executor, workers in self._server.look(self._staying).items():
-            identifier = spark_id(executor)
-            if identifier is not None and self._is_leaving(identifier):
-                self._drain(executor, workers)
+        staying, owed = self._server.look(lambda: (self._staying(), bool(self._server.core.places.owed)))
+        going = {executor: workers for executor, workers in staying.items() if self._is_leaving(executor)}
+        if going or owed:
+            room = self._room()
+            all_going = [worker for workers in going.values() for worker in workers]
+            self._server.order(lambda now: self._server.core.replace(all_going, room, now))
+        for executor, workers in going.items():
+            self._drain(executor, workers)
 
     def _staying(self) -> dict[str, list[int]]:
         """Workers that are not leaving yet, by executor. In the controller's thread."""
@@ -45,8 +55,9 @@ class Decommissioning:
         return found
 
     def _is_leaving(self, executor: str) -> bool:
+        identifier = spark_id(executor)
         scheduler = self._context._jsc.sc().taskScheduler()
-        return bool(scheduler.getExecutorDecommissionState(executor).isDefined())
+        return identifier is not None and bool(scheduler.getExecutorDecommissionState(identifier).isDefined())
 
     def _drain(self, executor: str, workers: list[int]) -> None:
         why = f"Spark decommissions executor {spark_id(executor)}"

@@ -21,7 +21,7 @@ from flux.shell import Rendezvous
 from spark_integration.decommission import Decommissioning
 from spark_integration.executor import worker_function
 from spark_integration.jobs import Jobs
-from spark_integration.settings import Room
+from spark_integration.settings import Room, live_slots, task_slots
 
 log = logging.getLogger("flux")
 
@@ -32,9 +32,12 @@ ASK_SPARK_S = 1.0
 
 
 class Elastic:
-    """Used by the thread that supervises the query. ``room``: how many workers have room, with the arithmetic."""
+    """Used by the thread that supervises the query. ``room``: how many workers have room in so many task slots, with the
+    arithmetic."""
 
-    def __init__(self, spark: SparkSession, plan: Plan, server: Server, jobs: Jobs, room: Callable[[], Room]) -> None:
+    def __init__(
+        self, spark: SparkSession, plan: Plan, server: Server, jobs: Jobs, room: Callable[[int], Room]
+    ) -> None:
         self._spark = spark
         self._plan = plan
         self._server = server
@@ -42,7 +45,7 @@ class Elastic:
         self._room = room
         self._job_of: dict[int, int] = {}  # slot -> number of the newest job with a task for it
         self._started = 0
-        self._decommissioning = Decommissioning(spark, server)
+        self._decommissioning = Decommissioning(spark, server, lambda: room(live_slots(spark)).workers)
         self._ask_spark_at = 0.0
 
     def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
@@ -67,7 +70,8 @@ class Elastic:
         )
 
     def look(self, rendezvous: Rendezvous) -> None:
-        """Start what is missing, and drain who is to go. What goes wrong here is no reason to end a query that runs."""
+        """Drain and replace who is to go, and start what is missing. What goes wrong here is no reason to end a query that
+        runs."""
         try:
             self._ask_spark()
             slots = self._server.look(self._server.core.missing_slots)
@@ -86,5 +90,5 @@ class Elastic:
 
     def renew_room(self) -> None:
         """Tell the controller how many workers have room: it refuses more, whoever asks."""
-        room = self._room()
+        room = self._room(task_slots(self._spark))
         self._server.look(lambda: self._server.core.allow(room.workers, room.arithmetic))

@@ -24,9 +24,7 @@ from controller.requests import (
     GetHistory,
     GetPartitions,
     GetStatus,
-    Happened,
     History,
-    MoveStatus,
     Partitions,
     SetWorkers,
     StartMoves,
@@ -106,27 +104,24 @@ class Operated:
         before = self._ask(GetStatus(), Status)
         moves = self._ask(StartMoves(moves=list(wanted), why=why), Accepted).moves
         self._wait(lambda status: outstanding.of_moves(status, moves), end, timeout)
-        at = {(r["stage"], r["partition"], r["worker"]) for r in self.partitions()}
-        since = before.started + before.uptime_s - 0.001  # uptimes are rounded
-        events = [event for event in self._ask(GetHistory(), History).events if event.at >= since]
-        mine = [_last(move, events) for move in moves]
-        undone = [
-            f"{m.stage}/{m.partition} from worker {m.source} to worker {m.target}" + (f": {event.why}" if event else "")
-            for m, event in zip(moves, mine, strict=True)
-            if (m.stage, m.partition, m.target) not in at or (m.stage, m.partition, m.source) in at
-        ]
+        replicas = self._ask(GetPartitions(), Partitions).replicas
+        carried = outstanding.carried(moves, before, replicas, self._ask(GetHistory(), History).events)
+        undone = [f"{one}: {one.event.why}" if one.event else str(one) for one in carried if not one.done]
         if undone:
             raise MoveFailed(f"{len(undone)} of {len(moves)} moves were not carried out: {'; '.join(undone[:8])}")
         return [
-            {"seconds": event.seconds, "stall_ms": event.stall_ms, "bytes": event.bytes} if event else {}
-            for event in mine
+            {"seconds": one.event.seconds, "stall_ms": one.event.stall_ms, "bytes": one.event.bytes}
+            if one.event
+            else {}
+            for one in carried
         ]
 
     # ---- workers
 
     def scale(self, workers: int, timeout: float = 600.0) -> None:
-        """Run with so many workers from now on. More: Spark tasks are started for them, and when they have joined they
-        are given their share of the partitions. Fewer: those that are too many are drained first.
+        """Run with so many workers from now on. More: Spark tasks are started for them; done when they have joined and have
+        their share of the partitions (without load balance, ``spark.flux.balance.enabled=false``, when they have joined:
+        ``rebalance("even")`` then gives them their share). Fewer: those that are too many are drained first.
 
         UsageError with the arithmetic in it if there are too few task slots, or if fewer could not hold all copies."""
         end = _end(timeout)
@@ -165,13 +160,6 @@ class Operated:
             if time.monotonic() >= end:
                 raise QueryTimeout(f"after {timeout:g} s this is still to come: {what}. It goes on: see query.events()")
             time.sleep(LOOK_S)
-
-
-def _last(move: MoveStatus, events: Sequence[Happened]) -> Happened | None:
-    """What is known last of a move."""
-    place = move.stage, move.partition
-    mine = [event for event in events if (event.stage, event.partition) == place and event.kind.startswith("move")]
-    return mine[-1] if mine else None
 
 
 def _end(timeout: float) -> float:

@@ -212,8 +212,8 @@ class Query(Operated):
         finally:
             self.stop()
 
-    def _room(self) -> Room:
-        return room_for_workers(self._need, task_slots(self._spark), slots_taken(self))
+    def _room(self, slots: int) -> Room:
+        return room_for_workers(self._need, slots, slots_taken(self))
 
     def wait_until_running(self, timeout: float) -> None:
         """Wait until the workers are there; raises the query's error, or QueryTimeout."""

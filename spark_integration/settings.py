@@ -31,6 +31,12 @@ def task_slots(spark: SparkSession) -> int:
     return max(_cores(spark) // per_task, 1)
 
 
+def live_slots(spark: SparkSession) -> int:
+    """How many tasks can run at once on the executors that are there and are not to go."""
+    context = spark.sparkContext._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
 def _cores(spark: SparkSession) -> int:
     context = spark.sparkContext
     conf = context.getConf()

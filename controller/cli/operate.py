@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -13,8 +14,9 @@ from rich.text import Text
 from controller import outstanding
 from controller.cli import tables
 from controller.cli.output import REFUSED, Json, Query, QueryOption, document, outcome, plain, show
-from controller.cli.waiting import Carried, Left, wait_for, wait_for_moves
+from controller.cli.waiting import Left, wait_for, wait_for_moves
 from controller.client import Client, RequestRefused, choose
+from controller.outstanding import Carried
 from controller.outstanding import count as _count
 from controller.requests import (
     Accepted,
@@ -41,6 +43,15 @@ Timeout = Annotated[
 Worker = Annotated[int, typer.Argument(min=0, metavar="WORKER", help="Its number, as in flux status.")]
 
 
+@dataclass(frozen=True)
+class How:
+    """To wait for the end or not, and to say it to whom."""
+
+    wait: bool
+    timeout_s: float
+    as_json: bool
+
+
 def rebalance(
     query: Query = None,
     policy: Annotated[str, typer.Option(help="What decides which partitions move.")] = "pairing",
@@ -63,15 +74,8 @@ def rebalance(
         wanted = [
             WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in plan.moves
         ]
-        _move(
-            client,
-            wanted,
-            f"flux rebalance, policy {policy}",
-            wait,
-            timeout,
-            as_json,
-            plain(plan) | {"carried_out": True},
-        )
+        more = plain(plan) | {"carried_out": True}
+        _move(client, wanted, f"flux rebalance, policy {policy}", How(wait, timeout, as_json), more)
 
 
 def _plan(plan: Suggested) -> list[Any]:
@@ -101,7 +105,7 @@ def move(
     with outcome(as_json), Client(choose(query)) as client:
         stage, number = _partition(partition)
         wanted = WantedMove(stage=stage, partition=number, target=to, source=source)
-        _move(client, [wanted], "flux move", wait, timeout, as_json, {})
+        _move(client, [wanted], "flux move", How(wait, timeout, as_json), {})
 
 
 def _partition(text: str) -> tuple[str, int]:
@@ -111,25 +115,17 @@ def _partition(text: str) -> tuple[str, int]:
     return stage, int(number)
 
 
-def _move(
-    client: Client,
-    wanted: Sequence[WantedMove],
-    why: str,
-    wait: bool,
-    timeout: float,
-    as_json: bool,
-    more: dict[str, Any],
-) -> None:
+def _move(client: Client, wanted: Sequence[WantedMove], why: str, how: How, more: dict[str, Any]) -> None:
     before = client.ask(GetStatus(), Status)
     accepted = client.ask(StartMoves(moves=list(wanted), why=why), Accepted)
-    if not wait:
-        if as_json:
+    if not how.wait:
+        if how.as_json:
             document(more | {"moves": msgspec.to_builtins(accepted.moves), "waited": False})
         else:
             show(f"{_count(len(accepted.moves), 'move')} begun; look at it with flux status")
         return
-    carried = wait_for_moves(client, accepted.moves, before.started + before.uptime_s - 0.001, timeout)
-    if as_json:
+    carried = wait_for_moves(client, accepted.moves, before, how.timeout_s)
+    if how.as_json:
         document(more | {"moves": [_moved(one) for one in carried], "waited": True})
     else:
         show(*(_said(one) for one in carried))
@@ -148,13 +144,12 @@ def _moved(one: Carried) -> dict[str, Any]:
 
 
 def _said(one: Carried) -> str:
-    named = f"{one.move.stage}/{one.move.partition} from worker {one.move.source} to worker {one.move.target}"
     if not one.done:
-        return f"not moved: {named}" + (f": {one.event.why}" if one.event else "")
+        return f"not moved: {one}" + (f": {one.event.why}" if one.event else "")
     if one.event is None:
-        return f"moved: {named}"
+        return f"moved: {one}"
     return (
-        f"moved: {named} in {one.event.seconds:.3f} s, {tables.size(one.event.bytes)} of state, "
+        f"moved: {one} in {one.event.seconds:.3f} s, {tables.size(one.event.bytes)} of state, "
         f"stall {one.event.stall_ms:.1f} ms"
     )
 
@@ -180,7 +175,11 @@ def drain(
             return Left(max(held) - left, max(held), outstanding.of_drain(status, worker))
 
         _finish(
-            client, f"draining worker {worker}", look, wait, timeout, as_json, f"worker {worker} has left the query"
+            client,
+            f"draining worker {worker}",
+            look,
+            How(wait, timeout, as_json),
+            lambda _: f"worker {worker} has left the query",
         )
 
 
@@ -191,15 +190,25 @@ def scale(
     timeout: Timeout = 600,
     as_json: Json = False,
 ) -> None:
-    """Run with more workers, which then get their share, or with fewer, which are drained first."""
+    """Run with more workers, until they have their share of the partitions, or with fewer, which are drained first."""
     with outcome(as_json), Client(choose(query)) as client:
-        client.ask(SetWorkers(workers=workers), Accepted)
 
         def look(status: Status) -> Left:
             here = len(status.workers)
             return Left(min(here, workers), max(here, workers), outstanding.of_scale(status, workers))
 
-        _finish(client, f"{workers} workers", look, wait, timeout, as_json, f"{_count(workers, 'worker')} now")
+        before = {row.worker for row in client.ask(GetStatus(), Status).workers}
+        client.ask(SetWorkers(workers=workers), Accepted)
+        _finish(client, f"{workers} workers", look, How(wait, timeout, as_json), lambda status: _scaled(status, before))
+
+
+def _scaled(status: Status, before: set[int]) -> str:
+    held = [row.replicas for row in status.workers]
+    copies = f"{min(held)} to {max(held)}" if min(held) != max(held) else str(held[0])
+    said = f"{_count(len(held), 'worker')} now, with {copies} copies each"
+    if status.balancing or all(row.worker in before for row in status.workers):
+        return said
+    return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives all the same"
 
 
 def fail(
@@ -225,7 +234,11 @@ def fail(
             return Left(int(not here), 1, f"worker {worker} being given up" if here else "")
 
         _finish(
-            client, f"failing worker {worker}", look, wait, timeout, as_json, f"worker {worker} is out of the query"
+            client,
+            f"failing worker {worker}",
+            look,
+            How(wait, timeout, as_json),
+            lambda _: f"worker {worker} is out of the query",
         )
 
 
@@ -245,12 +258,15 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
 # ---- common
 
 
-def _finish(client: Client, title: str, look: Any, wanted: bool, timeout: float, as_json: bool, done: str) -> None:
-    status = wait_for(client, title, look, timeout) if wanted else client.ask(GetStatus(), Status)
-    if as_json:
-        document({"waited": wanted, "status": plain(status)})
+def _finish(
+    client: Client, title: str, look: Callable[[Status], Left], how: How, done: Callable[[Status], str]
+) -> None:
+    """``done``: what is said when it is, to the status at that time."""
+    status = wait_for(client, title, look, how.timeout_s) if how.wait else client.ask(GetStatus(), Status)
+    if how.as_json:
+        document({"waited": how.wait, "status": plain(status)})
     else:
-        show(done if wanted else "asked for; look at it with flux status")
+        show(done(status) if how.wait else "asked for; look at it with flux status")
 
 
 def _confirm(question: str, yes: bool, as_json: bool) -> None:

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.client import Sighting
+from controller.events import Event
 from controller.requests import (
-    Happened,
     MoveStatus,
     RepairStatus,
     ReplicaStatus,
@@ -113,6 +113,8 @@ def head(query: Status) -> Text:
     )
     if query.missing_slots:
         text.append(f"\nwaiting for workers in slots {', '.join(map(str, query.missing_slots))}", style="yellow")
+    if query.evening_out:
+        text.append("\nworkers have joined, and are given their share of the partitions", style="yellow")
     if query.metrics:
         text.append(f"\nmetrics at {query.metrics}")
     if query.error:
@@ -184,7 +186,7 @@ def partitions(rows: Sequence[ReplicaStatus], seconds: float) -> RenderableType:
     return Group(made, Text(note, style="dim"))
 
 
-def history(events: Sequence[Happened]) -> RenderableType:
+def history(events: Sequence[Event]) -> RenderableType:
     made = table("when", "what", "partition", ">from", ">to", ">state", ">took", ">stall", "~why")
     for event in events:
         made.add_row(

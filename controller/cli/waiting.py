@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from controller import outstanding
 from controller.cli.output import console
 from controller.client import Client
-from controller.requests import GetHistory, GetPartitions, GetStatus, Happened, History, MoveStatus, Partitions, Status
+from controller.outstanding import Carried
+from controller.requests import GetHistory, GetPartitions, GetStatus, History, MoveStatus, Partitions, Status
 from flux.errors import QueryFailed, QueryTimeout
 
 #: How often the status is looked at.
@@ -37,7 +38,8 @@ def wait_for(client: Client, title: str, look: Callable[[Status], Left], timeout
         while True:
             status = client.ask(GetStatus(), Status)
             left = look(status)
-            progress.update(task, completed=left.done, total=left.total)
+            description = f"{title}: {left.what}" if left.what else title
+            progress.update(task, completed=left.done, total=left.total, description=description)
             if not left.what:
                 return status
             if status.phase != "running":
@@ -52,33 +54,13 @@ def wait_for(client: Client, title: str, look: Callable[[Status], Left], timeout
             time.sleep(LOOK_S)
 
 
-# ---- moves
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What became of a move. ``event``: the last that is known of it."""
-
-    move: MoveStatus
-    done: bool
-    event: Happened | None
-
-
-def wait_for_moves(client: Client, moves: Sequence[MoveStatus], began: float, timeout_s: float) -> list[Carried]:
-    """Until the controller has none of them on its list. ``began``: by the query's clock; earlier events are of others."""
+def wait_for_moves(client: Client, moves: Sequence[MoveStatus], before: Status, timeout_s: float) -> list[Carried]:
+    """Until the controller has none of them on its list. ``before``: the status when they were asked for."""
 
     def look(status: Status) -> Left:
         left = len(outstanding.moves_left(status, moves))
         return Left(len(moves) - left, len(moves), outstanding.of_moves(status, moves))
 
     wait_for(client, "moving", look, timeout_s)
-    at = {(r.stage, r.partition, r.worker) for r in client.ask(GetPartitions(), Partitions).replicas}
-    events = [event for event in client.ask(GetHistory(), History).events if event.at >= began]
-    return [_carried(move, at, events) for move in moves]
-
-
-def _carried(move: MoveStatus, at: set[tuple[str, int, int]], events: Sequence[Happened]) -> Carried:
-    place = move.stage, move.partition
-    done = (*place, move.target) in at and (*place, move.source) not in at
-    mine = [event for event in events if (event.stage, event.partition) == place and event.kind.startswith("move")]
-    return Carried(move, done, mine[-1] if mine else None)
+    replicas = client.ask(GetPartitions(), Partitions).replicas
+    return outstanding.carried(moves, before, replicas, client.ask(GetHistory(), History).events)

@@ -20,10 +20,11 @@ from controller.connection_file import find_all
 from controller.dag import compile_plan
 from controller.desk import About, Desk
 from controller.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
-from controller.membership import Membership
+from controller.membership import Member, Membership
 from controller.metrics import Metrics
 from controller.placement import Seat, first_table
 from controller.repairs import Event, Repairs
+from controller.rounds import Rounds
 from controller.service import Service
 from controller.state import Tell
 from flux.api import Source
@@ -64,10 +65,12 @@ class FakeCore:
         self.error = None
         self.members = Membership()
         self.repairs = Repairs(self.plan)
+        self.rounds = Rounds(self.plan.settings)
         self.told: list[Any] = []
         self.pending: list[Move] = []
         self.missing: list[int] = []
         self.leaving: set[int] = set()
+        self.joins: list[Member] = []
         self.notes = ["Delays/3 alone is heavier than a worker: no move helps"]
         self.suggested = [Move(0, 0, 0, 2, gain=0.25, cost=1 << 20), Move(0, 3, 0, 1, gain=0.125, cost=1 << 10)]
         for slot in range(3):
@@ -123,6 +126,8 @@ class FakeCore:
     def scale(self, workers: int, now: float) -> list[Tell]:
         self.told.append(("scale", workers, now))
         self.missing = list(range(3, workers))
+        for member in self.joins:
+            self.members.workers[member.node] = member
         return []
 
     def moves_pending(self) -> list[Move]:

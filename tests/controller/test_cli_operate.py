@@ -292,6 +292,33 @@ def test_workers_are_scaled_and_slots_that_stay_empty_are_named() -> None:
         assert run("scale", "--workers", wrong).exit_code == USAGE
 
 
+def test_scale_is_done_when_workers_that_have_joined_have_their_share() -> None:
+    def spread(core: FakeCore) -> None:
+        if len(core.told) == 2:
+            core.rounds.evened_out()
+
+    with served(tick=spread) as core:
+        core.rounds.joined(NOW)
+        late = run("scale", "--workers", "3", "--timeout", "0.1")
+        assert late.exit_code == REFUSED
+        assert "still to come: workers hold 3 to 4 copies, which are being evened out. It goes on" in late.stderr
+        assert "are given their share" in run("status").stdout
+        done = run("scale", "--workers", "3")
+        assert (done.exit_code, core.rounds.evening_out) == (DONE, False), done.output
+        assert done.stdout == "3 workers now, with 3 to 4 copies each\n"
+
+
+def test_where_load_is_not_balanced_scale_says_how_new_workers_get_their_share() -> None:
+    with served(balance_enabled="false") as core:
+        member = core.members.workers.pop(2)
+        core.joins = [member]
+        done = run("scale", "--workers", "3")
+        assert done.exit_code == DONE, done.output
+        assert "3 workers now, with " in done.stdout
+        assert "flux rebalance --policy even gives all the same" in done.stdout
+        assert "rebalance" not in run("scale", "--workers", "3").stdout, "nobody has joined"
+
+
 def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
     lonely = core.table.stages[1][0][0].worker
     asked = run("fail", str(lonely), says="n\n")

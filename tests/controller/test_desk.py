@@ -199,6 +199,9 @@ def test_drain_fail_and_scale_go_to_the_controller() -> None:
     status = answer(at, GetStatus())
     assert [worker.worker for worker in status.workers if worker.leaving] == [1]
     assert status.missing_slots == [3, 4]
+    assert (status.balancing, status.evening_out) == (True, False)
+    at.core.rounds.joined(NOW)
+    assert answer(at, GetStatus()).evening_out
     assert answer(at, FailWorker(worker=2)).reason == "there is no worker 2; there are 0, 1"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +14,12 @@ from tests.controller.cluster import Cluster
 
 
 class Policies:
-    """Stands for the package of policies: each says what it is told to say, and notes when it was asked."""
+    """Stands for all policies: each says what it is told to say, and notes when it was asked."""
 
     def __init__(self) -> None:
         self.says: dict[str, list[Suggestion]] = {}
         self.asked: list[tuple[str, float]] = []
         self.looks: list[Loads] = []
-        self.PolicySettings = SimpleNamespace(of=lambda settings: "round by round")
 
     def whole_plan(self, name: str, loads: Loads, settings: Any, now: float) -> Suggestion:
         return self.make(name, "at once").suggest(loads, now)
@@ -45,8 +43,8 @@ class Policies:
 @pytest.fixture
 def policies(monkeypatch: pytest.MonkeyPatch) -> Policies:
     made = Policies()
-    for module in ("controller.policies", "controller.balance"):
-        monkeypatch.setitem(sys.modules, module, made)
+    monkeypatch.setattr("controller.rounds.make", made.make)
+    monkeypatch.setattr("controller.rounds.whole_plan", made.whole_plan)
     return made
 
 
@@ -117,15 +115,72 @@ def test_after_a_worker_has_joined_counts_are_evened_out_before_loads(policies: 
     c.join(3)
     c.tick(SETTLED_S / 2)
     assert "even" not in {name for name, _ in policies.asked}, "others may be on their way"
+    asked = len(policies.asked)
     c.tick(SETTLED_S)
     assert c.holders() == [0, 1, 3]
     c.tick(1.0)
     assert [name for name, _ in policies.asked].count("even") == 1, "not while something moves"
     c.settle()
     c.tick(1.0)
+    assert not c.core.rounds.evening_out
+    assert {name for name, _ in policies.asked[asked:]} == {"even", "even at once"}, "nobody else is asked meanwhile"
     c.tick(1.0)
     assert policies.asked[-1][0] == "pairing"
     assert [name for name, _ in policies.asked].count("even") == 2
+
+
+def test_workers_that_join_get_no_partition_by_load_before_counts_are_even(policies: Policies) -> None:
+    """An empty worker looks idle: by load it would be given one partition after the other."""
+    policies.says["pairing"] = [Suggestion([Move(0, 0, 0, 3)])] * 9
+    c = cluster(slots=3)
+    c.core.rounds.round_s = SETTLED_S / 4
+    c.take(c.core.scale(4, c.now))
+    c.join(3)
+    assert c.core.rounds.evening_out
+    for _ in range(3):
+        c.tick(SETTLED_S / 4)
+    assert c.core.moves_pending() == []
+    c.tick(1.0)
+    assert not c.core.rounds.evening_out, "they were even"
+    c.tick(1.0)
+    c.settle()
+    assert [event.why for event in c.events("move")] == ["balance: pairing"]
+
+
+def test_evening_out_is_not_over_because_the_limits_of_a_round_let_nothing_move(policies: Policies) -> None:
+    """After a large state has moved, the bytes that balance may copy are used up for a while."""
+    policies.says["even"] = [Suggestion(), Suggestion([Move(0, 0, 0, 3)]), Suggestion([Move(0, 0, 0, 3)]), Suggestion()]
+    c = cluster(slots=3)
+    c.take(c.core.scale(4, c.now))
+    c.join(3)
+    c.tick(2 * SETTLED_S)
+    assert policies.asked[-1][0] == "even at once", "what is left without these limits"
+    assert c.core.rounds.evening_out
+    c.tick(1.0)
+    c.settle()
+    assert c.events("move")[0].why == "balance: even"
+
+
+def test_evening_out_ends_when_all_that_it_suggests_is_impossible(policies: Policies) -> None:
+    policies.says["even"] = [Suggestion([Move(0, 0, 0, 1)])] * 9
+    c = cluster(slots=3)
+    c.lose(2)
+    c.join(2, attempt=1)
+    c.tick(2 * SETTLED_S)
+    assert c.core.report()["balance"]["refused"] == ["Sums/0: worker 1 holds a copy already"]
+    assert not c.core.rounds.evening_out
+
+
+def test_a_worker_that_waits_to_be_emptied_for_ever_does_not_keep_others_from_their_share(policies: Policies) -> None:
+    policies.says["even"] = [Suggestion()] * 9
+    c = cluster(slots=3)
+    c.take(c.core.drain(0, c.now))
+    c.lose(2)
+    c.settle()
+    assert c.core.report()["movesWaiting"] == ["no other worker may hold a copy of it"]
+    c.core.rounds.joined(c.now)
+    c.tick(2 * SETTLED_S)
+    assert "even" in {name for name, _ in policies.asked}
 
 
 def test_repairs_come_before_evening_out(policies: Policies) -> None:

@@ -261,8 +261,11 @@ def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(roomy: Any, ga
             assert grown.returncode == 0, grown.stderr
             assert len(json.loads(grown.stdout)["status"]["workers"]) == 4
         assert len(run.query.members()) == 4
-        until(lambda: run.held() == set(run.query.members()), "every worker has its share")
-        assert all(event.why.startswith("balance: ") for event in run.happened("move"))
+        assert run.held() == set(run.query.members()), "every worker has its share when it is done"
+        joined = run.happened("join")[0].at
+        spread = [move for move in run.happened("move") if move.at - move.seconds > joined]
+        assert spread, "somebody gave them their share"
+        assert {move.why for move in spread} == {"balance: even"}, "counts come before loads"
         run.query.scale(workers=2, timeout=WAIT_S)
         assert sorted(member.about.index for member in run.query.members().values()) == [0, 1]
         assert run.held() == set(run.query.members())
@@ -273,7 +276,9 @@ def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(roomy: Any, ga
         assert not run.happened("loss")
 
 
-def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes(roomy: Any, gate: Path) -> None:
+def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes_and_its_worker_replaced(
+    roomy: Any, gate: Path
+) -> None:
     with Run(roomy, gate, workers=3) as run:
         worker = run.holders("Detector", 0)[0]
         executor = int(run.query.members()[worker].about.executor.rpartition(":")[2])
@@ -283,10 +288,12 @@ def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes(roomy: A
         assert drained.worker == worker
         assert drained.why.startswith("Spark decommissions executor ")
         assert not run.happened("loss"), "it gave everything away before it went"
-        until(lambda: run.tasks() == 2, "its Spark task has ended")
         until(lambda: not os.path.exists(f"/proc/{executor}"), "the executor goes when its task has ended")
+        until(lambda: len(run.query.members()) == 3, "another worker has come")
+        until(lambda: run.held() == set(run.query.members()), "it has its share")
+        assert run.query.is_whole()
+        assert all(m.about.executor.rpartition(":")[2] != str(executor) for m in run.query.members().values())
         run.flowing()
-        assert len(run.query.members()) == 2
         run.check()
         assert not run.happened("loss")
 

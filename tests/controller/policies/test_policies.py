@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from policy_model import Cluster, policy
 
-from controller.balance import Balance, after, whole_plan
+from controller.balance import after, whole_plan
 from controller.load import Loads, Move, Suggestion
 from controller.policies import REGISTRY, Policy, PolicySettings, make
 from controller.policies.budget import Budget
+from controller.rounds import Rounds
 from flux.errors import UsageError
 from flux.settings import Settings
 
@@ -101,22 +102,12 @@ def test_without_limits_everything_may_move() -> None:
     assert [len(bucket.take(moves(*[1 << 40] * 9), now)) for now in (0.0, 0.0, 1.0)] == [9, 9, 9]
 
 
-# ---- rounds and whole plans
-
-
-def test_a_round_is_due_once_in_a_while_and_not_when_balance_is_off() -> None:
-    balance = Balance(Settings.of(None, balance_round="2s"))
-    cluster = Cluster(2).put([0.2] * 4, lambda p: [0])
-    assert balance.due(10.0)
-    assert balance.round(cluster.loads(), 10.0).moves == []
-    assert not balance.due(11.9)
-    assert balance.due(12.0)
-    assert not Balance(Settings.of(None, balance_enabled=False)).due(1e9)
+# ---- whole plans
 
 
 def test_a_policy_that_does_not_exist_is_refused_before_the_query_runs() -> None:
     with pytest.raises(UsageError, match="no balance policy 'none'"):
-        Balance(Settings.of(None, balance_policy="none"))
+        Rounds(Settings.of(None, balance_policy="none"))
 
 
 @pytest.mark.parametrize("name", ["pairing", "even"])

@@ -1,0 +1,45 @@
+"""What a process has loaded is not looked through again and again for garbage; what tasks leave behind is collected."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from flux import shell
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.myself = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_loaded_is_left_out_and_what_a_task_leaves_behind_is_collected() -> None:
+    gone = weakref.ref(Cyclic())
+    shell.short_collections()
+    assert gone() is None
+    loaded = gc.get_freeze_count()
+    assert loaded > shell.LOADED, "the modules of this process"
+    assert len(gc.get_objects()) < shell.LOADED
+    left = weakref.ref(Cyclic())
+    shell.short_collections()  # the next task in this process
+    assert left() is None
+    assert gc.get_freeze_count() <= loaded, "what a task has is not left out for ever"
+
+
+def test_what_is_loaded_later_is_left_out_too_if_it_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.short_collections()
+    loaded = gc.get_freeze_count()
+    monkeypatch.setattr(shell, "LOADED", 10_000)
+    more = [[number] for number in range(20_000)]
+    shell.short_collections()
+    assert gc.get_freeze_count() > loaded + len(more) // 2
