@@ -18,6 +18,7 @@ from flux.codec import decode_report, encode
 from flux.control import CopyState, EdgeComplete, NewTable
 from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
+from flux.transfers import Limits
 from partitioning.ids import StreamId
 from tests.simulation import flows, mixes, operators
 from tests.simulation.busy import Demand
@@ -102,7 +103,7 @@ class Simulation:
             else flows.draw(rng, self.ledger, self.faults.nondeterministic, copies_max, copies)
         )
         self.plan = self.ledger.plan = self.dataflow.plan
-        self.copies = draw_limits(random.Random(f"copies {seed}"))
+        self.copies = draw_limits(random.Random(f"copies {seed}")) if dataflow is None else Limits(inline_bytes=0)
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
         self.ledger.alive = self._core_of
