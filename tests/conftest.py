@@ -26,9 +26,15 @@ for path in reversed(SHARED):
         sys.path.remove(path)
     sys.path.insert(0, path)
 
+#: Everything that Spark and the processes of a test leave behind, also when they are killed; gone at the end.
+SCRATCH = tempfile.mkdtemp(prefix="flux-tests-")
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ["TMPDIR"] = SCRATCH
 #: Connection files of tests are not among those of the user.
-os.environ["FLUX_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="flux-tests-")
-atexit.register(shutil.rmtree, os.environ["FLUX_RUNTIME_DIR"], ignore_errors=True)
+os.environ["FLUX_RUNTIME_DIR"] = os.path.join(SCRATCH, "queries")
+os.mkdir(os.environ["FLUX_RUNTIME_DIR"], 0o700)
+#: These JVMs live for seconds: to optimise their code takes more time than it saves.
+os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={SCRATCH}"
 
 #: How long the last tasks, threads and sockets of a query that has ended may take to go.
 GONE_S = 10.0
@@ -37,15 +43,13 @@ ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests without a JVM first, those that need executors of their own last: each kind of session starts once."""
+    """Tests without a JVM first, those that need executors of their own last, and of these at the very end those after
+    which executors are missing for a while: each kind of session starts once."""
 
     def kind(item: pytest.Item) -> int:
-        fixtures = getattr(item, "fixturenames", ())
-        if "roomy" in fixtures:
-            return 4
-        if "trio" in fixtures:
-            return 3
-        return 2 if "cluster" in fixtures else int(item.get_closest_marker("spark") is not None)
+        if "cluster" in getattr(item, "fixturenames", ()):
+            return 3 if item.get_closest_marker("costs_an_executor") else 2
+        return int(item.get_closest_marker("spark") is not None)
 
     items.sort(key=kind)
 
@@ -87,41 +91,23 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
-    """Two executor JVMs of two slots each; failed tasks are tried again. Ends the session of ``spark``."""
-    pytest.importorskip("pyspark")
-    session = _session("local-cluster[2,2,1024]")
-    yield session
-    if session.sparkContext._jsc is not None:  # not replaced by another kind of session meanwhile
-        session.sparkContext.setLogLevel("OFF")
-        session.stop()
-
-
-@pytest.fixture(scope="session")
-def trio() -> Iterator[Any]:
-    """Three executor JVMs for workers and one to spare, of one slot each, so that no two workers share one; tasks may
-    fail often. Ends the session of ``cluster``."""
-    pytest.importorskip("pyspark")
-    session = _session("local-cluster[4,1,1024]", {"spark.task.maxFailures": "1000"})
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    if session.sparkContext._jsc is not None:
-        session.stop()
-
-
-@pytest.fixture(scope="session")
-def roomy() -> Iterator[Any]:
-    """Three executor JVMs of two slots each, so that a query has room to grow; they may be decommissioned. Ends the
-    session of ``trio``."""
+def executors() -> Iterator[Any]:
     pytest.importorskip("pyspark")
     more = {"spark.task.maxFailures": "1000", "spark.decommission.enabled": "true"}
     session = _session("local-cluster[3,2,1024]", more)
     session.sparkContext.setLogLevel("OFF")
-    # Tasks of a job that comes earlier would share an executor.
-    executors = session.sparkContext._jsc.sc().getExecutorMemoryStatus
-    eventually("executors, and the driver", lambda: executors().size(), 4, 120)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def cluster(executors: Any) -> Any:
+    """Three executor JVMs of two slots each, all of them there: three workers have one each, and a query has room to
+    grow. Tasks may fail often, executors may be decommissioned. Ends the session of ``spark``."""
+    there = executors.sparkContext._jsc.sc().getExecutorMemoryStatus
+    # Tasks of a job that comes earlier would share an executor.
+    eventually("executors, and the driver", lambda: there().size(), 4, 120)
+    return executors
 
 
 @pytest.fixture
@@ -197,8 +183,9 @@ def python_workers() -> list[psutil.Process]:
 def _busy_python_workers() -> dict[int, list[str]]:
     busy = {}
     for process in python_workers():
+        scratch = f"{tempfile.gettempdir()}/"
         odd = [
-            target for target in _targets(process.pid) if target.startswith("/tmp/") and target.endswith("(deleted)")
+            target for target in _targets(process.pid) if target.startswith(scratch) and target.endswith("(deleted)")
         ]
         threads = _thread_names(process.pid)
         # pyzmq keeps one context and one Python thread of its own in a process that has sent a large frame.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -22,26 +21,6 @@ pyspark = pytest.importorskip("pyspark")
 
 NAN, INF = float("nan"), float("inf")
 ROWS = 400
-
-
-@pytest.fixture(scope="module")
-def local_spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("aggregate-matches-spark")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
 
 
 def table() -> pa.Table:
@@ -132,13 +111,13 @@ def comparable(rows: pa.Table, key: tuple[str, ...]) -> dict[tuple, dict]:
     ],
     ids=lambda key: "+".join(key) or "global",
 )
-def test_values_and_types_are_those_of_spark(local_spark: Any, key: tuple[str, ...]) -> None:
+def test_values_and_types_are_those_of_spark(spark: Any, key: tuple[str, ...]) -> None:
     rows = table()
-    mine, spark = ours(rows, key), theirs(local_spark, rows, key)
-    assert [(f.name, f.type) for f in mine.schema] == [(f.name, f.type) for f in spark.schema]
-    expected = comparable(spark, key)
+    mine, its = ours(rows, key), theirs(spark, rows, key)
+    assert [(f.name, f.type) for f in mine.schema] == [(f.name, f.type) for f in its.schema]
+    expected = comparable(its, key)
     got = comparable(mine, key)
-    assert len(got) == mine.num_rows == spark.num_rows
+    assert len(got) == mine.num_rows == its.num_rows
     assert got.keys() == expected.keys()
     different = [
         (at, name, got[at][name], value)
@@ -149,9 +128,9 @@ def test_values_and_types_are_those_of_spark(local_spark: Any, key: tuple[str, .
     assert different == []
 
 
-def test_no_rows_without_a_key_give_the_row_that_spark_gives(local_spark: Any) -> None:
+def test_no_rows_without_a_key_give_the_row_that_spark_gives(spark: Any) -> None:
     rows = table().slice(0, 0)
-    assert ours(rows, ()).to_pylist() == theirs(local_spark, rows, ()).to_pylist()
+    assert ours(rows, ()).to_pylist() == theirs(spark, rows, ()).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +141,7 @@ def test_no_rows_without_a_key_give_the_row_that_spark_gives(local_spark: Any) -
     ],
     ids=["long", "decimal"],
 )
-def test_a_sum_that_does_not_fit_is_an_error_in_both(local_spark: Any, values: pa.Array) -> None:
+def test_a_sum_that_does_not_fit_is_an_error_in_both(spark: Any, values: pa.Array) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     class Total(agg.Aggregate):
@@ -170,7 +149,7 @@ def test_a_sum_that_does_not_fit_is_an_error_in_both(local_spark: Any, values: p
 
     rows = pa.table({"v": values})
     with pytest.raises(Exception, match=r"(?i)overflow|out_of_range|cannot be represented"):
-        local_spark.createDataFrame(rows).coalesce(1).agg(F.sum("v")).collect()
+        spark.createDataFrame(rows).coalesce(1).agg(F.sum("v")).collect()
     operator = Total()
     operator.open(Context("total", schemas=(rows.schema,)))
     (batch,) = rows.to_batches()

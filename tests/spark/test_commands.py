@@ -1,20 +1,43 @@
-"""What a user types, from the outside: the main job and the benchmarks, each in a process of its own."""
+"""What a user types, from the outside: the main job and the benchmarks. Two in a process of their own, which start Spark
+themselves; the other benchmarks in this one, with the executors that are there."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from controller import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+Bench = Callable[..., dict[str, Any]]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
     return subprocess.run([sys.executable, *command], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture
+def bench(cluster: Any, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None) -> Bench:
+    """``flux bench ... --json`` on the executors of the tests; the document that it prints last."""
+    monkeypatch.setattr("benchmarks.session.start", lambda *_, **__: (cluster, 0.0))
+    monkeypatch.setattr(cluster, "stop", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", os.environ["TMPDIR"])  # for what is kept for the next benchmark
+
+    def invoke(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(cli.app, ["bench", *arguments, "--json"])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return invoke
 
 
 def test_the_main_job_ends_with_0_and_says_that_its_answer_is_sparks() -> None:
@@ -25,29 +48,14 @@ def test_the_main_job_ends_with_0_and_says_that_its_answer_is_sparks() -> None:
     assert "rows in" in done.stderr, "progress is shown while it runs"
 
 
-def test_the_throughput_benchmark_prints_one_json_object_last() -> None:
-    done = run(
-        "-m",
-        "flux",
-        "bench",
-        "throughput",
-        "--rows",
-        "300000",
-        "--source",
-        "spark",
-        "--shape",
-        "wide",
-        "--peer",
-        "--json",
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_the_throughput_benchmark_is_compared_with_sparks_own_streaming(bench: Bench) -> None:
+    result = bench("throughput", "--rows", "300000", "--source", "spark", "--shape", "wide", "--peer")
     assert {"rows_per_s", "peer_rows_per_s", "ratio", "p50_ms", "p99_ms", "peak_log_bytes"} <= set(result)
     assert result["rows"] == 300_000
     assert result["rows_per_s"] > 0
 
 
-def test_the_latency_benchmark_counts_every_row() -> None:
+def test_the_latency_benchmark_starts_spark_counts_every_row_and_prints_one_json_object_last() -> None:
     done = run("-m", "flux", "bench", "latency", "--rate", "5000", "--seconds", "2", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
@@ -55,11 +63,9 @@ def test_the_latency_benchmark_counts_every_row() -> None:
     assert 0 < result["p50_ms"] <= result["p99_ms"] <= result["max_ms"]
 
 
-def test_the_move_benchmark_moves_every_partition_twice_and_loses_nothing(tmp_path: Path) -> None:
+def test_the_move_benchmark_moves_every_partition_twice_and_loses_nothing(bench: Bench, tmp_path: Path) -> None:
     sizes = ("--state-mb", "0.1", "--partitions", "2", "--rate", "2000", "--workers", "2")
-    done = run("-m", "flux", "bench", "move", *sizes, "--out", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = bench("move", *sizes, "--out", str(tmp_path))
     keys = {"stall_ms_p50", "stall_ms_p99", "p99_before_ms", "p99_during_ms", "throughput_before", "throughput_during"}
     assert all(result[key] > 0 for key in keys - {"stall_ms_p50", "stall_ms_p99"}), result
     assert result["stall_ms_p99"] >= result["stall_ms_p50"] >= 0
@@ -70,10 +76,11 @@ def test_the_move_benchmark_moves_every_partition_twice_and_loses_nothing(tmp_pa
 
 
 @pytest.mark.parametrize("load", [("--slow", "4"), ("--zipf", "1.2")])
-def test_the_skew_benchmark_runs_with_and_without_balance_and_loses_nothing(load: tuple[str, str]) -> None:
-    done = run("-m", "flux", "bench", "skew", *load, "--seconds", "4", "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_the_skew_benchmark_runs_with_and_without_balance_and_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, load: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("benchmarks.skew.BEFORE_S", 1.0)
+    result = bench("skew", *load, "--seconds", "3")
     assert {"static_rows_per_s", "adaptive_rows_per_s", "static_latency_ms", "adaptive_latency_ms"} <= set(result)
     assert {"moves", "settled_s"} <= set(result)
     assert min(result["static_rows_per_s"], result["adaptive_rows_per_s"]) > 0

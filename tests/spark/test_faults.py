@@ -88,11 +88,18 @@ def rows_in(query: Query) -> int:
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("fault", ["executor killed", "worker killed", "worker stopped and continued"])
-def test_no_row_is_lost_doubled_or_out_of_order_when(trio, fault: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("executor killed", marks=pytest.mark.costs_an_executor),
+        "worker killed",
+        "worker stopped and continued",
+    ],
+)
+def test_no_row_is_lost_doubled_or_out_of_order_when(cluster, fault: str) -> None:  # type: ignore[no-untyped-def]
     source = flux.source(paced, ROWS, partitions=PARTITIONS)
     query = flux.start(
-        Detector(echo(source)), spark=trio, workers=3, keep_output=True, progress_interval="100ms", queryName=fault
+        Detector(echo(source)), spark=cluster, workers=3, keep_output=True, progress_interval="100ms", queryName=fault
     )
     try:
         total = KEYS * PARTITIONS * ROUNDS
@@ -132,15 +139,15 @@ def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize("fault", ["ingress task killed", "worker killed"])
-def test_the_answer_is_sparks_own_over_a_dataframe_when(trio, fault: str) -> None:  # type: ignore[no-untyped-def]
+def test_the_answer_is_sparks_own_over_a_dataframe_when(cluster, fault: str) -> None:  # type: ignore[no-untyped-def]
     per_partition, keys = 250_000, 500
-    numbers = trio.range(0, 3 * per_partition, 1, 3).selectExpr(
+    numbers = cluster.range(0, 3 * per_partition, 1, 3).selectExpr(
         f"id div {per_partition} * {keys} + (id % {per_partition}) % {keys} as key",
         f"(id % {per_partition}) div {keys} as sequence",
     )
     query = flux.start(
         Detector(echo(numbers.mapInArrow(slowly, "key long, sequence long"))),
-        spark=trio, workers=3, keep_output=True, progress_interval="100ms", batch_max_rows=2000,
+        spark=cluster, workers=3, keep_output=True, progress_interval="100ms", batch_max_rows=2000,
     )  # fmt: skip
     try:
         until(lambda: rows_in(query) > per_partition // 2, "some rows")

@@ -158,8 +158,8 @@ def gate(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("replicas", [2])
-def test_partitions_move_all_the_time_while_rows_flow(roomy: Any, gate: Path, replicas: int) -> None:
-    with Run(roomy, gate, workers=3, replicas=replicas, balance_enabled=False) as run:
+def test_partitions_move_all_the_time_while_rows_flow(cluster: Any, gate: Path, replicas: int) -> None:
+    with Run(cluster, gate, workers=3, replicas=replicas, balance_enabled=False) as run:
         places = [("echo", p) for p in range(4)] + [("Detector", p) for p in range(3)]
         before = rows_in(run.query)
         for number in range(2 * len(places)):
@@ -176,8 +176,8 @@ def test_partitions_move_all_the_time_while_rows_flow(roomy: Any, gate: Path, re
         run.check()
 
 
-def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(roomy: Any, gate: Path) -> None:
-    with Run(roomy, gate, workers=3, balance_enabled=False) as run:
+def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(cluster: Any, gate: Path) -> None:
+    with Run(cluster, gate, workers=3, balance_enabled=False) as run:
         _, second = run.holders("echo", 0)
         third = run.other_worker("echo", 0)
         with pytest.raises(flux.UsageError, match=f"echo/0: worker {second} holds a copy already"):
@@ -203,8 +203,8 @@ def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(roomy: Any,
 
 
 @pytest.mark.parametrize("victim", ["source", "target"])
-def test_a_worker_is_killed_in_the_middle_of_a_move(roomy: Any, gate: Path, victim: str) -> None:
-    with Run(roomy, gate, 3, balance_enabled=False) as run:
+def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, victim: str) -> None:
+    with Run(cluster, gate, 3, balance_enabled=False) as run:
         source, target = run.holders("Detector", 0)[0], run.other_worker("Detector", 0)
         with pytest.raises(flux.QueryTimeout, match=r"Detector/0 to worker \d+ \((retain|copy|waiting)\)"):
             run.query.move("Detector", 0, target, timeout=0.01)
@@ -231,8 +231,8 @@ def test_a_worker_is_killed_in_the_middle_of_a_move(roomy: Any, gate: Path, vict
 # ---- workers that leave and come
 
 
-def test_a_worker_that_is_drained_leaves_and_the_others_go_on(roomy: Any, gate: Path) -> None:
-    with Run(roomy, gate, workers=3) as run:
+def test_a_worker_that_is_drained_leaves_and_the_others_go_on(cluster: Any, gate: Path) -> None:
+    with Run(cluster, gate, workers=3) as run:
         worker = run.holders("Detector", 0)[0]
         run.query.drain(worker, timeout=WAIT_S)
         assert worker not in run.query.members()
@@ -246,8 +246,8 @@ def test_a_worker_that_is_drained_leaves_and_the_others_go_on(roomy: Any, gate: 
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(roomy: Any, gate: Path, replicas: int) -> None:
-    with Run(roomy, gate, workers=2, replicas=replicas, balance_round="200ms") as run:
+def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(cluster: Any, gate: Path, replicas: int) -> None:
+    with Run(cluster, gate, workers=2, replicas=replicas, balance_round="200ms") as run:
         with pytest.raises(
             flux.UsageError, match="cannot scale to 6 workers: 6 task slots exist, 1 for the Spark tasks"
         ):
@@ -276,10 +276,11 @@ def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(roomy: Any, ga
         assert not run.happened("loss")
 
 
+@pytest.mark.costs_an_executor
 def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes_and_its_worker_replaced(
-    roomy: Any, gate: Path
+    cluster: Any, gate: Path
 ) -> None:
-    with Run(roomy, gate, workers=3) as run:
+    with Run(cluster, gate, workers=3) as run:
         worker = run.holders("Detector", 0)[0]
         executor = int(run.query.members()[worker].about.executor.rpartition(":")[2])
         os.kill(executor, signal.SIGPWR)
@@ -291,7 +292,7 @@ def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes_and_its_
         until(lambda: not os.path.exists(f"/proc/{executor}"), "the executor goes when its task has ended")
         until(lambda: len(run.query.members()) == 3, "another worker has come")
         until(lambda: run.held() == set(run.query.members()), "it has its share")
-        assert run.query.is_whole()
+        until(run.query.is_whole, "full replication")
         assert all(m.about.executor.rpartition(":")[2] != str(executor) for m in run.query.members().values())
         run.flowing()
         run.check()

@@ -1,66 +1,20 @@
-"""Running queries, looked at from another process with the flux command."""
+"""Several queries on one machine, and one whose driver dies: the flux command finds them and knows them apart."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-
-import flux
+from endless import ROOT, command, command_elsewhere, endless, parsed, rows_flow
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left_behind")]
 
 pytest.importorskip("pyspark")
-ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 120.0
-
-
-def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
-    """A few rows now and then, without end."""
-    start = time.monotonic()
-    for number in range(1 << 30):
-        while time.monotonic() < start + number * 0.01:
-            yield None
-        yield pa.RecordBatch.from_pydict({"k": [partition, number]})
-
-
-@flux.stage(key="k", partitions=4)
-class Nothing(flux.Operator):
-    def process(self, batch: pa.RecordBatch) -> None:
-        pass
-
-
-def endless() -> flux.Flow:
-    return Nothing(flux.source(ticks, schema="k BIGINT", partitions=2, name="ticks"))
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flux", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
-    )
-
-
-def parsed(*arguments: str) -> Any:
-    done = command(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def until(look: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (found := look()):
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-    return found
 
 
 def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(spark: Any) -> None:
@@ -68,7 +22,7 @@ def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(s
     views = endless().start(queryName="views", spark=spark, workers=1, progress_interval="100ms")
     try:
         for query in (clicks, views):
-            until(lambda query=query: query.lastProgress and query.lastProgress["totalInputRows"], "no rows")
+            rows_flow(query)
         listed = parsed("list")["queries"]
         assert [(q["name"], q["id"], q["phase"], q["pid"]) for q in listed] == [
             ("clicks", clicks.id, "running", os.getpid()),
@@ -95,13 +49,13 @@ def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(s
         assert f'id="{clicks.id}"' in over_http
         assert views.id not in over_http, "it was not asked to serve its metrics"
 
-        nameless = command("status")
+        nameless = command_elsewhere("status")
         assert (nameless.returncode, "say which: clicks" in nameless.stderr) == (2, True)
     finally:
         clicks.stop()
         views.stop()
     assert parsed("list") == {"queries": []}
-    assert command("status", "clicks").returncode == 3
+    assert command("status", "clicks").exit_code == 3
 
 
 def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +65,7 @@ def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, mon
         "import sys, time\n"
         f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests' / 'spark')!r}]\n"
         "from pyspark.sql import SparkSession\n"
-        "from test_operating import endless\n"
+        "from endless import endless\n"
         "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
         "query = endless().start(queryName='doomed', spark=spark, workers=1)\n"
         "query.wait_until_running(120)\n"

@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from endless import WAIT_S, endless, ticks, until
 
 import flux
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left_behind")]
 
 pytest.importorskip("pyspark")
-WAIT_S = 60.0
-
-
-def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
-    """A few rows now and then, without end."""
-    start = time.monotonic()
-    for number in range(1 << 30):
-        while time.monotonic() < start + number * 0.01:
-            yield None
-        yield pa.RecordBatch.from_pydict({"k": [partition, number]})
-
-
-def endless() -> flux.Flow:
-    @flux.stage(key="k", partitions=4)
-    class Nothing(flux.Operator):
-        def process(self, batch: pa.RecordBatch) -> None:
-            pass
-
-    return Nothing(flux.source(ticks, schema="k BIGINT", partitions=3, name="ticks"))
-
-
-def until(look: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (found := look()):
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-    return found
 
 
 def test_a_running_query_tells_who_it_is_and_what_it_does(spark: Any) -> None:

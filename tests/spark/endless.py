@@ -1,0 +1,75 @@
+"""A query without end to look at and to operate, and the ``flux`` command to do it with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from typer.testing import CliRunner, Result
+
+import flux
+from controller import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+#: A machine under load takes its time; nothing is judged by it.
+WAIT_S = 120.0
+
+
+def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
+    """A few rows now and then, without end."""
+    start = time.monotonic()
+    for number in range(1 << 30):
+        while time.monotonic() < start + number * 0.01:
+            yield None
+        yield pa.RecordBatch.from_pydict({"k": [partition, number]})
+
+
+@flux.stage(key="k", partitions=4)
+class Nothing(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None:
+        pass
+
+
+def endless() -> flux.Flow:
+    return Nothing(flux.source(ticks, schema="k BIGINT", partitions=3, name="ticks"))
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (found := look()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+def rows_flow(query: Any) -> None:
+    until(lambda: query.lastProgress and query.lastProgress["totalInputRows"] > 0, "no rows")
+
+
+# ---- the flux command
+
+
+def command(*arguments: str) -> Result:
+    """In this process: the request goes through connection file and port all the same."""
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def command_elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as users type it."""
+    return subprocess.run(
+        [sys.executable, "-m", "flux", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
+    )
+
+
+def parsed(*arguments: str, code: int = 0) -> Any:
+    """The one JSON document that a command prints."""
+    done = command(*arguments, "--json")
+    assert done.exit_code == code, done.output
+    assert done.stdout.count("\n") == 1, "one document and nothing else"
+    return json.loads(done.stdout)
