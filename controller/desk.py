@@ -153,9 +153,10 @@ class Desk:
                     self._observe()
                     return MetricsText(text=self._metrics.text())
                 case Suggest():
-                    suggestion = self._running().suggest(request.policy, now)
+                    policy = request.policy or self._core.plan.settings.balance_policy
+                    suggestion = self._running().suggest(policy, now)
                     moves = [self._move(move) for move in suggestion.moves]
-                    return Suggested(policy=request.policy, moves=moves, notes=suggestion.notes)
+                    return Suggested(policy=policy, moves=moves, notes=suggestion.notes)
         except FluxError:
             raise
         except Exception as error:

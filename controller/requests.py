@@ -55,9 +55,9 @@ class GetMetrics(Request, frozen=True):
 
 
 class Suggest(Request, frozen=True):
-    """What a policy would move now; answered by ``Suggested``. Nothing is moved."""
+    """What a policy would move now, by default the one that is configured; answered by ``Suggested``. Nothing is moved."""
 
-    policy: Name
+    policy: Name = ""
 
 
 class WantedMove(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,12 +91,12 @@ class Operated:
 
         Returns its moves, each with ``stage``, ``partition``, ``source``, ``target``, ``gain`` (by how much the higher load of
         the two workers falls) and ``cost`` (bytes of state). dry_run: only that. MoveFailed if some were given up."""
-        name = policy or self._plan.settings.balance_policy
-        moves = self._ask(Suggest(policy=name), Suggested).moves
+        plan = self._ask(Suggest(policy=policy or ""), Suggested)
+        moves = plan.moves
         if dry_run or not moves:
             return [msgspec.to_builtins(move) for move in moves]
         wanted = [WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in moves]
-        carried = self._carry_out(wanted, f"rebalance, policy {name}", timeout)
+        carried = self._carry_out(wanted, f"rebalance, policy {plan.policy}", timeout)
         return [msgspec.to_builtins(move) | done for move, done in zip(moves, carried, strict=True)]
 
     def _carry_out(self, wanted: Sequence[WantedMove], why: str, timeout: float) -> list[dict[str, Any]]:

@@ -54,7 +54,10 @@ class How:
 
 def rebalance(
     query: Query = None,
-    policy: Annotated[str, typer.Option(help="What decides which partitions move.")] = "pairing",
+    policy: Annotated[
+        str,
+        typer.Option(help="What decides which partitions move; default: the policy of the query.", show_default=False),
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and no more.")] = False,
     yes: Yes = False,
     wait: Wait = True,
@@ -75,7 +78,7 @@ def rebalance(
             WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in plan.moves
         ]
         more = plain(plan) | {"carried_out": True}
-        _move(client, wanted, f"flux rebalance, policy {policy}", How(wait, timeout, as_json), more)
+        _move(client, wanted, f"flux rebalance, policy {plan.policy}", How(wait, timeout, as_json), more)
 
 
 def _plan(plan: Suggested) -> list[Any]:
@@ -208,7 +211,7 @@ def _scaled(status: Status, before: set[int]) -> str:
     said = f"{_count(len(held), 'worker')} now, with {copies} copies each"
     if status.balancing or all(row.worker in before for row in status.workers):
         return said
-    return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives all the same"
+    return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives each as many"
 
 
 def fail(

@@ -96,7 +96,7 @@ class FakeCore:
         return Loads(workers, replicas, seconds=5.0)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
-        if policy not in ("pairing", "nothing"):
+        if policy not in ("pairing", "even", "nothing"):
             raise UsageError(f"there is no policy {policy}; there are pairing")
         return Suggestion(self.suggested if policy == "pairing" else [], self.notes)
 

@@ -202,6 +202,12 @@ def test_rebalance_with_json_asks_no_questions(core: FakeCore) -> None:
     assert [move["stall_ms"] for move in result["moves"]] == [12.5, 12.5]
 
 
+def test_without_a_policy_that_of_the_query_is_asked() -> None:
+    with served(balance_policy="even"):
+        assert parsed("rebalance", "--dry-run")["policy"] == "even"
+        assert parsed("rebalance", "--dry-run", "--policy", "pairing")["policy"] == "pairing"
+
+
 def test_a_policy_that_suggests_nothing_is_done_at_once(core: FakeCore) -> None:
     assert "suggests no move" in run("rebalance", "--policy", "nothing").stdout
     assert parsed("rebalance", "--policy", "nothing")["moves"] == []
@@ -315,7 +321,7 @@ def test_where_load_is_not_balanced_scale_says_how_new_workers_get_their_share()
         done = run("scale", "--workers", "3")
         assert done.exit_code == DONE, done.output
         assert "3 workers now, with " in done.stdout
-        assert "flux rebalance --policy even gives all the same" in done.stdout
+        assert "flux rebalance --policy even gives each as many" in done.stdout
         assert "rebalance" not in run("scale", "--workers", "3").stdout, "nobody has joined"
 
 
