@@ -378,7 +378,9 @@ class WorkerProcess(Process):
             self.sim.first_step()
             if self.dead:
                 return
-        busy = bool(worked) or self._read(core)
+        busy = bool(worked)
+        if not busy or core.ticked:
+            busy = self._read(core) or busy
         if self.dead:
             return
         for producer in core.producers.values():
