@@ -341,13 +341,18 @@ def test_timers_and_time_travel_with_the_copy_of_a_state() -> None:
 
 
 def test_nothing_is_ordered_ahead_of_a_timer_that_a_step_before_it_may_set() -> None:
-    timed, untimed = made(scripted(), 2), made(Plain, 2)
+    timed, untimed = made(scripted(on_rows=in_a_second), 2), made(Plain, 2)
     for replica in (timed, untimed):
         replica.lead(0, {OTHER: (0, True)})
         for sequence in range(3):
             feed(replica, sequence, *range(5000))
-        replica.decide_ahead(10.0)
-    assert (timed.order.end, untimed.order.end) == (0, 3)
+            replica.decide_ahead(10.0 + 2 * sequence)
+    assert untimed.order.end == 3, "so that the other replica need not wait"
+    timed.step(14.0)
+    work(timed, 16.0)
+    assert [(now, "" if what == "" else "rows") for now, what in calls(timed)] == [
+        (14.0, "rows"), (16.0, ""), (16.0, "rows"), (16.0, "rows"),
+    ]  # fmt: skip
 
 
 def test_a_primary_that_nobody_hears_does_not_order_ticks_without_end() -> None:
