@@ -15,8 +15,9 @@ from controller.dag import compile_plan
 from flux.api import Flow, Source
 from flux.control import PartitionFinished, TableSeen
 from flux.errors import Fenced, RefusedError, UserCodeError
-from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
+from flux.messages import Ack, Data, Hello, OrdersSeen, PartitionSeen, Refuse, Reset, Resume
 from flux.plan import Plan
+from flux.replica import UNCOMMITTED_MAX
 from flux.settings import Settings
 from flux.stage_worker import StageWorker, ToConnection, ToController
 from partitioning.table import ReplicaAt, Table
@@ -384,6 +385,18 @@ def test_a_secondary_sleeps_through_a_timer_and_fires_it_as_soon_as_it_leads() -
     core.on_table(Table(1, (((ReplicaAt(0, 0),),),), (), {0: ""}), 2.0)
     assert work(core, 2.0) == 1
     assert kept(core) == [[2.0]]
+
+
+def test_ticks_that_wait_for_commits_go_on_when_these_come() -> None:
+    plan = planned(flux.stage(partitions=1, replicas=2)(type("Always", (Alarmed,), {"again": -1.0})))
+    core = StageWorker(plan, 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), (), {0: "", 5: ""}), 0.0)
+    replica = core.replicas[0, 0]
+    replica.context.set_timer(1.0)
+    done = work(core, 1.0)
+    assert done == UNCOMMITTED_MAX + 1
+    core.on_answer(5, OrdersSeen([PartitionSeen(0, 0, 0, replica.leads_since, done, 0, 0, 0)]), 1.0)
+    assert work(core, 1.0) == UNCOMMITTED_MAX + 1
 
 
 def test_rows_are_read_also_while_timers_keep_the_worker_busy() -> None:

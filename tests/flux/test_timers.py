@@ -29,12 +29,13 @@ OTHER = 1
 
 
 class Scripted(flux.Operator):
-    """Notes what it is called with and when; ``on_rows``, ``on_tick``: what else it does then."""
+    """Notes what it is called with and when; ``on_start`` and so on: what else it does then."""
 
     schema = SCHEMA
     on_start: Callable[[flux.Context], None] | None = None
     on_rows: Callable[[flux.Context, list[int]], None] | None = None
     on_tick: Callable[[flux.Context, str], None] | None = None
+    on_end: Callable[[flux.Context], None] | None = None
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -56,6 +57,8 @@ class Scripted(flux.Operator):
 
     def finish(self) -> None:
         self.calls.append((self.context.now, "the end"))
+        if self.on_end is not None:
+            self.on_end(self.context)
 
 
 def scripted(**script: Any) -> Any:
@@ -249,6 +252,15 @@ def test_what_is_due_fires_before_the_end_and_what_is_not_is_dropped() -> None:
     assert replica.timer_at == math.inf
 
 
+def test_nothing_fires_after_the_end() -> None:
+    replica = alone(on_end=in_a_second)
+    feed(replica, 0)
+    work(replica, 10.0)
+    assert replica.finished
+    assert replica.timer_at == math.inf
+    assert work(replica, 20.0) == 0
+
+
 def test_the_time_of_steps_does_not_go_back_with_the_clock() -> None:
     replica = alone()
     for sequence, now in enumerate([10.0, 8.0, 9.0, 12.0]):
@@ -328,11 +340,11 @@ def test_timers_and_time_travel_with_the_copy_of_a_state() -> None:
     feed(first, 0, 7)
     work(first, 10.0)
     assert first.context.timers.pending == {"mine": 12.0}
-    copy = made(operator, 2)
-    copy.adopt(first.state())
-    assert copy.context.timers.pending == {"mine": 12.0}
+    state = first.state()
     work(first, 15.0)
-    assert copy.context.timers.pending == {"mine": 12.0}, "it is a copy"
+    copy = made(operator, 2)
+    copy.adopt(state)
+    assert copy.context.timers.pending == {"mine": 12.0}, "as it was when it was copied"
     copy.lead(1, {})
     feed(copy, 1, 8)
     work(copy, 3.0)
@@ -423,7 +435,7 @@ def test_looking_for_the_bad_row_leaves_the_timers_alone() -> None:
         context.set_timer(1.0, "by a row")
         raise ValueError
 
-    replica = alone(on_start=lambda context: context.set_timer(99.0), on_rows=rows)
+    replica = alone(on_start=lambda context: context.set_timer(context.now + 99.0), on_rows=rows)
     feed(replica, 0, 7)
     with pytest.raises(UserCodeError, match="first bad row is number 0"):
         work(replica, 10.0)
