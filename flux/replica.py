@@ -57,8 +57,8 @@ class Outlet:
 CHECKSUMS_KEPT = 1024
 #: Steps that may wait for their commit when a tick is ordered. Rows are bounded by credit, ticks by nothing else.
 UNCOMMITTED_MAX = 1024
-#: The operator's method of each kind of step.
-_METHODS = {StepKind.SLICES: "process", StepKind.TICK: "on_timer", StepKind.FINISH: "finish"}
+#: Looked up often.
+_TICK, _FINISH = StepKind.TICK, StepKind.FINISH
 
 
 class Replica:
@@ -98,6 +98,7 @@ class Replica:
         )
         self._ticked = False  # as primary: the newest step is a tick
         self.kind = StepKind.SLICES  # of the step applied last, or under way
+        self._method = "process"  # of the operator, for that step
         self._applying: list[Slice] = []
         self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
@@ -271,7 +272,7 @@ class Replica:
         assert self.ready(now)
         if self._output is None and not self._begin(now):
             return self._complete()  # the end of a stream, which the operator does not see
-        if not self._guard(_METHODS[self.kind], self._applying, self._emit):
+        if not self._guard(self._method, self._applying, self._emit):
             return []
         self._output = None
         return self._complete()
@@ -284,13 +285,10 @@ class Replica:
         if self.applied >= self.order.committed:
             self._hold_back()
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
-        if entry.kind is StepKind.TICK:
-            self._output = self._fired()
+        if not self._applying:
+            self._begin_without_rows(entry.kind)
             return True
-        if entry.kind is StepKind.FINISH:
-            self.context.timers.replace({})
-            self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
-            return True
+        self._method = "process"
         first = self._applying[0]
         if first.last:
             self._ended[first.stream.edge].add(first.stream.producer)
@@ -299,6 +297,14 @@ class Replica:
         self.context.input = first.input
         self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
         return True
+
+    def _begin_without_rows(self, kind: StepKind) -> None:
+        if kind is _TICK:
+            self._method, self._output = "on_timer", self._fired()
+        else:
+            self._method = "finish"
+            self.context.timers.replace({})
+            self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
 
     def _fired(self) -> Iterator[pa.RecordBatch]:
         """What the timers give that are due when the step begins."""
@@ -316,9 +322,9 @@ class Replica:
                 outlet.producer.release_from = start
 
     def _complete(self) -> list[Slice]:
-        if self.kind is StepKind.SLICES:
+        if self._applying:
             self.rows_in += sum(slice_.batch.num_rows for slice_ in self._applying if slice_.batch is not None)
-        elif self.kind is StepKind.FINISH:
+        elif self.kind is _FINISH:
             for outlet in self.outlets:
                 outlet.producer.finish(self.context.created)
             self.finished = True
@@ -361,11 +367,12 @@ class Replica:
         if self._arrivals is None:
             self._arrivals = deque(stream for stream, slices in self._waiting.items() for _ in slices)
             self._decided = {}
-        if self._tick_due(now):
-            self._append(max(now, self._latest), [], StepKind.TICK)
-            return
-        if self.context.timers.next <= now:
-            now = self._latest  # what has become due since then has its turn after this step, so this is not later
+        if self.context.timers.pending:
+            if self._tick_due(now):
+                self._append(max(now, self._latest), [], _TICK)
+                return
+            if self.context.timers.next <= now:
+                now = self._latest  # what has become due since then has its turn after this step, so this is not later
         chosen: list[Slice] = []
         rows = 0
         while self._arrivals:
@@ -385,13 +392,14 @@ class Replica:
                 break
             rows += head.batch.num_rows
         assert chosen or self._input_ended
-        self._append(now, chosen, StepKind.SLICES if chosen else StepKind.FINISH)
+        self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
 
     def _append(self, now: float, chosen: list[Slice], kind: StepKind) -> None:
-        self._latest, self._ticked = max(now, self._latest), kind is StepKind.TICK
-        created = min((slice_.created for slice_ in chosen), default=self._latest)
-        slices = [(*slice_.stream, slice_.sequence) for slice_ in chosen]
-        self.order.append(Entry(self._latest, created, slices, kind))
+        if now < self._latest:
+            now = self._latest
+        self._latest, self._ticked = now, kind is _TICK
+        created = min((slice_.created for slice_ in chosen), default=now)
+        self.order.append(Entry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen], kind))
 
     def _ordered(self, entry: Entry) -> list[Slice]:
         slices = []

@@ -728,9 +728,9 @@ class StageWorker:
         started = self._clock()
         slices = replica.step(now)
         replica.busy_s += self._clock() - started
-        self.ticked = replica.kind is StepKind.TICK
-        if replica.timer_at < self._tick_at:
-            self._tick_at = replica.timer_at
+        self.ticked = not slices and replica.kind is StepKind.TICK
+        if replica.context.timers.pending:
+            self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
             self._untold[replica.stage.id, replica.partition] = None
         for slice_ in slices:
