@@ -90,6 +90,23 @@ def test_timers_fire_between_batches_at_their_time_also_after_a_restart(restart_
     assert out.to_pylist() == [{"now": 0, "rows": 0}, {"now": 11.5, "rows": 5}, {"now": 20.9, "rows": 2}]
 
 
+def test_an_aggregate_can_give_its_totals_every_now_and_then() -> None:
+    @flux.stage(key="k")
+    class Running(flux.Aggregate):
+        n = flux.count()
+
+        def open(self, context: flux.Context) -> None:
+            super().open(context)
+            context.set_timer(context.now)
+
+        def on_timer(self, name: str):  # type: ignore[no-untyped-def]
+            self.context.set_timer(self.context.now + 10)
+            return super().finish()
+
+    out = flux.testing.apply(Running, ROWS, MORE, restart_after=1, times=[5, 12, 18])
+    assert out.to_pydict() == {"k": [1, 2, 1, 2, 3], "n": [2, 1, 2, 2, 1]}
+
+
 @pytest.mark.parametrize("times", [[1.0], [1.0, 2.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
 def test_times_are_one_for_each_batch_and_one_for_the_end(times: list[float]) -> None:
     with pytest.raises(flux.UsageError, match="expected those of 2 batches and of the end, 3 in all and ascending"):
