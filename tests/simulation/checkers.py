@@ -409,11 +409,11 @@ class Ledger:
         if table is None:
             return
         stages = {addition.stage for addition in repairs.under_way.values()}
-        self._moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.source is not None}
         if len(repairs.under_way) > self.plan.settings.repairs_at_once:
             raise Violation("at most so many additions at a time", f"{list(repairs.under_way)}")
         if len(stages) > 1:
             raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
+        self._moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.source is not None}
         if table.epoch == self._table_seen:
             return
         self._table_seen = table.epoch
