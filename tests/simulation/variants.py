@@ -189,7 +189,14 @@ def applies_what_is_not_committed(patch: Patch) -> None:
         finally:
             self.order.committed = committed
 
+    follow = StageWorker._follow
+
+    def wakes(self: StageWorker, replica: Replica, item: Any) -> bool:
+        self._ready.add((item.stage, item.partition))
+        return follow(self, replica, item)
+
     patch.setattr(Replica, "ready", broken)
+    patch.setattr(StageWorker, "_follow", wakes)
 
 
 def heeds_a_deposed_primary(patch: Patch) -> None:
