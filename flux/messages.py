@@ -7,6 +7,7 @@ lost one is seen and leads to a new handshake (Reset).
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
@@ -133,13 +134,24 @@ class Chunk(Message, frozen=True):
     total: int
 
 
+class StepKind(IntEnum):
+    """What a step is for."""
+
+    SLICES = 0
+    #: The timers that are due.
+    TICK = 1
+    #: The end of the input.
+    FINISH = 2
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One step in the order of a partition: the slices (edge, producer, sequence) applied together, and the time that
-    the operator is told. No slices: the end of the input, ``finish``."""
+    """One step in the order of a partition, and the time that the operator is told, which never falls from one to the
+    next. ``slices`` (edge, producer, sequence) are applied together; only steps for slices have any."""
 
     now: float
     created: float
     slices: list[tuple[int, int, int]]
+    kind: StepKind = StepKind.SLICES
 
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):

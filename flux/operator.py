@@ -2,19 +2,21 @@
 
 One operator instance lives per partition (and, with replicas, per copy of a partition). The exchange calls it from
 one thread only, in this order: ``open`` once, perhaps ``restore``, then ``process`` for every slice of rows of that
-partition, ``finish`` when every input has ended, ``close`` once. It must be deterministic: the same batches in the
-same order give the same output, because a replica or a repaired copy repeats what another one did. Take time and
-randomness from the context, never from the clock.
+partition and ``on_timer`` for every timer whose time has come, ``finish`` when every input has ended, ``close`` once. It
+must be deterministic: the same batches in the same order give the same output, because a replica or a repaired copy
+repeats what another one did. Take time, timers and randomness from the context, never from the clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from flux.timers import Timers
 
 Batches = Iterable[pa.RecordBatch] | None
 
@@ -29,9 +31,11 @@ class Context:
     schemas        schema of each input, in the order in which the inputs were given
     output_mode    "complete": results once, when the input has ended; "update": changed results after every step
     input          index into ``schemas`` of the batch being processed
-    now            time of the current step in seconds since the epoch, the same on every replica
+    now            time of the current step in seconds since the epoch, the same on every replica; never goes back; 0
+                   before the first step
     created        time at which the oldest row of the current step entered the query, in seconds since the epoch
     step           number of the current step, counted from 0
+    timers         those that are set, by name: ``timers.pending``
     """
 
     stage: str
@@ -44,6 +48,19 @@ class Context:
     now: float = 0.0
     created: float = 0.0
     step: int = 0
+    timers: Timers = field(default_factory=Timers, repr=False, compare=False)
+
+    def set_timer(self, at: float, name: str = "") -> None:
+        """Have ``on_timer(name)`` called when the time ``at`` has come, in seconds since the epoch; replaces an earlier timer
+        of this name. A time that has passed means as soon as possible.
+
+        Timers are few, each with a name: an operator that has a deadline per key keeps those in its own state and sets one
+        timer for the earliest. They are kept with the state of the partition: a copy that takes over fires them."""
+        self.timers.set(at, name)
+
+    def cancel_timer(self, name: str = "") -> None:
+        """Nothing happens where no such timer is set."""
+        self.timers.cancel(name)
 
     @property
     def random(self) -> np.random.Generator:
@@ -70,8 +87,19 @@ class Operator:
         The batch may be a view into a larger one: copy what is kept."""
         raise NotImplementedError(f"{type(self).__name__} must define process(self, batch)")
 
+    def on_timer(self, name: str) -> Batches:
+        """A timer's time has come: return or yield zero or more output batches. It is no longer set; set it again to be
+        called again.
+
+        Comes in a step of its own, the same on every replica, with ``context.now`` at or after the timer's time. Timers
+        that are due at the same step are called one after the other, earliest first. Whoever sets timers in advance sees no
+        row at or after their time before they have fired: a timer that is due goes before the rows that wait. One set by
+        ``on_timer`` itself for a time that has passed lets rows that wait go first. Timers that are not due when the input
+        has ended are dropped, as in Flink: ``finish`` sees to what is left."""
+        raise NotImplementedError(f"{type(self).__name__} sets a timer and must define on_timer(self, name)")
+
     def finish(self) -> Batches:
-        """Called once, when every input has ended; return or yield the last output batches."""
+        """Called once, when every input has ended; return or yield the last output batches. No timer fires after it."""
         return None
 
     def snapshot(self) -> Any:

@@ -3,13 +3,18 @@
 The primary takes slices in the order in which they came, groups small ones into one step, writes the step into the
 order log and applies it at once; a secondary applies committed steps in the order of that log. Release rule: what a
 step gives out is not sent before the step is committed. With one replica every step is committed at once.
+
+Timers fire in steps of their own, ticks, which the primary orders like any other step: the others fire theirs at the same
+step, because they have set the same. A timer that is due goes before what waits, so that an operator sees no rows of a
+later time first; but no two ticks while rows wait, so that a timer that is always due cannot keep them out.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +23,7 @@ import pyarrow as pa
 from flux.batches import conform, split
 from flux.checksum import extend
 from flux.errors import UserCodeError
-from flux.messages import Entry
+from flux.messages import Entry, StepKind
 from flux.operator import Batches, Context, Operator
 from flux.order import OrderLog
 from flux.plan import StagePlan
@@ -26,6 +31,7 @@ from flux.producer import NEVER, Producer
 from flux.receiver import Slice
 from flux.settings import Settings
 from flux.snapshot import encode_snapshot
+from flux.timers import Timers
 from partitioning.cluster import cluster_by_key, whole
 from partitioning.ids import StreamId
 
@@ -49,6 +55,10 @@ class Outlet:
 
 #: How many steps a secondary may be behind and still be compared.
 CHECKSUMS_KEPT = 1024
+#: Steps that may wait for their commit when a tick is ordered. Rows are bounded by credit, ticks by nothing else.
+UNCOMMITTED_MAX = 1024
+#: Looked up often.
+_TICK, _FINISH = StepKind.TICK, StepKind.FINISH
 
 
 class Replica:
@@ -83,12 +93,19 @@ class Replica:
         self._arrivals: deque[StreamId] | None = deque()  # one per waiting slice; None: to be made up when needed
         self._decided: dict[StreamId, int] = {}  # of those that wait, by this primary
         self._marks: deque[tuple[int, list[int]]] = deque()  # uncommitted step -> where its output begins in each log
+        self._latest = (
+            0.0  # time of the newest step, as primary: a new one's clock may be behind that of the one before it
+        )
+        self._ticked = False  # as primary: the newest step is a tick
+        self.kind = StepKind.SLICES  # of the step applied last, or under way
+        self._method = "process"  # of the operator, for that step
         self._applying: list[Slice] = []
         self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
         self._ended: dict[int, set[int]] = {edge: set() for edge in stage.edges_in}
         self._expected: dict[int, set[int]] = {}
         self.operator = self._guard("open", None, self._open)
+        self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
 
     @property
     def where(self) -> str:
@@ -150,6 +167,8 @@ class Replica:
             "marks": list(self._marks),
             "ended": {edge: sorted(ended) for edge, ended in self._ended.items()},
             "finished": self.finished,
+            "now": self.context.now,
+            "timers": dict(self.context.timers.pending),
             "rows": (self.rows_in, self.rows_out),
         }
 
@@ -161,6 +180,8 @@ class Replica:
         self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[Entry]), state["committed"])
         self._marks = deque((step, list(starts)) for step, starts in state["marks"])
         self._ended = {edge: set(ended) for edge, ended in state["ended"].items()}
+        self.context.now = state["now"]
+        self.context.timers.replace(state["timers"])  # instead of what the fresh operator has set
         self.rows_in, self.rows_out = state["rows"]
         self.follow()
         self.release()
@@ -179,6 +200,8 @@ class Replica:
         """Be primary with these other replicas: worker -> (incarnation, live)."""
         if not self.primary:
             self.primary, self._arrivals, self.leads_since = True, None, epoch
+            ordered = self.order.since(self.applied)
+            self._latest, self._ticked = (ordered[-1].now if ordered else self.context.now), False
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(peers, self.applied)
@@ -203,8 +226,7 @@ class Replica:
 
     # ---- steps
 
-    @property
-    def ready(self) -> bool:
+    def ready(self, now: float) -> bool:
         """Whether there is something to do and room for what comes of it."""
         if self.finished or self.frozen or not all(outlet.producer.has_room for outlet in self.outlets):
             return False
@@ -212,7 +234,17 @@ class Replica:
             return True
         if self.applied < self.order.end:
             return (self.primary or self.applied < self.order.committed) and self._has(self.order[self.applied])
-        return self.primary and (any(self._waiting.values()) or self._input_ended)
+        return self.primary and (any(self._waiting.values()) or self._input_ended or self._tick_due(now))
+
+    @property
+    def timer_at(self) -> float:
+        """When this replica has to order a tick; infinite if it has none to order."""
+        return self.context.timers.next if self.primary and not self.finished else math.inf
+
+    def _tick_due(self, now: float) -> bool:
+        if self.context.timers.next > max(now, self._latest) or self.order.end - self.order.committed > UNCOMMITTED_MAX:
+            return False
+        return not self._ticked or not (any(self._waiting.values()) or self._input_ended)
 
     def _has(self, entry: Entry) -> bool:
         """Whether all slices of an ordered step are here: rows and order come by different ways."""
@@ -237,29 +269,26 @@ class Replica:
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
         applied now, in the order of each stream."""
-        assert self.ready
+        assert self.ready(now)
         if self._output is None and not self._begin(now):
             return self._complete()  # the end of a stream, which the operator does not see
-        if not self._guard(self._doing, self._applying, self._emit):
+        if not self._guard(self._method, self._applying, self._emit):
             return []
         self._output = None
         return self._complete()
-
-    @property
-    def _doing(self) -> str:
-        return "process" if self._applying else "finish"
 
     def _begin(self, now: float) -> bool:
         if self.applied == self.order.end:
             self._decide(now)
         entry = self.order[self.applied]
-        self._applying = self._ordered(entry)
+        self._applying, self.kind = self._ordered(entry), entry.kind
         if self.applied >= self.order.committed:
             self._hold_back()
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
         if not self._applying:
-            self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
+            self._begin_without_rows(entry.kind)
             return True
+        self._method = "process"
         first = self._applying[0]
         if first.last:
             self._ended[first.stream.edge].add(first.stream.producer)
@@ -268,6 +297,21 @@ class Replica:
         self.context.input = first.input
         self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
         return True
+
+    def _begin_without_rows(self, kind: StepKind) -> None:
+        if kind is _TICK:
+            self._method, self._output = "on_timer", self._fired()
+        else:
+            self._method = "finish"
+            self.context.timers.replace({})
+            self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
+
+    def _fired(self) -> Iterator[pa.RecordBatch]:
+        """What the timers give that are due when the step begins."""
+        timers, now = self.context.timers, self.context.now
+        for name in timers.due(now):
+            if timers.take(name, now):
+                yield from self._parts(self.operator.on_timer(name))
 
     def _hold_back(self) -> None:
         """The output of the step that begins now waits for its commit, behind that of those before it."""
@@ -280,7 +324,7 @@ class Replica:
     def _complete(self) -> list[Slice]:
         if self._applying:
             self.rows_in += sum(slice_.batch.num_rows for slice_ in self._applying if slice_.batch is not None)
-        else:
+        elif self.kind is _FINISH:
             for outlet in self.outlets:
                 outlet.producer.finish(self.context.created)
             self.finished = True
@@ -308,17 +352,27 @@ class Replica:
         return self._checksums[applied - newest - 1][1]
 
     def decide_ahead(self, now: float) -> None:
-        """Order all that waits, so that the others need not wait for this replica's turn to apply it."""
+        """Order all that waits, so that the others need not wait for this replica's turn to apply it.
+
+        Not where there are timers: a step that is applied before these may set one that has to go before them."""
+        if self._timed:
+            return
         if self._arrivals is not None:  # else it has not caught up with the order of the primary before it
             while self._arrivals:
                 self._decide(now)
 
     def _decide(self, now: float) -> None:
-        """Order the oldest slice that is not ordered, and with it the following ones of the same input as long as they
-        are few rows together. Nothing if the input has ended: ``finish``."""
+        """Order a tick if a timer is due; else the oldest slice that is not ordered, and with it the following ones of the
+        same input as long as they are few rows together; if there is none, the input has ended."""
         if self._arrivals is None:
             self._arrivals = deque(stream for stream, slices in self._waiting.items() for _ in slices)
             self._decided = {}
+        if self.context.timers.pending:
+            if self._tick_due(now):
+                self._append(max(now, self._latest), [], _TICK)
+                return
+            if self.context.timers.next <= now:
+                now = self._latest  # what has become due since then has its turn after this step, so this is not later
         chosen: list[Slice] = []
         rows = 0
         while self._arrivals:
@@ -337,8 +391,15 @@ class Replica:
             if head.batch is None:
                 break
             rows += head.batch.num_rows
+        assert chosen or self._input_ended
+        self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
+
+    def _append(self, now: float, chosen: list[Slice], kind: StepKind) -> None:
+        if now < self._latest:
+            now = self._latest
+        self._latest, self._ticked = now, kind is _TICK
         created = min((slice_.created for slice_ in chosen), default=now)
-        self.order.append(Entry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen]))
+        self.order.append(Entry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen], kind))
 
     def _ordered(self, entry: Entry) -> list[Slice]:
         slices = []
@@ -417,7 +478,7 @@ class Replica:
         def fails(rows: int) -> bool:
             try:
                 operator = self.stage.make()
-                operator.open(self.context)
+                operator.open(replace(self.context, timers=Timers()))
                 for _ in operator.process(batch.slice(0, rows)) or ():
                     pass
             except Exception as error:

@@ -39,6 +39,7 @@ from flux.messages import (
     Reset,
     Resume,
     Standby,
+    StepKind,
 )
 from flux.pairing import CaughtUp, Diverged, on_seen, outgoing, seen
 from flux.plan import EdgePlan, Plan
@@ -172,6 +173,7 @@ class StageWorker:
         self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
         self.first_row_at: float | None = None
         self.finished_at: float | None = None
+        self.ticked = False  # the last step was for timers
         self.log_meter = Meter()
         self._clock = clock
         self._workers = workers
@@ -188,6 +190,7 @@ class StageWorker:
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
+        self._tick_at = np.inf  # the earliest timer of an operator here that is still to come; 0: look again
         self._untold: dict[tuple[int, int], None] = {}  # primaries here that have something to say, oldest first
         self._orders_at = 0.0
         self._orders_again_at = 0.0
@@ -211,6 +214,7 @@ class StageWorker:
         for stream, producer in self.producers.items():
             producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
         self._ready.update(self.replicas)  # fewer replicas to wait for may have made room in the logs
+        self._tick_at = 0.0  # those that lead from now on have timers to fire
         self._choose_sources()
         early, self._early = self._early, []
         for connection, hello in early:
@@ -590,6 +594,8 @@ class StageWorker:
                 self._effects.append(ToController(_to_control(self.worker, report)))
             if replica.order.committed != committed:
                 self._release(replica)
+                if replica.timer_at < np.inf:
+                    self._ready.add((item.stage, item.partition))  # ticks wait where much is not committed
             replica.order.trim(replica.applied)
             if replica.order.untold:
                 self._untold[item.stage, item.partition] = None
@@ -695,10 +701,12 @@ class StageWorker:
 
     def work(self, now: float) -> bool:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
+        if now >= self._tick_at:
+            self._wake_for_timers(now)
         for _ in range(len(self._turn) + 1 if self._turn else 0):  # the last is the one whose turn was over
             key = self._turn[0]
             if key in self._ready and self._in_turn < STEPS_IN_TURN:
-                if self.replicas[key].ready:
+                if self.replicas[key].ready(now):
                     self._in_turn += 1
                     self._step(self.replicas[key], now)
                     return True
@@ -707,10 +715,22 @@ class StageWorker:
             self._in_turn = 0
         return False
 
+    def _wake_for_timers(self, now: float) -> None:
+        """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over."""
+        self._tick_at = np.inf
+        for key, replica in self.replicas.items():
+            if replica.timer_at <= now:
+                self._ready.add(key)
+            else:
+                self._tick_at = min(self._tick_at, replica.timer_at)
+
     def _step(self, replica: Replica, now: float) -> None:
         started = self._clock()
         slices = replica.step(now)
         replica.busy_s += self._clock() - started
+        self.ticked = not slices and replica.kind is StepKind.TICK
+        if replica.context.timers.pending:
+            self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
             self._untold[replica.stage.id, replica.partition] = None
         for slice_ in slices:
@@ -806,7 +826,8 @@ class StageWorker:
 
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
-        return min(self._ack_at, self._timers_at, self._orders_at if self._untold else np.inf, self._orders_again_at)
+        orders_at = self._orders_at if self._untold else np.inf
+        return min(self._ack_at, self._timers_at, self._tick_at, orders_at, self._orders_again_at)
 
     def _flush_acks(self) -> None:
         self._ack_at = np.inf

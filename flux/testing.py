@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,17 @@ from flux.snapshot import decode_snapshot, encode_snapshot
 
 
 def apply(
-    stage: Stage, *batches: pa.RecordBatch | Sequence[pa.RecordBatch], restart_after: int | None = None
+    stage: Stage,
+    *batches: pa.RecordBatch | Sequence[pa.RecordBatch],
+    restart_after: int | None = None,
+    times: Sequence[float] | None = None,
 ) -> pa.Table | None:
     """Send batches through a stage and return its output as one table, None for a sink.
 
     Each argument is a batch of input 0, or a sequence of batches with one argument per input. ``restart_after``: after
-    so many batches the operator is replaced by a fresh one that gets its snapshot, as a repair or a move does.
+    so many batches the operator is replaced by a fresh one that gets its snapshot, as a repair or a move does. ``times``:
+    when each batch comes (``context.now``) and when the input ends, in seconds, ascending; timers fire in between, each at
+    its time. Without it everything happens at 0.
     Declared schemas must be pyarrow schemas here: DDL strings need a Spark session."""
     if not isinstance(stage, Stage):
         raise UsageError(f"expected a class or function decorated with flux.stage, got {type(stage).__name__}")
@@ -29,26 +35,66 @@ def apply(
         inputs = [[batch for given in inputs for batch in given]]
     if not inputs or not all(inputs):
         raise UsageError("give at least one batch for every input of the stage")
-    schemas = tuple(given[0].schema for given in inputs)
-    context = Context(stage.name, key=stage.key, schemas=schemas, output_mode=stage.output_mode)
-    operator = stage.make()
-    schema = operator.output_schema(schemas, stage.key)
-    operator.open(context)
-    out: list[pa.RecordBatch] = []
-
-    def take(result: Any) -> None:
-        out.extend(conform(batch, schema, f"output of stage {stage.name}") for batch in result or ())
-
     ordered = [(number, batch) for number, given in enumerate(inputs) for batch in given]
+    moments = [0.0] * (len(ordered) + 1) if times is None else list(times)
+    if len(moments) != len(ordered) + 1 or sorted(moments) != moments:
+        raise UsageError(
+            f"times: expected those of {len(ordered)} batches and of the end, {len(ordered) + 1} in all and ascending; "
+            f"got {moments}"
+        )
+    run = _Run(stage, tuple(given[0].schema for given in inputs))
     for step, (number, batch) in enumerate(ordered):
         if step == restart_after:
-            state = encode_snapshot(operator.snapshot(), f"stage {stage.name}")
-            operator.close()
-            operator = stage.make()
-            operator.open(context)
-            operator.restore(decode_snapshot(state))
-        context.input, context.step = number, step
-        take(operator.process(batch))
-    take(operator.finish())
-    operator.close()
-    return None if schema is None else pa.Table.from_batches(out, schema=schema)
+            run.restart()
+        run.until(moments[step])
+        run.process(number, batch)
+    run.until(moments[-1])
+    return run.finish()
+
+
+class _Run:
+    """One partition of a stage, and what it has given out."""
+
+    def __init__(self, stage: Stage, schemas: tuple[pa.Schema, ...]) -> None:
+        self.stage = stage
+        self.context = Context(stage.name, key=stage.key, schemas=schemas, output_mode=stage.output_mode)
+        self.operator = stage.make()
+        self.schema = self.operator.output_schema(schemas, stage.key)
+        self.out: list[pa.RecordBatch] = []
+        self.operator.open(self.context)
+
+    def restart(self) -> None:
+        """The timers travel with the state, and replace what the fresh operator sets."""
+        state = encode_snapshot(self.operator.snapshot(), f"stage {self.stage.name}")
+        pending = dict(self.context.timers.pending)
+        self.operator.close()
+        self.operator = self.stage.make()
+        self.operator.open(self.context)
+        self.operator.restore(decode_snapshot(state))
+        self.context.timers.replace(pending)
+
+    def until(self, moment: float) -> None:
+        """Fire the timers up to this time, which comes then; those of one moment in one step. One that sets itself again
+        for the same moment lets what comes then go first."""
+        context, fired_at = self.context, -math.inf
+        while fired_at < context.timers.next <= moment:
+            fired_at = context.now = max(context.now, context.timers.next)
+            for name in context.timers.due(fired_at):
+                if context.timers.take(name, fired_at):
+                    self._take(self.operator.on_timer(name))
+            context.step += 1
+        context.now = moment
+
+    def process(self, number: int, batch: pa.RecordBatch) -> None:
+        self.context.input = number
+        self._take(self.operator.process(batch))
+        self.context.step += 1
+
+    def finish(self) -> pa.Table | None:
+        self.context.timers.replace({})
+        self._take(self.operator.finish())
+        self.operator.close()
+        return None if self.schema is None else pa.Table.from_batches(self.out, schema=self.schema)
+
+    def _take(self, result: Any) -> None:
+        self.out.extend(conform(batch, self.schema, f"output of stage {self.stage.name}") for batch in result or ())

@@ -111,7 +111,7 @@ class Worker:
         self._turns += 1
         now = time.time()
         busy = self._work(core, now)
-        if not busy:
+        if not busy or core.ticked:  # else timers without end would keep the rows out
             # Several at a time: a partition then finds more rows waiting, and its keys come into the cache once for all.
             for _ in range(READ_BATCHES):
                 if not self._read(core, now):

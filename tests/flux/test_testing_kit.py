@@ -28,6 +28,36 @@ class WhichInput(flux.Operator):
         yield pa.record_batch({"input": [self.context.input], "rows": [batch.num_rows]})
 
 
+@flux.stage(schema=pa.schema([("now", pa.float64()), ("rows", pa.int64())]))
+class Idle(flux.Operator):
+    """Says how many rows came before it was quiet for a second."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.rows = 0
+        context.set_timer(0, "start")
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        self.context.set_timer(self.context.now + 1)
+
+    def on_timer(self, name: str):  # type: ignore[no-untyped-def]
+        yield self.said()
+
+    def finish(self):  # type: ignore[no-untyped-def]
+        yield self.said()
+
+    def said(self) -> pa.RecordBatch:
+        rows, self.rows = self.rows, 0
+        return pa.record_batch({"now": [self.context.now], "rows": [rows]})
+
+    def snapshot(self) -> int:
+        return self.rows
+
+    def restore(self, snapshot: int) -> None:
+        self.rows = snapshot
+
+
 def test_an_aggregate_gives_its_groups_at_the_end() -> None:
     assert flux.testing.apply(Totals, ROWS, MORE).to_pylist() == [
         {"k": 1, "n": 2, "total": 1.0},
@@ -52,6 +82,35 @@ def test_the_decorated_function_and_class_are_still_themselves() -> None:
 def test_an_operator_is_told_which_input_a_batch_comes_from() -> None:
     out = flux.testing.apply(WhichInput, [ROWS], [MORE, MORE])
     assert out.to_pylist() == [{"input": 0, "rows": 3}, {"input": 1, "rows": 2}, {"input": 1, "rows": 2}]
+
+
+@pytest.mark.parametrize("restart_after", [None, 1, 2])
+def test_timers_fire_between_batches_at_their_time_also_after_a_restart(restart_after: int | None) -> None:
+    out = flux.testing.apply(Idle, ROWS, MORE, MORE, restart_after=restart_after, times=[10, 10.5, 20, 20.9])
+    assert out.to_pylist() == [{"now": 0, "rows": 0}, {"now": 11.5, "rows": 5}, {"now": 20.9, "rows": 2}]
+
+
+def test_an_aggregate_can_give_its_totals_every_now_and_then() -> None:
+    @flux.stage(key="k")
+    class Running(flux.Aggregate):
+        n = flux.count()
+
+        def open(self, context: flux.Context) -> None:
+            super().open(context)
+            context.set_timer(context.now)
+
+        def on_timer(self, name: str):  # type: ignore[no-untyped-def]
+            self.context.set_timer(self.context.now + 10)
+            return super().finish()
+
+    out = flux.testing.apply(Running, ROWS, MORE, restart_after=1, times=[5, 12, 18])
+    assert out.to_pydict() == {"k": [1, 2, 1, 2, 3], "n": [2, 1, 2, 2, 1]}
+
+
+@pytest.mark.parametrize("times", [[1.0], [1.0, 2.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+def test_times_are_one_for_each_batch_and_one_for_the_end(times: list[float]) -> None:
+    with pytest.raises(flux.UsageError, match="expected those of 2 batches and of the end, 3 in all and ascending"):
+        flux.testing.apply(Idle, ROWS, MORE, times=times)
 
 
 def test_what_is_not_a_stage_is_refused_by_name() -> None:

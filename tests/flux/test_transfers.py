@@ -177,7 +177,7 @@ def test_the_partition_stands_still_only_while_its_state_is_read() -> None:
     assert not two.primary.frozen, "memory is got ready before"
     two.do_aside("room")
     assert two.primary.frozen
-    assert not two.primary.ready
+    assert not two.primary.ready(0.0)
     two.do_aside("copy")
     assert not two.primary.frozen
     assert two.source.went_on == [KEY]

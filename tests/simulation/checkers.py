@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from flux.control import PartitionFinished
 from flux.log import Entry, Log
-from flux.messages import Ack, Resume, Standby
+from flux.messages import Ack, Resume, Standby, StepKind
 from flux.operator import Context
 from flux.plan import Plan
 from flux.producer import MESSAGE_BYTES, Producer
@@ -44,7 +44,7 @@ class Violation(Exception):
 
 class Watch:
     """What the ledger knows of one replica. ``counts[stream]``: how many batches with rows for it are applied;
-    ``steps``: (step, where its output begins in each log), ``orders[t]``: slices of step t."""
+    ``steps``: (step, where its output begins in each log), ``orders[t]``: what step t is."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -74,6 +74,7 @@ class Ledger:
         self._watches: dict[int, Watch] = {}
         self._maker: dict[int, Watch] = {}  # id of a producer -> the replica that feeds it
         self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # what each committed step was
+        self._moved: set[tuple[int, int, int]] = set()  # stage, partition, incarnation of copies that are moves
         self._leaders: dict[tuple[int, int, int], int] = {}
         self._table_seen = -1
         self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
@@ -184,7 +185,8 @@ class Ledger:
                 continue
             knows = other is not None and other.incarnation == listed.incarnation and other.order.end > step
             if knows and other is not None and step >= max(other.order.base, other.applied):
-                knows = _slices(other.order[step]) == maker.orders[step]
+                entry = other.order[step]
+                knows = _step(entry.kind, entry.now, entry.slices) == maker.orders[step]
             if not knows:
                 raise Violation(
                     "nothing is given out before it is committed",
@@ -230,10 +232,11 @@ class Ledger:
                 if stream.edge in replica.stage.edges_in:
                     touching = self._touching[stream, replica.partition]
                     watch.counts[stream] = bisect_left(touching, inbound.next_to_apply(replica.partition))
+            self.counts["copies of state with timers"] += bool(replica.context.timers.pending)
         step = replica.step
 
         def watched_step(now: float) -> Any:
-            before = replica.applied
+            before, time, decides = replica.applied, replica.context.now, replica.applied == replica.order.end
             if replica.between_steps:
                 watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
                 if not replica.primary and before >= replica.order.committed:
@@ -241,12 +244,28 @@ class Ledger:
                         "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
                     )
             slices = step(now)
-            watch.orders[before] = tuple((*s.stream, s.sequence) for s in replica._applying)
+            context = replica.context
+            watch.orders[before] = _step(
+                replica.kind, context.now, [(*s.stream, s.sequence) for s in replica._applying]
+            )
+            if context.now < time:
+                raise Violation("time never goes back", f"{replica.where}, step {before}: {context.now} after {time}")
             if replica.applied > before:
+                self.counts["steps of a time that the clock has not reached"] += context.now > now
+                if replica.kind is StepKind.TICK:
+                    self._note_tick(replica, decides)
                 self._stepped(watch, slices)
             return slices
 
         replica.step = watched_step  # type: ignore[method-assign]
+
+    def _note_tick(self, replica: Replica, decides: bool) -> None:
+        moved = (replica.stage.id, replica.partition, replica.incarnation) in self._moved
+        self.counts["ticks applied by secondaries"] += not replica.primary
+        self.counts["ticks applied by a moved copy"] += moved
+        if decides:
+            self.counts["ticks ordered by a moved copy"] += moved
+            self.counts["ticks ordered by a promoted secondary"] += replica.leads_since > max(replica.incarnation, 0)
 
     def _stepped(self, watch: Watch, slices: list[Any]) -> None:
         replica = watch.replica
@@ -350,6 +369,14 @@ class Ledger:
                     f"worker {core.worker} holds {sum(packets.values())} of stream {stream}, bound {bound}",
                 )
 
+    def check_idle(self, core: StageWorker, now: float) -> None:
+        """After it has said that there is nothing to apply."""
+        for replica in core.replicas.values():
+            if replica.ready(now):
+                raise Violation("what is ready is applied", f"worker {core.worker}, {replica.where}")
+            if now < replica.timer_at < core.due():
+                raise Violation("a worker wakes up for its timers", f"worker {core.worker}, {replica.where}")
+
     @property
     def entries_cut(self) -> int:
         return sum(watch.replica.order.cut for watch in self._watches.values())
@@ -386,6 +413,7 @@ class Ledger:
             raise Violation("at most so many additions at a time", f"{list(repairs.under_way)}")
         if len(stages) > 1:
             raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
+        self._moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.source is not None}
         if table.epoch == self._table_seen:
             return
         self._table_seen = table.epoch
@@ -402,8 +430,8 @@ class Ledger:
                     raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
 
 
-def _slices(entry: Any) -> Any:
-    return tuple(tuple(one) for one in entry.slices)
+def _step(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
+    return kind, now, tuple(tuple(one) for one in slices)
 
 
 def _same(one: Entry, other: Entry) -> bool:

@@ -25,6 +25,11 @@ ROW = pa.schema(
     [("id", pa.int64()), ("key", pa.int64()), ("word", pa.string()), ("hop", pa.int32()), ("tick", pa.int64())]
 )
 SECRET = b"of this query"
+#: How long rows are held back by ``Delay``, by their id, and how often it beats.
+PAUSES_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.4)
+BEAT_S = 0.04
+#: So many of the random flows have timers, if they have a stage that can have some.
+TIMED_SHARE = 0.25
 #: A row as the model knows it: id, key, word.
 Row = tuple[int, int, str]
 
@@ -113,6 +118,53 @@ class Hold(Watched):
             yield self.stamped(self.state["held"][start : start + 3])
 
 
+class Delay(Watched):
+    """Passes each row on a while after it came: a deadline for each, and one timer for the earliest. Another beats without
+    end, and one is cancelled as often as it is set."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state["held"] = []  # (when to pass it on, row), the earliest first
+        context.set_timer(context.now, "beat")
+
+    def through(self, rows: list[Row]) -> Any:
+        self._none_is_late("a row")
+        held = self.state["held"] + [(self.context.now + PAUSES_S[row[0] % len(PAUSES_S)], row) for row in rows]
+        self.state["held"] = sorted(held)
+        self._set()
+        self.context.set_timer(self.context.now, "cancelled")
+        self.context.cancel_timer("cancelled")
+
+    def on_timer(self, name: str) -> Any:
+        self.ledger.counts[f"timers: {name}"] += 1
+        if name == "beat":
+            self.context.set_timer(self.context.now + BEAT_S, name)
+            return
+        held, now = self.state["held"], self.context.now
+        due = [row for at, row in held if at <= now]
+        if name != "pass on" or not due:
+            raise Violation("a timer fires at its time", f"{self.stage_name}: {name!r} at {now}, held {held[:1]}")
+        self.state["held"] = held[len(due) :]
+        self._set()
+        yield self.stamped(due)
+
+    def finish(self) -> Any:
+        self._none_is_late("the end")
+        return [self.stamped([row for _, row in self.state["held"]])]
+
+    def _set(self) -> None:
+        if self.state["held"]:
+            self.context.set_timer(self.state["held"][0][0], "pass on")
+
+    def _none_is_late(self, what: str) -> None:
+        """A time that had passed when the timer was set lets one step go first: that of the very moment."""
+        late = [at for at, _ in self.state["held"] if at < self.context.now]
+        if late:
+            raise Violation(
+                "a timer fires at its time", f"{self.stage_name}: {what} at {self.context.now} before {late[0]}"
+            )
+
+
 class Sink(Watched):
     """Keeps the rows that arrive."""
 
@@ -166,7 +218,10 @@ MODELS = {
     Shatter: lambda rows: rows,
     Double: lambda rows: [(2 * i + twin, key, word) for i, key, word in rows for twin in (0, 1)],
     Hold: lambda rows: rows,
+    Delay: lambda rows: rows,
 }
+#: What random flows are made of, beside timers.
+KINDS = [Watched, Filter, Shatter, Double, Hold]
 
 
 @dataclass
@@ -220,13 +275,21 @@ class Dataflow:
     sources: list[SourceData]
     sinks: list[Node]
     credit_floor: int
+    timed: bool
 
 
 class _Builder:
     def __init__(
-        self, rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int
+        self,
+        rng: random.Random,
+        ledger: Ledger,
+        nondeterministic: bool,
+        copies_max: int,
+        copies: int,
+        timers: random.Random | None = None,
     ) -> None:
         self.rng = rng
+        self.timers = timers if timers is not None and timers.random() < TIMED_SHARE else None
         self.ledger = ledger
         self.nondeterministic = nondeterministic
         chosen = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [3], [2, 3], [1, 2, 3]])
@@ -332,7 +395,10 @@ class _Builder:
         if rng.random() < 0.3:
             inputs.append(rng.choice(self.nodes))  # perhaps the same again
         rng.shuffle(inputs)
-        self.nodes.append(self._stage(rng.choice(list(MODELS)), inputs, self._key()))
+        kind = rng.choice(KINDS)
+        if self.timers is not None and self.timers.random() < 0.7:
+            kind = Delay
+        self.nodes.append(self._stage(kind, inputs, self._key()))
 
     def sink(self, node: Node) -> None:
         if node.data is None and self.rng.random() < 0.25:
@@ -393,12 +459,20 @@ def chain(
     chosen = replace(Settings.of(), **(given | settings))
     assert isinstance(sink.given, Flow)
     plan = compile_plan([sink.given], chosen, lambda given: given, "q", SECRET)
-    return Dataflow(plan, [data], [sink], 64 << 10)
+    return Dataflow(plan, [data], [sink], 64 << 10, Delay in kinds)
 
 
-def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max: int, copies: int = 0) -> Dataflow:
-    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``."""
-    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies)
+def draw(
+    rng: random.Random,
+    ledger: Ledger,
+    nondeterministic: bool,
+    copies_max: int,
+    copies: int = 0,
+    timers: random.Random | None = None,
+) -> Dataflow:
+    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
+    stages have some; on its own, so that flows without are the same with and without it."""
+    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers)
     for _ in range(rng.choice([1, 1, 2])):
         builder.source()
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
@@ -416,5 +490,9 @@ def draw(rng: random.Random, ledger: Ledger, nondeterministic: bool, copies_max:
     )
     sources = {node.name: node.data for node in builder.nodes if node.data is not None}
     return Dataflow(
-        plan, [sources[source.name] for source in plan.sources], builder.sinks, rng.choice([1, 500, 64 << 10])
+        plan,
+        [sources[source.name] for source in plan.sources],
+        builder.sinks,
+        rng.choice([1, 500, 64 << 10]),
+        any(node.kind is Delay for node in builder.nodes),
     )

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 TURN_S = 0.0002
 #: Virtual time that a worker stands still while it copies the state of a partition, at most.
 COPY_S = 0.004
+#: How far the clock of a worker may be ahead or behind, where there are timers.
+SKEW_S = 0.1
 #: How often a source that is patient looks whether it may end.
 HELD_BACK_S = 0.02
 
@@ -259,8 +261,15 @@ class WorkerProcess(Process):
         self.load = None if sim.demand is None else Busy(sim.demand)
         self._copying: set[tuple[int, int]] = set()  # partitions whose state was copied from here
         self._copied_aside: set[tuple[int, int]] = set()
+        self._skew = (
+            random.Random(f"clock {sim.seed} {attempt}").uniform(-SKEW_S, SKEW_S) if sim.dataflow.timed else 0.0
+        )
         sim.listening[str(attempt)] = self
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
+
+    @property
+    def clock(self) -> float:
+        return self.world.now + self._skew
 
     def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
@@ -292,7 +301,7 @@ class WorkerProcess(Process):
         assert core is not None
         newer = order.table.epoch > core.epoch
         try:
-            core.on_table(order.table, self.world.now)
+            core.on_table(order.table, self.clock)
         except Fenced:
             self.sim.fenced(self)
             return
@@ -354,31 +363,35 @@ class WorkerProcess(Process):
             return
         if isinstance(message, Hello) and message.epoch > core.epoch:
             self.sim.counts["greetings of a newer epoch"] += 1
-        core.on_data_plane(identity, message, batches, self.world.now)
+        core.on_data_plane(identity, message, batches, self.clock)
 
     def _installing(self, core: StageWorker, event: Callable[..., None], *given: Any) -> None:
         """Perhaps a replica comes to life."""
         known = set(core.replicas.values())
-        event(*given, self.world.now)
+        event(*given, self.clock)
         self.sim.counts["copies of state installed"] += set(core.replicas.values()) != known
         self._watch(core)
 
     def on_answer(self, worker: int, message: Any) -> None:
         assert self.core is not None
-        self.core.on_answer(worker, message, self.world.now)
+        self.core.on_answer(worker, message, self.clock)
 
     def turn(self) -> None:
-        core, now = self.core, self.world.now
+        core, now = self.core, self.clock
         assert core is not None
         steps = self.world.random.randint(1, 4)
         worked = 0
         while worked < steps and core.work(now):
             worked += 1
+        if worked < steps:
+            self.sim.ledger.check_idle(core, now)
         if worked:
             self.sim.first_step()
             if self.dead:
                 return
-        busy = bool(worked) or self._read(core)
+        busy = bool(worked)
+        if not busy or core.ticked:
+            busy = self._read(core) or busy
         if self.dead:
             return
         for producer in core.producers.values():
@@ -471,7 +484,7 @@ class WorkerProcess(Process):
                 self._readers[key] = iter(())
                 self._held_back.add(key)
                 continue
-            core.on_source(*key, None if batch == "end" else batch, self.world.now)
+            core.on_source(*key, None if batch == "end" else batch, self.clock)
             if batch == "end":
                 del self._readers[key]
                 self.sim.last_batch()

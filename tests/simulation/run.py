@@ -100,7 +100,9 @@ class Simulation:
         self.dataflow = (
             dataflow(self.ledger)
             if dataflow is not None
-            else flows.draw(rng, self.ledger, self.faults.nondeterministic, copies_max, copies)
+            else flows.draw(
+                rng, self.ledger, self.faults.nondeterministic, copies_max, copies, random.Random(f"timers {seed}")
+            )
         )
         self.plan = self.ledger.plan = self.dataflow.plan
         self.copies = draw_limits(random.Random(f"copies {seed}")) if dataflow is None else Limits(inline_bytes=0)

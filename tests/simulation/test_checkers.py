@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from flux.errors import QueryFailed
+from flux.operator import Context
 from partitioning.table import ReplicaAt, Table
 from tests.simulation.checkers import Violation
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Watched, chain, make_batch
+from tests.simulation.flows import Delay, Watched, chain, make_batch
 from tests.simulation.run import Simulation
 from tests.simulation.variants import VARIANTS
 
@@ -172,6 +173,38 @@ def two_workers_lead_by_the_same_table(sim: Simulation) -> None:
     sim.moves.roles(cores[0])
 
 
+def some_primary(sim: Simulation) -> tuple[Any, Any]:
+    """Of the sink, with its worker."""
+    return next((c, r) for c in sim._hosts() for (stage, _), r in c.replicas.items() if stage == 1 and r.primary)
+
+
+def a_worker_overlooks_what_is_ready(sim: Simulation) -> None:
+    core, replica = some_primary(sim)
+    replica.finished = False
+    sim.ledger.check_idle(core, sim.world.now)
+
+
+def a_worker_sleeps_for_too_long(sim: Simulation) -> None:
+    core, replica = some_primary(sim)
+    replica.finished, replica._expected = False, {}
+    replica.context.set_timer(sim.world.now + 1)
+    core.due = lambda: sim.world.now + 2
+    sim.ledger.check_idle(core, sim.world.now)
+
+
+def the_time_of_a_partition_goes_back(sim: Simulation) -> None:
+    _, replica = some_primary(sim)
+    replica.finished, replica.context.now, replica._latest = False, 2.0, 0.0
+    replica.step(1.0)
+
+
+def a_timer_fires_too_early(sim: Simulation) -> None:
+    operator = type("Delayed", (Delay,), {"ledger": sim.ledger, "stage_name": "delayed"})()
+    operator.open(Context("delayed"))
+    list(operator.process(make_batch([(1, 1, "w")], hop=0, tick=0)) or ())
+    list(operator.on_timer("pass on"))
+
+
 SHOWN: dict[Tamper, str] = {
     two_workers_lead_by_the_same_table: "nobody owns a partition twice",
     a_row_is_missing_in_every_copy: "every row counted once at the sink",
@@ -192,6 +225,10 @@ SHOWN: dict[Tamper, str] = {
     a_query_fails: "no run fails",
     it_waits_for_ever: "every run comes to its end",
     it_acks_more_than_it_applied: "an ack never exceeds what was applied",
+    a_worker_overlooks_what_is_ready: "what is ready is applied",
+    a_worker_sleeps_for_too_long: "a worker wakes up for its timers",
+    the_time_of_a_partition_goes_back: "time never goes back",
+    a_timer_fires_too_early: "a timer fires at its time",
 }
 
 

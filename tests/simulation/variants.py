@@ -180,16 +180,23 @@ def reports_the_end_before_it_is_committed(patch: Patch) -> None:
 
 def applies_what_is_not_committed(patch: Patch) -> None:
     """A secondary applies steps as soon as it hears of them."""
-    ready = Replica.ready.fget  # type: ignore[attr-defined]
+    ready = Replica.ready
 
-    def broken(self: Replica) -> bool:
+    def broken(self: Replica, now: float) -> bool:
         committed, self.order.committed = self.order.committed, self.order.end
         try:
-            return bool(ready(self))
+            return ready(self, now)
         finally:
             self.order.committed = committed
 
-    patch.setattr(Replica, "ready", property(broken))
+    follow = StageWorker._follow
+
+    def wakes(self: StageWorker, replica: Replica, item: Any) -> bool:
+        self._ready.add((item.stage, item.partition))
+        return follow(self, replica, item)
+
+    patch.setattr(Replica, "ready", broken)
+    patch.setattr(StageWorker, "_follow", wakes)
 
 
 def heeds_a_deposed_primary(patch: Patch) -> None:
