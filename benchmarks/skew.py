@@ -44,7 +44,7 @@ ROW_S = 20e-6
 PARTITIONS, ZIPF_PARTITIONS = 24, 64
 #: Rows offered, as a part of what the workers can do together, one of them being slow. The rest is needed to work off
 #: what has waited until the partitions had moved, and for messages.
-OFFERED = 0.65
+OFFERED = 0.6
 #: Rows of a source that are due together, of few and of many partitions. Few and larger slices: what is measured is not
 #: how many messages two cores can take.
 TICK_S, ZIPF_TICK_S = 0.1, 0.2
