@@ -100,6 +100,10 @@ class Seen:
         """Of rows that were due: True for what arrived in this time."""
         return (self.at >= start) & (self.at < end) & (self.due > 0)
 
+    def due_between(self, start: float, end: float) -> np.ndarray:
+        """True for what was due in this time, whenever it arrived."""
+        return (self.due >= start) & (self.due < end)
+
     def rate(self, start: float, end: float) -> float:
         """Rows per second that arrived in this time."""
         inside = (self.at >= start) & (self.at < end)

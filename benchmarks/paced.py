@@ -1,7 +1,7 @@
 """Rows that are due at a steady rate, made from their number alone, so that they can be made again and counted.
 
 A source in three parts, each optional: keys that are loaded first, as fast as it goes; rows that are due, so many
-every ``TICK_S``; rows as fast as it goes. The driver says by small files where one part ends and the next begins (all
+every ``tick_s``; rows as fast as it goes. The driver says by small files where one part ends and the next begins (all
 processes are on one machine). Whoever seeks to a batch makes the same rows as the one before him.
 """
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("value", pa.int64())])
 VALUES = 1024
-#: Rows of one batch of a source, due together.
+#: Rows of one batch of a source are due together: so much time's worth of them, unless a script says otherwise.
 TICK_S = 0.01
 #: Rows of one batch while keys are loaded, and of one as fast as it goes.
 LOAD_ROWS, FLAT_ROWS = 65_536, 8_192
@@ -41,11 +41,12 @@ class Script:
     keys: int
     load: bool = False
     zipf: float = 0.0
+    tick_s: float = TICK_S
     folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="flux-bench-"))
 
     @property
     def per_batch(self) -> int:
-        return max(round(self.rate / self.partitions * TICK_S), 1)
+        return max(round(self.rate / self.partitions * self.tick_s), 1)
 
     @property
     def loads(self) -> int:
@@ -71,7 +72,7 @@ class Script:
         """Number of the batch that is due then."""
         start = self.said(START)
         assert start is not None
-        return self.loads + math.ceil((at - start) / TICK_S)
+        return self.loads + math.ceil((at - start) / self.tick_s)
 
     def expected(self) -> np.ndarray:
         """Rows of each key, when the end has been said."""
@@ -103,7 +104,7 @@ class Script:
                     yield None
             flat = self.said(FLAT) if flat is None else flat
             if flat is None or number < flat:
-                due = begins + (number - self.loads + 1) * TICK_S
+                due = begins + (number - self.loads + 1) * self.tick_s
                 while time.time() < due:
                     yield None
                 rows, due_ns = self.per_batch, round(due * 1e9)

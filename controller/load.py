@@ -29,7 +29,8 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """``cpu``: seconds per second of its process; ``leaving``: it is being emptied and takes nothing more. Workers on
+    """``cpu``: seconds per second of its process, and ``busy`` of its thread, whatever it did: reading and sending too, and
+    replicas that have left since; ``leaving``: it is being emptied and takes nothing more. Workers on
     the same ``executor`` share its fate: the replicas of a partition are kept on different ones."""
 
     worker: int
@@ -37,6 +38,7 @@ class WorkerLoad:
     cpu: float = 0.0
     rss_bytes: int = 0
     leaving: bool = False
+    busy: float = 0.0
 
 
 @dataclass(frozen=True)

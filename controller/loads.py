@@ -32,9 +32,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Report:
-    """``at``: by the worker's own clock, which the counts go by."""
+    """``at``: by the worker's own clock, which the counts go by. ``rested_s``: its thread waited for something to do."""
 
     at: float
+    rested_s: float | None
     cpu_s: float
     rss_bytes: int
     replicas: dict[_Life, Counts]
@@ -58,7 +59,9 @@ class LoadBook:
             (stage, partition, incarnation): Counts(*counts)
             for stage, partition, incarnation, *counts in given["replicas"]
         }
-        report = Report(given["at"], stats.get("cpu_s", 0.0), stats.get("rss_bytes", 0), replicas)
+        report = Report(
+            given["at"], given.get("rested_s"), stats.get("cpu_s", 0.0), stats.get("rss_bytes", 0), replicas
+        )
         newest = self._newest.get(worker)
         older = self._older.get(worker)
         if newest is not None and (older is None or newest.at - older.at >= INTERVAL_MIN_S):
@@ -98,9 +101,13 @@ class LoadBook:
     def _worker(self, member: Member) -> WorkerLoad:
         newest, older = self._newest.get(member.node), self._older.get(member.node)
         seconds = self._seconds(member.node)
-        cpu = (newest.cpu_s - older.cpu_s) / seconds if newest and older and seconds else 0.0
+        cpu = busy = 0.0
+        if newest and older and seconds:
+            cpu = (newest.cpu_s - older.cpu_s) / seconds
+            if newest.rested_s is not None and older.rested_s is not None:
+                busy = max(1.0 - (newest.rested_s - older.rested_s) / seconds, 0.0)
         rss = newest.rss_bytes if newest else 0
-        return WorkerLoad(member.node, member.about.executor, round(cpu, 6), rss, member.leaving)
+        return WorkerLoad(member.node, member.about.executor, round(cpu, 6), rss, member.leaving, round(busy, 6))
 
     def _replicas(self, key: tuple[int, int], listed: tuple[ReplicaAt, ...], movable: bool) -> list[ReplicaLoad]:
         known = {replica.worker: self._rates(key, replica) for replica in listed}

@@ -57,8 +57,9 @@ LOCAL = "local"
 STARVED_PATIENCE = 2
 #: Times the ack interval: how long orders wait for each other while there is other work. Each message has its answer.
 ORDERS_PATIENCE = 2
-#: Steps of one partition before the next one has its turn: its keys are in the cache by then.
-STEPS_IN_TURN = 8
+#: Steps of one partition before the next one has its turn: its keys are in the cache by then. And the time for them, because
+#: steps may be slow: who has little to do then waits for one step of another, not for eight.
+STEPS_IN_TURN, TURN_S = 8, 0.01
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
 CHUNK_BYTES = 4 << 20
 
@@ -183,10 +184,11 @@ class StageWorker:
         self._newest: dict[int, int] = {}  # stage -> newest incarnation of its replicas here
         self._early: list[tuple[Hashable, Hello]] = []
         self._complete: dict[int, list[int]] = {}
-        self._turn: deque[tuple[int, int]] = deque()
+        self._turns: deque[deque[tuple[int, int]]] = deque()  # by stage: whose turn it is, then who is next
         self._ready: set[tuple[int, int]] = set()
         self._effects: deque[Effect] = deque()
         self._in_turn = 0
+        self._turn_began = 0.0
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
@@ -250,7 +252,10 @@ class StageWorker:
             mine = sorted(partition for (s, partition) in self.replicas if s == stage.id)
             self._hosted[stage.id] = np.array(mine, np.int64)
             self._newest[stage.id] = max((self.replicas[stage.id, p].incarnation for p in mine), default=-1)
-        self._turn = deque(self.replicas)
+        by_stage: dict[int, deque[tuple[int, int]]] = {}
+        for key in self.replicas:
+            by_stage.setdefault(key[0], deque()).append(key)
+        self._turns, self._in_turn = deque(by_stage.values()), 0
         inbound = [edge for edge in self.plan.edges if len(self._hosted[edge.consumer])]
         self._credit.expected = sum(edge.producers or 0 for edge in inbound)
 
@@ -703,16 +708,28 @@ class StageWorker:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
         if now >= self._tick_at:
             self._wake_for_timers(now)
-        for _ in range(len(self._turn) + 1 if self._turn else 0):  # the last is the one whose turn was over
-            key = self._turn[0]
-            if key in self._ready and self._in_turn < STEPS_IN_TURN:
-                if self.replicas[key].ready(now):
-                    self._in_turn += 1
-                    self._step(self.replicas[key], now)
+        if not self._goes_on(now) and not self._next_turn(now):
+            return False
+        self._in_turn += 1
+        self._step(self.replicas[self._turns[0][0]], now)
+        return True
+
+    def _goes_on(self, now: float) -> bool:
+        """Whether the partition whose turn it is applies one more step in it."""
+        in_time = 0 < self._in_turn < STEPS_IN_TURN and now - self._turn_began < TURN_S
+        return in_time and self._has_work(self._turns[0][0], now)
+
+    def _next_turn(self, now: float) -> bool:
+        """The next stage has its turn, and in it the next partition. So a stage that takes long, with many partitions, keeps
+        no other waiting: the one behind it, which everybody sends to, has every other turn."""
+        self._in_turn, self._turn_began = 0, now
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            turn = self._turns[0]
+            for _ in range(len(turn)):
+                turn.rotate(-1)
+                if self._has_work(turn[0], now):
                     return True
-                self._ready.discard(key)  # whatever makes it ready again puts it back
-            self._turn.rotate(-1)
-            self._in_turn = 0
         return False
 
     def _wake_for_timers(self, now: float) -> None:
@@ -723,6 +740,14 @@ class StageWorker:
                 self._ready.add(key)
             else:
                 self._tick_at = min(self._tick_at, replica.timer_at)
+
+    def _has_work(self, key: tuple[int, int], now: float) -> bool:
+        if key not in self._ready:
+            return False
+        if not self.replicas[key].ready(now):
+            self._ready.discard(key)  # whatever makes it ready again puts it back
+            return False
+        return True
 
     def _step(self, replica: Replica, now: float) -> None:
         started = self._clock()

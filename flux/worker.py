@@ -33,6 +33,7 @@ from flux.lifeline import hold
 from flux.messages import Data, Install
 from flux.plan import Plan
 from flux.producer import ToWorker
+from flux.read_turn import ReadTurn
 from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register, short_collections
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transfers import Aside
@@ -41,8 +42,6 @@ from partitioning.warm_up import warm_up
 
 #: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
-#: Batches read from sources in one turn.
-READ_BATCHES = 4
 #: How long to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
 #: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
@@ -65,7 +64,9 @@ class Worker:
         self._readers: dict[tuple[int, int], Iterator[pa.RecordBatch | None]] = {}
         self._read_turn: deque[tuple[int, int]] = deque()
         self._unread: dict[tuple[int, int], deque[pa.RecordBatch]] = {}
+        self._read_when = ReadTurn()
         self._idle_until = 0.0
+        self._rested_s = 0.0
         self._lifeline: socket.socket | None = None
         self._turns = 0
         self._beat_at = 0.0
@@ -111,12 +112,8 @@ class Worker:
         self._turns += 1
         now = time.time()
         busy = self._work(core, now)
-        if not busy or core.ticked:  # else timers without end would keep the rows out
-            # Several at a time: a partition then finds more rows waiting, and its keys come into the cache once for all.
-            for _ in range(READ_BATCHES):
-                if not self._read(core, now):
-                    break
-                busy = True
+        # Timers without end would keep the rows out.
+        busy |= self._read_sources(core, idle=not busy or core.ticked)
         self._flush(core, now)
         self._heartbeat(core, now)
         wait = (
@@ -124,7 +121,10 @@ class Worker:
             if busy
             else min(core.due(), self._beat_at, now + IDLE_SOURCE_S if self._read_turn else self._beat_at) - now
         )
-        for ready in self.sockets.wait(wait):
+        began = time.perf_counter()
+        received = self.sockets.wait(wait)
+        self._rested_s += (time.perf_counter() - began) if wait > 0 else 0.0
+        for ready in received:
             self._receive(core, ready)
 
     # ---- in
@@ -204,6 +204,14 @@ class Worker:
             self._readers[source, partition] = iter(plan.read(*where))
         except Exception as error:
             raise self._source_failed(source, partition, error) from error
+
+    def _read_sources(self, core: StageWorker, idle: bool) -> bool:
+        """Whether anything was read."""
+        batches, now = 0, time.time()
+        if self._read_when.begins(idle, now):
+            while self._read_when.goes_on(batches, now) and self._read(core, now):
+                batches, now = batches + 1, time.time()
+        return batches > 0
 
     def _read(self, core: StageWorker, now: float) -> bool:
         """One batch from the next source whose log has room and that has something."""
@@ -291,7 +299,7 @@ class Worker:
         stats["cpu_s"] = sum(self._process.cpu_times()[:2])
         if now >= self._load_at:
             self._load_at = now + self._load_every_s
-            stats["load"] = core.load(now)
+            stats["load"] = core.load(now) | {"rested_s": round(self._rested_s, 6)}
         self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
 
     # ---- end

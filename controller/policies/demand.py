@@ -81,8 +81,9 @@ class Meter:
         workers = np.array(sorted(loads.workers), np.int64)
         worker = _positions(workers, key & 0xFFFFFF)
         demand = Demand(workers, key, worker, busy, busy, busy, queued, np.ones(len(workers)))
-        cpu = np.array([loads.workers[number].cpu for number in workers.tolist()], np.float64)
-        saturated = np.maximum(demand.per_worker(busy), cpu) >= SATURATED
+        whole = (max(loads.workers[number].busy, loads.workers[number].cpu) for number in workers.tolist())
+        spent = np.maximum(demand.per_worker(busy), np.fromiter(whole, np.float64, len(workers)))
+        saturated = spent >= SATURATED
 
         elapsed = now - self._at
         known, before, last = self._before(key)

@@ -166,10 +166,12 @@ class _Round:
 
     def _comparable(self, high: int, low: int) -> bool:
         """Whether there may be a gain, and has been for some rounds."""
-        if self._load[high] - self._load[low] <= self._least_gain(high):
+        least = self._least_gain(high)
+        if self._load[high] - self._load[low] <= least:
             return False
         busy, idle = int(self._demand.workers[high]), int(self._demand.workers[low])
-        lasted = all(r[busy] > r[idle] for r in self._rounds if busy in r and idle in r)
+        # As large in each of them: what one odd round has left in the average would go on for several.
+        lasted = all(r[busy] - r[idle] > least for r in self._rounds if busy in r and idle in r)
         return lasted and self._cooling.may_take(idle)
 
     def _least_gain(self, high: int) -> float:

@@ -95,6 +95,22 @@ def test_load_over_mean_is_that_of_the_worker_with_most_rows() -> None:
     assert skew.load_over_mean(np.array([20.0, 20.0, 40.0]), {0: 1, 1: 1, 2: 2}) == 1.0
 
 
+def test_the_best_placement_puts_the_heaviest_first_where_there_is_least() -> None:
+    assert skew.attainable(np.array([40.0, 20.0, 10.0, 10.0]), 2) == 1.0
+    assert skew.attainable(np.array([60.0, 20.0, 10.0, 10.0]), 2) == 1.2, "one partition cannot be divided"
+
+
+def test_rows_count_by_when_they_were_due_and_not_by_when_they_arrived() -> None:
+    """Rows that wait until the time is over are the latest of all."""
+    early = steady(20)
+    held = np.where(early.due > 1017, 1030.0, early.at)
+    late = Seen(held, early.partition, early.due, early.rows, early.counts)
+    found = skew.slow_summary(ran(late, []), ran(steady(20), []))
+    # Counted from 1010 to 1020: the last three of ten seconds are 10 to 13 s late.
+    assert found["static_latency_ms"] == pytest.approx(0.3 * 11_500, rel=0.01)
+    assert found["static_rows_per_s"] == pytest.approx(0.7 * found["adaptive_rows_per_s"], rel=0.01)
+
+
 def ran(seen: Seen, moves: list[Event]) -> skew.Ran:
     return skew.Ran(1000.0, 1000.0, 1020.0, seen, moves, {0: 0, 1: 1}, seen.counts)
 

@@ -12,11 +12,14 @@ from flux.control import Heartbeat
 from tests.controller.cluster import Cluster, register
 
 
-def reports(c: Cluster, worker: int, at: float, cpu_s: float = 0.0, **counts: Any) -> None:
+def reports(
+    c: Cluster, worker: int, at: float, cpu_s: float = 0.0, rested_s: float | None = None, **counts: Any
+) -> None:
     """A heartbeat with load. ``p0=(busy_s, rows, slices, queued, state_bytes)`` of Sums/0, and so on."""
     lives = {(0, p): r.incarnation for p in range(len(c.table.stages[0])) for r in c.replicas(p) if r.worker == worker}
     replicas = [[0, int(name[1:]), lives.get((0, int(name[1:])), 0), *values] for name, values in counts.items()]
-    stats = {"cpu_s": cpu_s, "rss_bytes": 1 << 20, "load": {"at": at, "replicas": replicas}}
+    load = {"at": at, "replicas": replicas} | ({} if rested_s is None else {"rested_s": rested_s})
+    stats = {"cpu_s": cpu_s, "rss_bytes": 1 << 20, "load": load}
     c.report(worker, Heartbeat(node=worker, progress=1, stats=stats))
 
 
@@ -50,6 +53,14 @@ def test_rates_are_differences_over_the_time_of_the_worker_itself() -> None:
     assert (primary.queued, primary.state_bytes) == (4, 128)
     assert loads.workers[0].cpu == 0.5
     assert loads.of_workers() == {0: 0.5, 1: 0.5, 2: 0.0}
+
+
+def test_the_thread_of_a_worker_is_busy_when_it_does_not_rest() -> None:
+    c = Cluster(slots=2)
+    for worker, rested_s in ((0, 0.5), (1, 0.0)):
+        reports(c, worker, 0.0, rested_s=7.0)
+        reports(c, worker, 2.0, rested_s=7.0 + rested_s)
+    assert [c.core.loads().workers[worker].busy for worker in (0, 1)] == [0.75, 1.0]
 
 
 def test_rates_are_over_a_second_at_least_however_often_is_reported() -> None:

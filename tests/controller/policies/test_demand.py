@@ -8,8 +8,8 @@ from controller.load import Loads, ReplicaLoad, WorkerLoad
 from controller.policies.demand import Meter
 
 
-def loads(*replicas: ReplicaLoad, workers: int = 3, cpu: float = 0.0) -> Loads:
-    return Loads({w: WorkerLoad(w, f"e{w}", cpu=cpu) for w in range(workers)}, list(replicas), 1.0)
+def loads(*replicas: ReplicaLoad, workers: int = 3, cpu: float = 0.0, thread: float = 0.0) -> Loads:
+    return Loads({w: WorkerLoad(w, f"e{w}", cpu=cpu, busy=thread) for w in range(workers)}, list(replicas), 1.0)
 
 
 def row_costs(worker: int, *costs: float, stage: int = 0) -> list[ReplicaLoad]:
@@ -44,12 +44,12 @@ def test_stages_are_compared_with_themselves() -> None:
     assert paces(*row_costs(0, 1), *row_costs(1, 1, 1, 1), *row_costs(2, 1, 1, 1), *costly) == [1, 1, 1]
 
 
-def growing(busy: float, cpu: float = 0.0, smooth_s: float = 0.0, rounds: int = 2, dt: float = 1.0) -> float:
+def growing(busy: float, smooth_s: float = 0.0, rounds: int = 2, dt: float = 1.0, **worker: float) -> float:
     """Load of one replica that applies 100 slices a second while 50 more arrive."""
     meter = Meter(smooth_s)
     for number in range(rounds):
         replica = ReplicaLoad(0, 0, 0, busy=busy, queued=int(50 * number * dt), slices_per_s=100)
-        demand = meter.look(loads(replica, cpu=cpu), number * dt)
+        demand = meter.look(loads(replica, **worker), number * dt)
     return float(demand.steady[0])
 
 
@@ -62,6 +62,12 @@ def test_a_worker_that_is_saturated_by_other_work_counts_as_such() -> None:
     """It reads a source, say."""
     assert growing(busy=0.3) == pytest.approx(0.3)
     assert growing(busy=0.3, cpu=0.9) == pytest.approx(0.3 * 1.5)
+
+
+def test_a_worker_whose_thread_never_rests_is_saturated_though_a_replica_has_left_with_its_busy_time() -> None:
+    """What left in this round is not among its replicas any more, and the rest have not had that time."""
+    assert growing(busy=0.75, thread=0.7) == pytest.approx(0.75)
+    assert growing(busy=0.75, thread=0.98) == pytest.approx(0.75 * 1.5)
 
 
 def test_load_is_smoothed_over_time_whatever_the_rounds() -> None:

@@ -125,6 +125,16 @@ def test_load_that_flips_every_round_does_not_cause_a_move_every_round() -> None
         assert moves <= 60 // 5, f"period {period}: {moves} moves"
 
 
+def test_one_odd_round_causes_no_move_though_the_average_remembers_it_for_long() -> None:
+    """Where the rows began later on one worker than on the others, say."""
+    cluster = Cluster(2).put([0.1] * 10, lambda p: [p % 2])
+    asked = policy(smooth_s=5.0)
+    cluster.cost = {(0, p): 0.1 if p % 2 else 0.01 for p in range(10)}
+    cluster.round(asked)
+    cluster.cost = {(0, p): 0.1 + 0.001 * (p % 2) for p in range(10)}
+    assert cluster.run(asked, 10) == []
+
+
 def test_a_load_that_has_moved_for_good_is_followed() -> None:
     cluster = Cluster(2).put([0.1] * 8, lambda p: [p % 2])
     asked = policy()

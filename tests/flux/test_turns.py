@@ -1,0 +1,136 @@
+"""Whose turn it is on a worker that has more to do than it can: partitions, stages, and its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from flux.read_turn import BATCHES, READ_S, STARVED_S, ReadTurn
+from flux.settings import Settings
+from flux.stage_worker import STEPS_IN_TURN, StageWorker
+from partitioning.table import ReplicaAt, Table
+
+SCHEMA = pa.schema([("x", pa.int64())])
+#: One step of an operator that takes long.
+SLOW_S = 0.04
+
+
+class Passed(flux.Operator):
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield batch
+
+
+class Sink(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None: ...
+
+
+def overloaded(batches: int, behind: int = 0) -> StageWorker:
+    """A worker with three partitions of a stage, for each of which so many steps wait, and with one of the stage behind
+    it, for which ``behind`` do."""
+    source = flux.source(lambda p: iter(()), SCHEMA, 1, "rows")
+    flow = flux.stage(partitions=1)(Sink)(flux.stage(partitions=3)(Passed)(source))
+    plan = compile_plan([flow], Settings.of(step_max_rows=1), lambda schema: schema, "q", b"s")
+    core = StageWorker(plan, 0)
+    stages = tuple((ReplicaAt(0, 0),) for _ in range(3)), ((ReplicaAt(0, 0),),)
+    core.on_table(Table(0, stages, ((0,),), {0: ""}), 0.0)
+    list(core.poll(0.0))
+    fed = 0
+    while fed < 3 * batches + behind:  # one after the other, to each partition in rotation
+        core.on_source(0, 0, pa.record_batch({"x": pa.array([fed], pa.int64())}), 0.0)
+        fed += 1
+    list(core.poll(0.0))
+    for _ in range(behind):
+        assert core.work(0.0)
+    list(core.poll(0.0))
+    return core
+
+
+def applied(core: StageWorker, now: float) -> tuple[int, int]:
+    """Stage and partition of the next step."""
+    before = {key: replica.applied for key, replica in core.replicas.items()}
+    assert core.work(now)
+    (key,) = [key for key, replica in core.replicas.items() if replica.applied != before[key]]
+    return key
+
+
+def test_a_partition_applies_several_quick_steps_before_the_next_one_has_its_turn() -> None:
+    core = overloaded(2 * STEPS_IN_TURN)
+    turns = [applied(core, 0.0)[1] for _ in range(3 * STEPS_IN_TURN)]
+    assert sorted(set(turns)) == [0, 1, 2]
+    assert all(turns[n] == turns[n - n % STEPS_IN_TURN] for n in range(len(turns)))
+
+
+def test_a_partition_whose_steps_take_long_gives_way_after_each() -> None:
+    core = overloaded(4)
+    turns = [applied(core, step * SLOW_S)[1] for step in range(6)]
+    assert turns[:3] == turns[3:]
+    assert sorted(turns[:3]) == [0, 1, 2]
+
+
+def test_the_stage_behind_has_every_other_turn_however_many_partitions_keep_the_first_one_busy() -> None:
+    """Rows of all workers go by it."""
+    core = overloaded(8, behind=6)
+    stages = [applied(core, 1.0 + step * SLOW_S)[0] for step in range(12)]
+    assert stages.count(1) == 6
+    assert all(one != next_ for one, next_ in zip(stages, stages[1:], strict=False))
+
+
+def test_who_has_nothing_to_do_takes_no_turn() -> None:
+    core = overloaded(1)
+    assert sorted(applied(core, step * SLOW_S) for step in range(3)) == [(0, 0), (0, 1), (0, 2)]
+    assert not core.work(9.0), "what they gave has not been delivered yet"
+    list(core.poll(9.0))
+    assert [applied(core, 9.0) for _ in range(3)] == [(1, 0)] * 3
+    assert not core.work(9.0)
+
+
+# ---- sources
+
+
+def batches_read(turn: ReadTurn, start: float, each_s: float) -> int:
+    """By a turn that has begun, of batches that take so long."""
+    batches = 0
+    while turn.goes_on(batches, start + batches * each_s):
+        batches += 1
+    return batches
+
+
+def test_what_has_come_is_applied_before_more_is_read() -> None:
+    turn = ReadTurn()
+    assert turn.begins(idle=True, now=10.0)
+    assert not turn.begins(idle=False, now=10.0 + STARVED_S / 2)
+    assert turn.begins(idle=True, now=10.0 + STARVED_S / 2)
+
+
+@pytest.mark.parametrize("step_s", [0.0001, 0.002, 0.04])
+def test_sources_are_read_at_most_one_step_late_however_much_there_is_to_apply(step_s: float) -> None:
+    turn = ReadTurn()
+    assert turn.begins(idle=True, now=10.0)
+    read = [10.0]
+    for step in range(1, 1000):
+        if turn.begins(idle=False, now=10.0 + step * step_s):
+            read.append(10.0 + step * step_s)
+    assert len(read) > 4
+    waits = [later - sooner for sooner, later in zip(read, read[1:], strict=False)]
+    assert max(waits) <= STARVED_S + step_s + 1e-9
+
+
+def test_several_large_batches_are_read_when_there_is_nothing_else_to_do_and_one_when_there_is() -> None:
+    turn = ReadTurn()
+    assert turn.begins(idle=True, now=10.0)
+    assert batches_read(turn, 10.0, each_s=2 * READ_S) == BATCHES
+    assert turn.begins(idle=False, now=11.0)
+    assert batches_read(turn, 11.0, each_s=2 * READ_S) == 1
+
+
+def test_small_batches_are_read_for_a_while_however_many_they_are() -> None:
+    """One for each slow step would be too few for a source that has a hundred a second."""
+    turn = ReadTurn()
+    assert turn.begins(idle=False, now=11.0)
+    assert batches_read(turn, 11.0, each_s=READ_S / 16) == pytest.approx(16, abs=1)
