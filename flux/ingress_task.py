@@ -15,7 +15,7 @@ from flux.batches import conform
 from flux.log import Meter
 from flux.plan import Plan
 from flux.producer import Producer, ToWorker
-from flux.stage_worker import SourceStreams
+from flux.source_streams import SourceStreams
 from partitioning.ids import StreamId
 from partitioning.table import Table
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from flux.batches import conform
-from flux.checksum import extend
 from flux.collect import Collect
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.copy_state import StateCopy, restore
@@ -46,8 +45,8 @@ from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
 from flux.receiver import Counters, Credit, Inbound
 from flux.replica import Outlet, Replica
+from flux.source_streams import SourceStreams
 from flux.transfers import Aside, Limits, ToSender, Transfers
-from partitioning.cluster import cluster_by_key, whole
 from partitioning.ids import StreamId
 from partitioning.table import FIRST_EPOCH, Table
 
@@ -92,62 +91,6 @@ class Starved:
     since: float
     patience_s: float
     urgent: bool = False
-
-
-class SourceStreams:
-    """The streams of one partition of a source: one per edge that leaves the source, fed with the same batches."""
-
-    def __init__(
-        self, edges: Sequence[EdgePlan], producers: Sequence[Producer], name: str, seeks: bool = False
-    ) -> None:
-        """``seeks``: the source can begin at any batch, and this is not the first life of its partition."""
-        self.edges = edges
-        self.producers = producers
-        self.name = name
-        self.rows = 0
-        self.batches = 0
-        self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
-        self._checksum = 0
-        self._known = False  # the checksum is that through the first batch to be read
-
-    def place(self) -> bool:
-        """Whether it is known with which batch to begin. A source that seeks leaves out what everybody has."""
-        if self.start is None:
-            floors = [producer.floor() for producer in self.producers]
-            known = [floor for floor in floors if floor is not None]
-            if len(known) == len(floors):
-                self.start, self._checksum = min(known)
-                self._known = self.start > 0
-                for producer in self.producers:
-                    producer.begin_at(self.start, self._checksum)
-        return self.start is not None
-
-    @property
-    def has_room(self) -> bool:
-        return all(producer.has_room for producer in self.producers)
-
-    @property
-    def drained(self) -> bool:
-        return all(producer.drained for producer in self.producers)
-
-    def append(self, batch: pa.RecordBatch, now: float) -> None:
-        """The batch is copied while it is clustered: the caller may reuse its memory."""
-        self.rows += batch.num_rows
-        self.batches += 1
-        # Of the rows as they were read: how they are clustered depends on the table of the day.
-        self._checksum = self._checksum if self._known else extend(self._checksum, batch)
-        self._known = False
-        for edge, producer in zip(self.edges, self.producers, strict=True):
-            if edge.key:
-                data = cluster_by_key(batch, edge.key, edge.partitions, producer.order)
-            else:
-                turn = (producer.stream.producer + producer.next_sequence) % edge.partitions
-                data = whole(batch, turn, edge.partitions, producer.order)
-            producer.append(data, now, self._checksum)
-
-    def finish(self, now: float) -> None:
-        for producer in self.producers:
-            producer.finish(now)
 
 
 class StageWorker:
