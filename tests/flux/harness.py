@@ -109,7 +109,7 @@ class ThreadQuery:
                 total[name] = total.get(name, 0) + count
         return total
 
-    def until_counted(self, name: str, at_least: int, limit_s: float = 10.0) -> None:
+    def until_counted(self, name: str, at_least: int, limit_s: float = LIMIT_S) -> None:
         end = time.monotonic() + limit_s
         while self.counters().get(name, 0) < at_least:
             assert time.monotonic() < end, f"{name} is not {at_least}: {self.counters()}; raised {self.raised}"
