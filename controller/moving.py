@@ -8,7 +8,8 @@ safe copies than it had (or than its stage asks for). Where a worker is lost hal
     source       what was begun on the target goes on as the repair of the copy that is gone
     another      if it was the primary, the unfinished target is dropped (its copy may hold what the survivors order
                  otherwise), the partition is repaired first, and the move begins again; if it was a secondary, the target
-                 takes the place of the lost copy instead of the source's
+                 takes the place of the lost copy instead of the source's; if it shares an executor with the source, it is
+                 dropped, the partition is repaired elsewhere first, and the move begins again
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ class Moving:
             if job.key in busy or job.key in resting:
                 continue
             problem = self.problem(job.move, table, members)
-            if problem is not None:
+            if problem is not None and self._leaves(job, table, members):
+                job.move, job.anywhere = replace(job.move, target=ANYWHERE), True
+            elif problem is not None:
                 self.pending.remove(job)
                 self._given_up(job, problem, now)
                 continue
@@ -160,6 +163,12 @@ class Moving:
                 job.move = replace(job.move, target=target)
             return Wanted(*job.key, job.move.target, job.move.source, job.why)
         return None
+
+    def _leaves(self, job: Job, table: Table, members: Membership) -> bool:
+        """Whether its source is to be emptied in any case. Given up, the move would be asked for again at once, behind what
+        has begun in its place meanwhile."""
+        anywhere = replace(job.move, target=ANYWHERE)
+        return job.move.source in members.leaving and self.problem(anywhere, table, members) is None
 
     def _choose(self, job: Job, table: Table, members: Membership, loads: Mapping[int, int]) -> int | None:
         """The worker that is preferred, or that has failed least often and has the fewest copies."""
@@ -199,6 +208,11 @@ class Moving:
         left = [r for r in table.stages[addition.stage][addition.partition] if r.worker != job.move.source]
         safe = self._safe(addition.key, left)
         return safe == len(left) and safe >= min(job.safe, self.plan.stages[addition.stage].replicas)
+
+    def replaces_another(self, addition: Addition, replicas: Iterable[ReplicaAt]) -> bool:
+        """Whether a copy beside the source was lost since the move began: the target is to take the place of that one."""
+        others = sum(replica.worker != addition.worker for replica in replicas)
+        return others < min(self.under_way[addition.key].safe, self.plan.stages[addition.stage].replicas)
 
     def finish(self, addition: Addition, now: float) -> None:
         """The source is dropped."""

@@ -15,7 +15,7 @@ from typing import Any
 from controller.attempts import ASK_EVERY_MAX_S, ASK_EVERY_S, CONFIRM_MAX_S, COPIES_MAX, SAFE_MAX_S, Attempts
 from controller.events import Event, History
 from controller.membership import Member, Membership
-from controller.sweep import Addition, Census, Wanted, next_additions, under_replicated
+from controller.sweep import Addition, Census, MayHold, Wanted, next_additions, under_replicated
 from flux.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.plan import Plan
 from partitioning.table import ReplicaAt, Table
@@ -48,20 +48,30 @@ class Repairs:
     def next(self, table: Table, members: Membership, now: float = math.inf) -> Wanted | None:
         """The next repair to begin. Partitions that rest after many attempts are passed over; with ``now`` left out,
         none is."""
+        may_hold = self._may_hold(members)
+        wanted = self._next(table, self.under_way.values(), may_hold, now)
+        return self._elsewhere(wanted[0], table, may_hold) if wanted else None
+
+    def waits(self, table: Table, members: Membership, now: float) -> bool:
+        """Whether a repair is due that cannot begin only because of what is under way: in a stage before or after its
+        own. What is due less must not keep it waiting by beginning, one after the other, without end."""
+        return bool(self.under_way) and bool(self._next(table, (), self._may_hold(members), now))
+
+    def _next(self, table: Table, under_way: Iterable[Addition], may_hold: MayHold, now: float) -> list[Wanted]:
+        at_once = self.plan.settings.repairs_at_once
+        return next_additions(
+            self.plan, table, under_way, at_once, may_hold, self._census, self.attempts.resting(now)
+        )  # fmt: skip
+
+    def _may_hold(self, members: Membership) -> MayHold:
         same_executor = self.plan.settings.same_executor
 
         def may_hold(worker: int, replicas: tuple[ReplicaAt, ...]) -> bool:
             return members.obstacle(worker, [replica.worker for replica in replicas], same_executor) is None
 
-        wanted = next_additions(
-            self.plan, table, self.under_way.values(), self.plan.settings.repairs_at_once, may_hold,
-            self._census, self.attempts.resting(now),
-        )  # fmt: skip
-        return self._elsewhere(wanted[0], table, may_hold) if wanted else None
+        return may_hold
 
-    def _elsewhere(
-        self, wanted: Wanted, table: Table, may_hold: Callable[[int, tuple[ReplicaAt, ...]], bool]
-    ) -> Wanted:
+    def _elsewhere(self, wanted: Wanted, table: Table, may_hold: MayHold) -> Wanted:
         """Where adding it there has failed before, the worker where that happened least often."""
         key = wanted.stage, wanted.partition
         failures = self.attempts.with_worker(key, wanted.worker)

@@ -44,6 +44,7 @@ class Sweeping(Publishing):
             self._abandon(addition, why, now)
         if self._changed or now >= self._look_at:
             self._changed, self._look_at = False, now + LOOK_EVERY_S
+            self._keep_apart(now)
             self._empty_leaving(now)
             while (wanted := self._next(now)) is not None:
                 self._begin(wanted, now)
@@ -77,7 +78,21 @@ class Sweeping(Publishing):
         repair = self.repairs.next(self.table, self.members, now)
         if repair is not None or any(addition.source is None for addition in self.repairs.under_way.values()):
             return repair
-        return self.moving.next(self.table, self.members, now) if self.moving.pending else None
+        if not self.moving.pending or self.repairs.waits(self.table, self.members, now):
+            return None
+        return self.moving.next(self.table, self.members, now)
+
+    def _keep_apart(self, now: float) -> None:
+        """A target replaces its source, and may share an executor with it. Where another copy was lost meanwhile, it would
+        stand beside the source instead, and the next loss of that executor take both: the repair goes elsewhere, first."""
+        assert self.table is not None
+        for key in list(self.moving.under_way):
+            addition, replicas = self.repairs.under_way[key], self.table.stages[key[0]][key[1]]
+            if self.moving.replaces_another(addition, replicas):
+                others = [replica.worker for replica in replicas if replica.worker != addition.worker]
+                obstacle = self.members.obstacle(addition.worker, others, self.plan.settings.same_executor)
+                if obstacle is not None:
+                    self._abandon(addition, f"another copy was lost meanwhile, and {obstacle}", now, failed=False)
 
     def _begin(self, wanted: Wanted, now: float) -> None:
         assert self.table is not None

@@ -177,3 +177,9 @@ def _check_partition(
         assert replicas[0] not in unsafe, "a primary is safe"
         moving = addition is not None and addition.source is not None
         assert len(replicas) <= core.plan.stages[key[0]].replicas + moving, "no more copies than asked for"
+    if core.phase == "running" and not core.plan.settings.same_executor:
+        members = core.members.workers
+        # Of the source and the target of a move one goes, so these two may share.
+        going = addition.source if addition is not None and len(replicas) > core.plan.stages[key[0]].replicas else None
+        executors = [members[worker].about.executor for worker in workers if worker != going]
+        assert len(set(executors)) == len(executors), "copies on different executors"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from controller.attempts import ATTEMPTS_MAX, CONFIRM_MAX_S, SAFE_MAX_S
@@ -140,6 +142,34 @@ def test_a_move_waits_for_a_repair_under_way_though_more_may_be_added_at_once() 
     assert [p for _, p in c.core.repairs.under_way] == [whole]
 
 
+def test_a_repair_waits_for_no_more_than_what_has_begun_when_it_fell_due() -> None:
+    """Moves of an earlier stage that follow each other, two at a time, would keep a repair in a later one from ever
+    beginning."""
+    c = Cluster(slots=5, stages=2, partitions=4, repairs_at_once=2)
+    plan = [Move(0, p, c.holders(p)[0], (set(range(5)) - set(c.holders(p))).pop()) for p in range(4)]
+    move(c, *plan)
+    assert list(c.core.repairs.under_way) == [(0, 0), (0, 1)]
+    primary, other = c.holders(2, 1)
+    c.report(primary, ReplicaDiverged(node=primary, stage=1, partition=2, worker=other, incarnation=0, step=1))
+    c.complete(0)
+    assert list(c.core.repairs.under_way) == [(0, 1)], "none of the same stage begins either"
+    c.complete(1)
+    assert list(c.core.repairs.under_way) == [(1, 2)]
+    c.complete(2, 1)
+    assert c.settle() == [(0, 2), (0, 3)]
+
+
+def test_a_move_to_a_worker_that_leaves_goes_elsewhere_if_its_source_leaves_too() -> None:
+    c = Cluster(slots=5, partitions=2)
+    move(c, Move(0, 1, 1, 3), Move(0, 0, 0, 4))
+    c.take(c.core.leave([0, 4], "asked for", c.now))
+    c.complete(1)
+    (job,) = c.core.moving.under_way.values()
+    assert (job.move.source, job.move.target) == (0, c.holders(0)[-1])
+    assert job.move.target not in (0, 4)
+    assert not c.events("move given up")
+
+
 def test_the_source_is_kept_where_another_copy_could_not_take_over() -> None:
     c = moving(replicas=3, source=0)
     c.caught_up(safe=False)
@@ -244,8 +274,8 @@ def test_output_that_is_being_fetched_stays_where_it_is() -> None:
 class TestLostHalfWay:
     """``step``: how far the addition of the target had come."""
 
-    def half_way(self, step: str, source: int, replicas: int = 2) -> Cluster:
-        c = Cluster(slots=5, replicas=replicas)
+    def half_way(self, step: str, source: int, replicas: int = 2, **more: Any) -> Cluster:
+        c = Cluster(slots=5, replicas=replicas, **more)
         if step == "retain":
             c.mute = {"w4.0"}
         move(c, Move(0, 0, source, 3))
@@ -324,6 +354,23 @@ class TestLostHalfWay:
         assert (c.core.repairs.done, c.core.moving.done) == (1, 0)
         assert not c.core.moving
         assert "worker 3 holds a copy already" in c.events("move given up")[0].why
+
+    def test_another_secondary_and_the_target_does_not_stay_beside_a_source_on_its_own_executor(
+        self, step: str
+    ) -> None:
+        c = self.half_way(step, source=0, executors={0: "shared", 3: "shared"})
+        c.lose(1)
+        assert c.core.repairs.under_way[0, 0].source is None, "a repair first, on another executor"
+        assert c.holders()[0] == 0
+        assert c.holders()[1] in (2, 4)
+        c.confirm(4, c.table.epoch)
+        repaired = c.holders()[1]
+        c.complete()
+        c.confirm(4, c.table.epoch)
+        assert c.holders() == [0, repaired, 3], "then the move begins again"
+        c.complete()
+        c.confirm(4, c.table.epoch)
+        assert (c.holders(), c.core.repairs.done, c.core.moving.done) == ([3, repaired], 1, 1)
 
     def test_a_bystander_of_the_same_partition_with_three_copies(self, step: str) -> None:
         c = self.half_way(step, source=1, replicas=3)

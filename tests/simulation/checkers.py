@@ -28,6 +28,7 @@ from partitioning.ids import StreamId
 
 if TYPE_CHECKING:
     from controller.state import Controller
+    from controller.sweep import Addition
 
 #: (stage, partition)
 Key = tuple[int, int]
@@ -77,6 +78,7 @@ class Ledger:
         self._moved: set[tuple[int, int, int]] = set()  # stage, partition, incarnation of copies that are moves
         self._leaders: dict[tuple[int, int, int], int] = {}
         self._table_seen = -1
+        self._copies_at_first: dict[tuple[int, int, int], int] = {}  # when a target was listed, this among them
         self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
 
     # ---- rows, as operators see them
@@ -428,6 +430,21 @@ class Ledger:
                 moving = addition is not None and addition.source is not None
                 if len(replicas) > stage.replicas + moving:
                     raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
+                self._check_apart((stage.id, partition), workers, addition)
+
+    def _check_apart(self, key: Key, workers: list[int], addition: Addition | None) -> None:
+        """The loss of one executor takes one copy. Source and target of a move may share one: only one of them stays."""
+        if self.plan.settings.same_executor:
+            return
+        if addition is not None and addition.source is not None:
+            at_first = self._copies_at_first.setdefault((*key, addition.incarnation), len(workers))
+            if len(workers) == at_first:  # none of the others was lost
+                workers = [worker for worker in workers if worker != addition.source]
+        members = self.controller.members.workers
+        executors = [members[worker].about.executor for worker in workers]
+        if len(set(executors)) < len(executors):
+            at = dict(zip(workers, executors, strict=True))
+            raise Violation("copies are on different executors", f"{self.plan.stages[key[0]].name}/{key[1]}: {at}")
 
 
 def _step(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:

@@ -37,7 +37,6 @@ from flux.producer import Producer, ToWorker
 from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transfers import Aside, Limits
-from flux.worker import IDLE_SOURCE_S
 from tests.simulation.busy import Busy
 from tests.simulation.network import Identity, Link
 
@@ -422,7 +421,7 @@ class WorkerProcess(Process):
             self.wake(TURN_S * self.slowness)
         else:
             waiting = any(core.wants(*key) for key in self._readers if key not in self._held_back)
-            rest = min(core.due(), self._beat_at, now + IDLE_SOURCE_S if waiting else self._beat_at) - now
+            rest = min(core.due(), self._beat_at, now + self.sim.idle_source_s if waiting else self._beat_at) - now
             if self._held_back:
                 rest = min(rest, HELD_BACK_S)
             self.wake(max(rest, TURN_S * self.slowness))

@@ -19,6 +19,7 @@ from flux.control import CopyState, EdgeComplete, NewTable
 from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
 from flux.transfers import Limits
+from flux.worker import IDLE_SOURCE_S
 from partitioning.ids import StreamId
 from tests.simulation import flows, mixes, operators
 from tests.simulation.busy import Demand
@@ -38,6 +39,8 @@ EVENTS_MAX = 400_000
 TICK_S = 0.025
 #: A worker that has been heard so recently will not be given up soon.
 FRESH_S = 0.15
+#: So many of the runs have several workers on one executor, beside those that allow copies to share one.
+SHARED_SHARE = 0.4
 #: Tasks of a Spark job that run at the same time: more partitions come in waves.
 TASKS_MAX = 3
 
@@ -74,6 +77,9 @@ class SparkJob:
 
 
 class Simulation:
+    #: How often a source that has nothing yet is asked again.
+    idle_source_s = IDLE_SOURCE_S
+
     def __init__(
         self,
         seed: int,
@@ -113,7 +119,7 @@ class Simulation:
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
-        shared = self.plan.settings.same_executor
+        shared = self.plan.settings.same_executor or random.Random(f"executors {seed}").random() < SHARED_SHARE
         self._executors = [
             f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)
         ]
