@@ -226,9 +226,14 @@ class Replica:
 
     # ---- steps
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the logs of its output take more."""
+        return all(outlet.producer.has_room for outlet in self.outlets)
+
     def ready(self, now: float) -> bool:
         """Whether there is something to do and room for what comes of it."""
-        if self.finished or self.frozen or not all(outlet.producer.has_room for outlet in self.outlets):
+        if self.finished or self.frozen or not self.has_room:
             return False
         if self._output is not None:
             return True
@@ -440,7 +445,7 @@ class Replica:
                 self._unsent = next(self._output, None)
                 if self._unsent is None:
                     return True
-            if not all(outlet.producer.has_room for outlet in self.outlets):
+            if not self.has_room:
                 return False
             batch, self._unsent = self._unsent, None
             self.rows_out += batch.num_rows

@@ -438,7 +438,8 @@ class StageWorker:
         them come though the credit is used up.
 
         The replica that is read from may be slow, or wait itself, in the end for acks that only this step can give; and
-        so may the primaries here that hold the credit."""
+        so may the primaries here that hold the credit. Where one of them has no room in its logs, a circle is likely, and
+        nothing is gained by patience."""
         missing: dict[StreamId, int] = {}
         for (_, partition), replica in self.replicas.items():
             for stream in replica.missing():
@@ -447,6 +448,7 @@ class StageWorker:
         starved, self._starved = self._starved, {}
         for stream in starved:
             self._inbound[stream].urgent = False
+        without_room = self._waiting_for_room() if missing else set()
         for stream, received in missing.items():
             wait = self._starved[stream] = starved.get(stream) or Starved(received, now, 0.0)
             if wait.received != received or not wait.patience_s:
@@ -456,9 +458,16 @@ class StageWorker:
                 wait.since, wait.patience_s = now, 2 * wait.patience_s
                 wait.urgent = True
                 self._read_from_next(self._inbound[stream])
+            elif stream in without_room:
+                wait.urgent = True
             if wait.urgent:
                 self._inbound[stream].urgent = True
                 self._ack_soon(self._inbound[stream])
+
+    def _waiting_for_room(self) -> set[StreamId]:
+        """Streams with rows here that wait for a primary whose logs are full."""
+        full = [replica for replica in self.replicas.values() if replica.primary and not replica.has_room]
+        return {stream for replica in full for stream in replica.waiting()}
 
     def _read_from_next(self, inbound: Inbound) -> None:
         if self.plan.edges[inbound.stream.edge].stage is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.simulation.faults import Faults
@@ -160,17 +162,16 @@ def test_what_went_wrong_once_goes_well_now(seed: int) -> None:
     assert result.ok, f"{REGRESSIONS[seed]}: {result}"
 
 
-def test_without_faults_and_with_patience_next_to_nothing_is_repeated() -> None:
-    """A consumer that is kept from acking for longer than the timeout is greeted again; that is rare and does no harm."""
-    rows, repeated = 0, []
+def test_without_faults_and_with_patience_nothing_is_repeated() -> None:
+    """Seed 17 has logs of one batch and credit for one message: replicas wait for each other in a circle, which is
+    broken before anybody loses patience."""
+    counts: Counter[str] = Counter()
     for seed in range(200):
         simulation = Simulation(seed, Faults())
         if simulation.plan.settings.resend_timeout >= 0.4:
             simulation.run()
-            rows += simulation.counts["rows at sinks"]
-            if any(
-                simulation.counts[event] for event in ("resets", "gaps noticed", "handshakes repeated after silence")
-            ):
-                repeated.append(seed)
-    assert rows > 500
-    assert len(repeated) <= 1, repeated
+            counts += simulation.counts
+    assert counts["rows at sinks"] > 500
+    assert counts["credit beyond the bound for starving replicas"] > 0
+    for event in ("resets", "gaps noticed", "handshakes repeated after silence"):
+        assert counts[event] == 0, event
