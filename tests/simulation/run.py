@@ -119,7 +119,8 @@ class Simulation:
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
-        shared = self.plan.settings.same_executor or random.Random(f"executors {seed}").random() < SHARED_SHARE
+        drawn_shared = dataflow is None and random.Random(f"executors {seed}").random() < SHARED_SHARE
+        shared = self.plan.settings.same_executor or drawn_shared
         self._executors = [
             f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)
         ]
