@@ -71,3 +71,8 @@ def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
         return next_(self, *given)
 
     patch.setattr("controller.moving.Moving.next", broken)
+
+
+def a_target_stays_beside_a_source_on_its_own_executor(patch: Patch) -> None:
+    """Where the other copy was lost meanwhile."""
+    patch.setattr(Controller, "_keep_apart", lambda *given: None)

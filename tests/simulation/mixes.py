@@ -26,6 +26,8 @@ class Mix:
 
 #: As the seed has it.
 ANY = Mix()
+#: Nothing fails: what goes wrong is nobody's fault but ours.
+FAULTLESS = Mix(Faults())
 #: Much is lost, and primaries die when only some of the others have heard them: what one secondary has of the order the
 #: next may not have, and the new primary orders otherwise.
 UNEVEN = Mix(
