@@ -235,14 +235,18 @@ NONSENSE: dict[str, tuple[dict[str, Any], list[bytes]]] = {
 def test_a_peer_that_sends_nonsense_after_its_hello_is_counted_and_changes_nothing(name: str) -> None:
     changes, payload = NONSENSE[name]
     with attacked_half_way(resend_timeout="100ms") as query, connected(query.ports()[0]) as peer:
-        peer.send(encode(hello()))
-        resume = decode_data(peer.recv())
-        assert isinstance(resume, Resume)
-        following = max(sequence for _, sequence in resume.next)
-        mine = {"partitions": [resume.next[0][0]]} | changes
-        good = data(nonce=resume.nonce, first=following, sequence=following, **mine)
-        peer.send_multipart([encode(good), *payload])
-        query.until_counted("malformed", 1)
+        end = time.monotonic() + 30
+        while query.counters().get("malformed", 0) < 1:
+            # The real producer may greet again in between; then the connection is its own, and nothing is looked at.
+            assert time.monotonic() < end, f"never malformed: {query.counters()}; raised {query.raised}"
+            peer.send(encode(hello()))
+            resume = decode_data(peer.recv())
+            if isinstance(resume, Resume):
+                following = max(sequence for _, sequence in resume.next)
+                mine = {"partitions": [resume.next[0][0]]} | changes
+                good = data(nonce=resume.nonce, first=following, sequence=following, **mine)
+                peer.send_multipart([encode(good), *payload])
+            time.sleep(0.3)  # longer than the next heartbeat with counts takes
 
 
 def test_damaged_payloads_never_reach_an_operator_nor_end_the_worker() -> None:
