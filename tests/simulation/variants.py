@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import flux.replica
-import flux.stage_worker
+import flux.source_streams
 from controller.membership import Membership
 from controller.repairs import Repairs
 from flux.log import Log
@@ -156,7 +156,7 @@ def sends_a_key_to_two_partitions(patch: Patch) -> None:
         return whole(batch, batch.num_rows % partitions, partitions, order)
 
     patch.setattr(flux.replica, "cluster_by_key", broken)
-    patch.setattr(flux.stage_worker, "cluster_by_key", broken)
+    patch.setattr(flux.source_streams, "cluster_by_key", broken)
 
 
 # ---- variants of what keeps replicas alike
@@ -385,8 +385,8 @@ VARIANTS = [
     Variant(never_repairs, STUCK),
     Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (3, 0)),
     Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),
-    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (12, 3)),
-    Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (10,)),
+    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (29, 12)),
+    Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (73, 10)),
     Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (10, 0)),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3, 0)),
 ]
