@@ -379,6 +379,11 @@ class Ledger:
             if now < replica.timer_at < core.due():
                 raise Violation("a worker wakes up for its timers", f"worker {core.worker}, {replica.where}")
 
+    def replicas_of(self, stage: int, partition: int) -> list[Replica]:
+        """All that there have been, dead ones too."""
+        replicas = (watch.replica for watch in self._watches.values())
+        return [replica for replica in replicas if (replica.stage.id, replica.partition) == (stage, partition)]
+
     @property
     def entries_cut(self) -> int:
         return sum(watch.replica.order.cut for watch in self._watches.values())

@@ -602,15 +602,13 @@ class Simulation:
         return any(data.name == key[0] and key[1] in data.other for data in self.dataflow.sources)
 
     def _states(self, name: str) -> list[dict[str, Any]]:
-        """State of each partition of a sink, which all replicas that have finished must agree on."""
+        """State of each partition of a sink, which all replicas that have ever finished must agree on."""
         stage = next(stage for stage in self.plan.stages if stage.name == name)
         states = []
         for partition in range(stage.partitions):
-            found = [
-                worker.core.replicas[stage.id, partition]
-                for worker in self.by_node.values()
-                if worker.core is not None and (stage.id, partition) in worker.core.replicas
-            ]
+            # Also those that were dropped since: the query may end when the source of a move has finished and been
+            # dropped, and the target is about to.
+            found = self.ledger.replicas_of(stage.id, partition)
             finished: list[Any] = [replica for replica in found if replica.through]
             if not finished:
                 raise Violation("every row counted once at the sink", f"nobody has finished {name}/{partition}")
