@@ -7,20 +7,14 @@ from collections import Counter
 import pytest
 
 from tests.simulation.faults import Faults
-from tests.simulation.many import run_all
+from tests.simulation.many import SEEDS
 from tests.simulation.mixes import UNEVEN
 from tests.simulation.run import Result, Simulation, run
 
-SEEDS = range(2000)
 #: Whatever is worth testing happens in each so many of them.
 BLOCK = 500
 #: So that runs which end with an error stay the exception.
 FAILED_MAX = 0.05
-
-
-@pytest.fixture(scope="module")
-def results() -> list[Result]:
-    return list(run_all(SEEDS))
 
 
 @pytest.mark.timeout(1800)  # a minute on two free cores

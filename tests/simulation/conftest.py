@@ -1,0 +1,22 @@
+"""The many seeds run from the start, beside the other tests of the simulation, which leave a core idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.many import SEEDS, begin
+from tests.simulation.run import Result
+
+
+@pytest.fixture(scope="session", autouse=True)
+def under_way(request: pytest.FixtureRequest) -> Iterator[Iterator[Result]]:
+    wanted = any("results" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    with begin(SEEDS if wanted else ()) as results:
+        yield results
+
+
+@pytest.fixture(scope="session")
+def results(under_way: Iterator[Result]) -> list[Result]:
+    return list(under_way)
