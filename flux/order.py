@@ -150,10 +150,10 @@ class OrderLog:
     @property
     def untold(self) -> bool:
         """Whether some replica has not been told all."""
-        return any(
-            peer.acked is not None and not peer.copying and (peer.sent < self.end or peer.told < self.committed)
-            for peer in self.peers.values()
-        )
+        for peer in self.peers.values():
+            if peer.acked is not None and not peer.copying and (peer.sent < self.end or peer.told < self.committed):
+                return True
+        return False
 
     def append(self, entry: Entry) -> int:
         self._entries.append(entry)
@@ -172,16 +172,21 @@ class OrderLog:
         return True
 
     def _commit(self) -> None:
-        acks = [peer.acked for peer in self.peers.values() if peer.live]
-        reached = min([self.end, *(ack for ack in acks if ack is not None)])
-        self.committed = max(self.committed, reached)
+        reached = self.end
+        for peer in self.peers.values():
+            if peer.live and peer.acked is not None and peer.acked < reached:
+                reached = peer.acked
+        if reached > self.committed:
+            self.committed = reached
 
     def trim(self, applied: int) -> None:
         """Forget what is applied and nobody can ask for: as primary what all have acked, else what is committed."""
-        if self.base >= min(applied, self.committed):
+        limit = min(applied, self.committed)
+        if self.base >= limit:
             return
-        needed = [peer.acked for peer in self.peers.values() if peer.acked is not None]
-        limit = min([applied, self.committed, *needed])
+        for peer in self.peers.values():
+            if peer.acked is not None and peer.acked < limit:
+                limit = peer.acked
         while self.base < limit:
             self._entries.popleft()
             self.base += 1

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from flux.messages import PartitionOrder, PartitionSeen
+from flux.order import Peer
 from flux.replica import Replica
 
 #: Entries in one message at most: a replica that is far behind is not served in one piece.
@@ -73,17 +74,24 @@ def seen(replica: Replica) -> PartitionSeen:
     )  # fmt: skip
 
 
-def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[CaughtUp | Diverged]:
+def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> list[CaughtUp | Diverged]:
     """A secondary's answer at its primary; what the controller is to hear of it."""
     if item.term != replica.leads_since or not replica.order.on_seen(worker, item.incarnation, item.through):
-        return
+        return []
     peer = replica.order.peers[worker]
     peer.applied = max(peer.applied, item.applied)
-    expected = replica.checksum_at(item.checked)
-    if item.checked > peer.checked and expected is not None:
+    reports: list[CaughtUp | Diverged] = []
+    if item.checked > peer.checked and (expected := replica.checksum_at(item.checked)) is not None:
         peer.checked = item.checked
         if expected != item.checksum:
-            yield Diverged(replica.stage.id, replica.partition, worker, item.incarnation, item.checked)
+            reports.append(Diverged(replica.stage.id, replica.partition, worker, item.incarnation, item.checked))
+    if not peer.safe:
+        reports += _arrived(replica, worker, peer)
+    return reports
+
+
+def _arrived(replica: Replica, worker: int, peer: Peer) -> Iterator[CaughtUp]:
+    """News of a replica that has not been reported as safe yet."""
     assert peer.acked is not None
     if peer.goal is None:
         peer.goal = replica.order.committed
@@ -91,11 +99,11 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> Iterator[Caug
     if not peer.live and peer.acked >= peer.goal and not peer.reported:
         peer.reported = True
         yield CaughtUp(
-            replica.stage.id, replica.partition, worker, item.incarnation, False, peer.stall_ms, peer.copy_bytes
+            replica.stage.id, replica.partition, worker, peer.incarnation, False, peer.stall_ms, peer.copy_bytes
         )
     reached = peer.acked >= replica.order.committed
-    if peer.live and reached and replica.order.settled(peer) and not peer.safe:
+    if peer.live and reached and replica.order.settled(peer):
         peer.safe = True
         yield CaughtUp(
-            replica.stage.id, replica.partition, worker, item.incarnation, True, peer.stall_ms, peer.copy_bytes
+            replica.stage.id, replica.partition, worker, peer.incarnation, True, peer.stall_ms, peer.copy_bytes
         )

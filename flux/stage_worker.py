@@ -553,7 +553,8 @@ class StageWorker:
                 self._release(replica)
                 if replica.timer_at < np.inf:
                     self._ready.add((item.stage, item.partition))  # ticks wait where much is not committed
-            replica.order.trim(replica.applied)
+            else:
+                replica.order.trim(replica.applied)
             if replica.order.untold:
                 self._untold[item.stage, item.partition] = None
 
@@ -675,12 +676,13 @@ class StageWorker:
         """The next stage has its turn, and in it the next partition. So a stage that takes long, with many partitions, keeps
         no other waiting: the one behind it, which everybody sends to, has every other turn."""
         self._in_turn, self._turn_began = 0, now
-        for _ in range(len(self._turns)):
+        ready = self._ready
+        for _ in range(len(self._turns) if ready else 0):
             self._turns.rotate(-1)
             turn = self._turns[0]
             for _ in range(len(turn)):
                 turn.rotate(-1)
-                if self._has_work(turn[0], now):
+                if turn[0] in ready and self._has_work(turn[0], now):
                     return True
         return False
 
