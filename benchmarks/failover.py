@@ -34,6 +34,8 @@ WARM_UP_S = 3.0
 LOOK_S, REPAIR_S = 4.0, 30.0
 #: Steady flow between the end of a repair and the next fault.
 CALM_S = 2.0
+#: The last so many are shown where the query fails.
+EVENTS = 40
 FAULTS = ("kill-executor", "kill-worker", "pause")
 
 
@@ -63,9 +65,9 @@ class Faults:
 
     def run(self) -> None:
         for number in range(self.times):
-            if not self._whole(REPAIR_S) or self.query.phase != "running":
+            if not self._calm(REPAIR_S) or self.query.phase != "running":
+                self.console.print(f"  no fault {number + 1}: query {self.query.phase}, {self._why_not()}")
                 return
-            time.sleep(CALM_S)
             members = sorted(self.query.members().values(), key=lambda member: member.about.index)
             victim = members[number % len(members)]
             fault = Fault(time.time(), victim.node)
@@ -105,6 +107,18 @@ class Faults:
 
     def _whole(self, limit_s: float) -> bool:
         return self._until(self.query.is_whole, limit_s)
+
+    def _calm(self, limit_s: float) -> bool:
+        """Whole, and that for a while: a worker that has just joined may still be given partitions."""
+        since = time.monotonic()
+
+        def calm() -> bool:
+            nonlocal since
+            if not self.query.is_whole():
+                since = time.monotonic()
+            return time.monotonic() - since >= CALM_S
+
+        return self._until(calm, limit_s)
 
     @staticmethod
     def _until(condition: Any, limit_s: float) -> bool:
@@ -165,6 +179,10 @@ def _measure(
         events = query.events()
         seen = collect(query, script)
         expected = script.expected()
+    except flux.FluxError:
+        for event in query.events()[-EVENTS:]:
+            console.print(f"  {event}", highlight=False)
+        raise
     finally:
         query.stop()
         script.clear()

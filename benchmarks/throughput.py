@@ -10,10 +10,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from rich.console import Console
 
@@ -25,6 +26,8 @@ from spark_integration.query import await_any_progress, start_query
 
 #: Rows that the peer reads at most.
 PEER_ROWS = 5_000_000
+#: Of runs with and without replicas: a single run varies by a twentieth.
+ROUNDS = 6
 #: Files that both sides read once before they are measured.
 WARM_UP_FILES = 10
 #: Best of 1, 2, 4, 8 and 200 on two cores.
@@ -83,16 +86,21 @@ def _replicated(
     replicas: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Rates with one copy, with replicas, and with unordered copies, interleaved three times; medians."""
-    rates: dict[str, list[float]] = {"one": [], "replicas": [], "unordered": []}
-    for _ in range(3):
-        for name, copies, ordered in (("one", 1, True), ("replicas", replicas, True), ("unordered", replicas, False)):
+    """Rates with one copy, with replicas, and with unordered copies, interleaved; medians. Each kind is first, second and
+    last equally often: what a run leaves behind, in memory and caches, is the next one's."""
+    kinds = [("one", 1, True), ("replicas", replicas, True), ("unordered", replicas, False)]
+    rates: dict[str, list[float]] = {name: [] for name, _, _ in kinds}
+    for round_ in range(ROUNDS):
+        console.print(f"with and without replicas, ordered and unordered: round {round_ + 1} of {ROUNDS}")
+        for name, copies, ordered in kinds:
             given = options | {"replicas": copies, "ordered": ordered}
             measured = measure(spark, shape, paths, rows, source, workers, partitions, console, **given)
             rates[name].append(measured["rows_per_s"])
+        kinds = kinds[1:] + kinds[:1]
     one, pairs, unordered = (float(np.median(rates[name])) for name in ("one", "replicas", "unordered"))
     return {
         "replicas": replicas,
+        "rounds": ROUNDS,
         "one_copy_rows_per_s": round(one),
         "replicated_rows_per_s": round(pairs),
         "unordered_rows_per_s": round(unordered),
@@ -139,7 +147,7 @@ def measure(
         query.wait_for_output()
         last = query.lastProgress
         assert last is not None
-        check(fetch_all(query), spark.read.parquet(*paths), shape)
+        check(spark, fetch_all(query), shape, tuple(paths))
     finally:
         query.stop()
     seconds = last["finishedAt"] - last["firstRowAt"]
@@ -155,13 +163,26 @@ def measure(
     }
 
 
-def check(result: DataFrame, rows: DataFrame, shape: data.Shape) -> None:
+def check(spark: SparkSession, result: DataFrame, shape: data.Shape, paths: tuple[str, ...]) -> None:
     """Compare every group with the answer of Spark's batch engine."""
-    expected = rows.groupBy(shape.key).agg(F.count("*").alias("n"), F.sum("value").alias("total"))
-    left, right = (df.select(F.struct("*").alias("row")) for df in (result, expected))
-    sums = [df.agg(F.count("*"), F.sum(F.xxhash64("row").cast("decimal(38,0)"))).first() for df in (left, right)]
-    if sums[0] != sums[1]:
-        raise AssertionError(f"the answer differs from Spark's batch answer: {sums[0]} against {sums[1]}")
+    found, expected = _digest(result), batch_answer(spark, shape, paths)
+    if found != expected:
+        raise AssertionError(f"the answer differs from Spark's batch answer: {found} against {expected}")
+
+
+@lru_cache(maxsize=4)
+def batch_answer(spark: SparkSession, shape: data.Shape, paths: tuple[str, ...]) -> Row:
+    """Digest of the groups, computed once for all runs over the same files."""
+    rows = spark.read.parquet(*paths)
+    return _digest(rows.groupBy(shape.key).agg(F.count("*").alias("n"), F.sum("value").alias("total")))
+
+
+def _digest(groups: DataFrame) -> Row:
+    """Their number, and the sum of their hashes."""
+    row = F.xxhash64(F.struct("*")).cast("decimal(38,0)")
+    digest = groups.agg(F.count("*"), F.sum(row)).first()
+    assert digest is not None
+    return digest
 
 
 def measure_peer(

@@ -101,10 +101,21 @@ def write(connection: Connection, where: Path | None = None) -> Path:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(connection), indent=2))
-        os.link(unfinished, path)  # unlike a rename, it fails where there is one already
+        _appear(unfinished, path)
     finally:
         unfinished.unlink()
     return path
+
+
+def _appear(unfinished: Path, path: Path) -> None:
+    """Unlike a rename, fails where there is one already, unless that was left behind by a process that is gone."""
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        if not read(path).gone:
+            raise
+        path.unlink(missing_ok=True)
+        os.link(unfinished, path)
 
 
 def remove(path: Path) -> None:

@@ -125,6 +125,7 @@ class Ingress:
     def _beat(self, core: IngressTask, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
         self.control.report(Heartbeat(node=self._node, progress=self._turns, stats=core.stats()))
+        self.control.check(now)
         if self._drained:
             self.control.report(Goodbye(node=self._node))
 

@@ -120,6 +120,11 @@ class Producer:
         return self.finished and not self.log
 
     @property
+    def awaited(self) -> bool:
+        """Whether any worker has answered a greeting."""
+        return any(cursor.answered for cursor in self._cursors.values())
+
+    @property
     def next_sequence(self) -> int:
         return self.log.end
 

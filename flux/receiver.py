@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -234,24 +234,3 @@ class Inbound:
         held = 0 if self.urgent else self.held_bytes
         granted = self.received_bytes + max(self.credit - held, 0)
         return Ack(*self.stream, self.nonce, epoch, through, behind, granted)
-
-
-@dataclass
-class Credit:
-    """Shares the bytes that a worker is ready to hold among its inbound streams. ``expected``: as many will come as far
-    as is known, so that the first do not get the share of the others. Reason for the floor: below the size of a
-    typical batch every message would wait for an ack."""
-
-    bytes_max: int
-    floor: int = 64 << 10
-    expected: int = 0
-    streams: dict[StreamId, Inbound] = field(default_factory=dict)
-
-    def admit(self, inbound: Inbound) -> None:
-        self.streams[inbound.stream] = inbound
-        share = max(self.bytes_max // max(len(self.streams), self.expected), self.floor)
-        for other in self.streams.values():
-            other.credit = share
-
-    def release(self, stream: StreamId) -> None:
-        self.streams.pop(stream, None)

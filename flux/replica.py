@@ -229,7 +229,10 @@ class Replica:
     @property
     def has_room(self) -> bool:
         """Whether the logs of its output take more."""
-        return all(outlet.producer.has_room for outlet in self.outlets)
+        for outlet in self.outlets:
+            if not outlet.producer.has_room:
+                return False
+        return True
 
     def ready(self, now: float) -> bool:
         """Whether there is something to do and room for what comes of it."""
@@ -239,7 +242,7 @@ class Replica:
             return True
         if self.applied < self.order.end:
             return (self.primary or self.applied < self.order.committed) and self._has(self.order[self.applied])
-        return self.primary and (any(self._waiting.values()) or self._input_ended or self._tick_due(now))
+        return self.primary and (bool(self._waiting) or self._input_ended or self._tick_due(now))
 
     @property
     def timer_at(self) -> float:
@@ -249,17 +252,16 @@ class Replica:
     def _tick_due(self, now: float) -> bool:
         if self.context.timers.next > max(now, self._latest) or self.order.end - self.order.committed > UNCOMMITTED_MAX:
             return False
-        return not self._ticked or not (any(self._waiting.values()) or self._input_ended)
+        return not self._ticked or not (self._waiting or self._input_ended)
 
     def _has(self, entry: Entry) -> bool:
         """Whether all slices of an ordered step are here: rows and order come by different ways."""
+        if len(entry.slices) == 1:  # the most common, and asked often
+            edge, producer, _ = entry.slices[0]
+            return StreamId(edge, producer) in self._waiting
         return not self._lacks(entry)
 
     def _lacks(self, entry: Entry) -> list[StreamId]:
-        if len(entry.slices) == 1:  # the most common, and asked often
-            edge, producer, _ = entry.slices[0]
-            stream = StreamId(edge, producer)
-            return [] if stream in self._waiting else [stream]
         wanted: dict[StreamId, int] = {}
         for edge, producer, _ in entry.slices:
             stream = StreamId(edge, producer)
@@ -273,8 +275,9 @@ class Replica:
 
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
-        applied now, in the order of each stream."""
-        assert self.ready(now)
+        applied now, in the order of each stream. Only while ``ready``."""
+        assert not self.finished
+        assert not self.frozen
         if self._output is None and not self._begin(now):
             return self._complete()  # the end of a stream, which the operator does not see
         if not self._guard(self._method, self._applying, self._emit):
@@ -328,7 +331,9 @@ class Replica:
 
     def _complete(self) -> list[Slice]:
         if self._applying:
-            self.rows_in += sum(slice_.batch.num_rows for slice_ in self._applying if slice_.batch is not None)
+            for slice_ in self._applying:
+                if slice_.batch is not None:
+                    self.rows_in += slice_.batch.num_rows
         elif self.kind is _FINISH:
             for outlet in self.outlets:
                 outlet.producer.finish(self.context.created)
@@ -379,23 +384,20 @@ class Replica:
             if self.context.timers.next <= now:
                 now = self._latest  # what has become due since then has its turn after this step, so this is not later
         chosen: list[Slice] = []
-        rows = 0
-        while self._arrivals:
+        rows, limit = 0, self._limits.step_max_rows
+        while self._arrivals and (rows < limit or not chosen):
             stream = self._arrivals[0]
             before = self._decided.get(stream, 0)
             head = self._waiting[stream][before]
-            if chosen and (
-                head.batch is None
-                or head.input != chosen[0].input
-                or rows + head.batch.num_rows > self._limits.step_max_rows
-            ):
+            batch = head.batch
+            if chosen and (batch is None or head.input != chosen[0].input or rows + batch.num_rows > limit):
                 break
             self._arrivals.popleft()
             self._decided[stream] = before + 1
             chosen.append(head)
-            if head.batch is None:
+            if batch is None:
                 break
-            rows += head.batch.num_rows
+            rows += batch.num_rows
         assert chosen or self._input_ended
         self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
 
@@ -403,7 +405,7 @@ class Replica:
         if now < self._latest:
             now = self._latest
         self._latest, self._ticked = now, kind is _TICK
-        created = min((slice_.created for slice_ in chosen), default=now)
+        created = min([slice_.created for slice_ in chosen], default=now)
         self.order.append(Entry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen], kind))
 
     def _ordered(self, entry: Entry) -> list[Slice]:

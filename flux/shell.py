@@ -21,6 +21,8 @@ from partitioning.table import Table
 
 #: How often a registration is repeated until it is answered.
 REGISTER_EVERY_S = 0.5
+#: Who looks for silence less often than this has stood still itself: stopped, or in a long step of the user's.
+ASLEEP_S = 1.0
 #: So many objects are modules, and not what one task needs: looking through them takes a hundredth of a second.
 LOADED = 50_000
 
@@ -87,7 +89,7 @@ class ControllerLink:
         self.link = sockets.link(rendezvous.endpoint)
         self.about: Register | None = None
         self._silence_max_s = silence_max_s
-        self._heard = time.time()
+        self._heard = self._checked = time.time()
 
     def report(self, message: ToController) -> None:
         self.link.send([encode(message)])
@@ -103,6 +105,10 @@ class ControllerLink:
             yield decode_order(frames[0])
 
     def check(self, now: float) -> None:
+        """To be called often."""
+        asleep, self._checked = now - self._checked, now
+        if asleep > ASLEEP_S:
+            self._heard += asleep  # it was this process that stood still: what came meanwhile has not been read yet
         if now - self._heard > self._silence_max_s:
             raise QueryTimeout(
                 f"nothing heard from the controller at {self.link.endpoint} for {self._silence_max_s:g} s "

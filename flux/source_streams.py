@@ -27,9 +27,15 @@ class SourceStreams:
         self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
         self._checksum = 0
         self._known = False  # the checksum is that through the first batch to be read
+        self._awaited = False  # some worker has answered
 
     def place(self) -> bool:
-        """Whether it is known with which batch to begin. A source that seeks leaves out what everybody has."""
+        """Whether it is known with which batch to begin. A source that seeks leaves out what everybody has. Not before
+        somebody waits for rows: to read them takes long, and would hold up the handshakes of this very worker."""
+        if not self._awaited:
+            self._awaited = any(producer.awaited for producer in self.producers)
+            if not self._awaited:
+                return False
         if self.start is None:
             floors = [producer.floor() for producer in self.producers]
             known = [floor for floor in floors if floor is not None]

@@ -21,6 +21,7 @@ from flux.batches import conform
 from flux.collect import Collect
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.copy_state import StateCopy, restore
+from flux.credit import Credit
 from flux.errors import Fenced, ProtocolError
 from flux.log import Meter
 from flux.messages import (
@@ -43,7 +44,7 @@ from flux.messages import (
 from flux.pairing import CaughtUp, Diverged, on_seen, outgoing, seen
 from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
-from flux.receiver import Counters, Credit, Inbound
+from flux.receiver import Counters, Inbound
 from flux.replica import Outlet, Replica
 from flux.source_streams import SourceStreams
 from flux.transfers import Aside, Limits, ToSender, Transfers
@@ -200,7 +201,10 @@ class StageWorker:
             by_stage.setdefault(key[0], deque()).append(key)
         self._turns, self._in_turn = deque(by_stage.values()), 0
         inbound = [edge for edge in self.plan.edges if len(self._hosted[edge.consumer])]
-        self._credit.expected = sum(edge.producers or 0 for edge in inbound)
+        counts = [
+            sum(edge.producers or 0 for edge in inbound if (edge.stage is None) == kind) for kind in (True, False)
+        ]
+        self._credit.expect(sources=counts[0], stages=counts[1])
 
     def _assign_roles(self, table: Table) -> None:
         for (stage, partition), replica in self.replicas.items():
@@ -355,7 +359,7 @@ class StageWorker:
             edge = self.plan.edges[stream.edge]
             inbound = Inbound(stream, edge.input, edge.partitions, self._credit.floor)
             self._inbound[stream] = inbound
-            self._credit.admit(inbound)
+            self._credit.admit(inbound, of_source=edge.stage is None)
         return inbound
 
     def _welcome(self, connection: Hashable, hello: Hello, stream: StreamId) -> None:
@@ -777,7 +781,6 @@ class StageWorker:
                 producer.dirty = True
             self._relieve(now)
         yield from self._copies_of_state(now)
-        yield from self._send_orders(now)
         busy = True
         while busy:
             busy = False
@@ -795,6 +798,8 @@ class StageWorker:
                     self.on_answer(self.worker, effect.message, now)
                 else:
                     yield effect
+        # After the rows that were just read here: their order goes with what there was to say.
+        yield from self._send_orders(now)
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):

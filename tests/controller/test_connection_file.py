@@ -87,6 +87,13 @@ def test_a_file_that_is_there_already_is_not_written_over(place: Path) -> None:
     assert [other.name for other in place.iterdir()] == [path.name]
 
 
+def test_a_file_that_was_left_behind_is_replaced(place: Path) -> None:
+    write(connection(process_started=psutil.Process().create_time() - 60), place)
+    path = write(connection(), place)
+    assert only(place) == Found(path, connection())
+    assert [other.name for other in place.iterdir()] == [path.name]
+
+
 def test_the_secret_is_not_shown_where_a_connection_is_printed() -> None:
     assert repr(SECRET) not in repr(connection())
     assert SECRET.hex() not in repr(connection())

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.messages import Data, Hello, Reset
-from flux.receiver import Counters, Credit, Inbound, Slice
+from flux.receiver import Counters, Inbound, Slice
 from partitioning.ids import StreamId
 
 STREAM = StreamId(4, 1)
@@ -161,17 +161,3 @@ def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
     assert inbound.resume(0, HOSTED).checksum_at == 0
     inbound.greet(2, "third", 9)
     assert inbound.resume(0, HOSTED).checksum_at == 1
-
-
-def test_streams_share_a_worker_s_credit_evenly_down_to_a_floor() -> None:
-    credit = Credit(1000, floor=300)
-    streams = [Inbound(StreamId(0, producer), 0, 1, 0) for producer in range(5)]
-    shares = []
-    for inbound in streams:
-        credit.admit(inbound)
-        shares.append(inbound.credit)
-    assert shares == [1000, 500, 333, 300, 300]
-    for inbound in streams[1:]:
-        credit.release(inbound.stream)
-    credit.admit(streams[1])
-    assert streams[0].credit == 500

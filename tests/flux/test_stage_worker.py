@@ -311,9 +311,20 @@ def test_a_replica_that_is_dropped_in_the_middle_of_a_step_gives_back_the_credit
 def test_a_source_is_read_only_while_its_log_has_room() -> None:
     source = flux.source(lambda p: iter(()), SCHEMA, 1, "numbers")
     core = worker(planned(SINK, source=source, log_max_bytes=1), others={(0, 0): 5})
+    core.on_answer(5, Resume(0, 0, 1, 0, [(0, 0)], -1, [], 1 << 20), 0.0)
     assert core.wants(0, 0)
     core.on_source(0, 0, rows(1), 0.0)
     assert not core.wants(0, 0)
+
+
+def test_a_source_is_not_read_before_anybody_waits_for_its_rows() -> None:
+    source = flux.source(lambda p: iter(()), SCHEMA, 1, "numbers")
+    core = worker(planned(SINK, source=source), others={(0, 0): 5})
+    assert not core.wants(0, 0)
+    list(core.poll(0.0))
+    assert not core.wants(0, 0), "a greeting is no answer"
+    core.on_answer(5, Resume(0, 0, 1, 0, [(0, 0)], -1, [], 1 << 20), 0.0)
+    assert core.wants(0, 0)
 
 
 # ---- timers

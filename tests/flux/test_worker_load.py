@@ -125,6 +125,7 @@ def test_a_source_that_has_not_been_placed_yet_has_nothing_to_count_from() -> No
 
 def test_a_partition_that_another_worker_reads_by_now_is_let_go_with_all_that_is_in_its_log() -> None:
     core = hosting(Sized)
+    list(core.poll(0.0))  # it answers its own greetings
     core.on_source(0, 1, pa.record_batch({"x": pa.array([1], pa.int64())}), 0.0)
     assert core.log_meter.bytes > 0
     assert core.wants(0, 1)
@@ -141,4 +142,5 @@ def test_it_may_come_back_and_begins_as_another_life() -> None:
     for epoch, reader in ((1, 1), (2, 0)):
         core.on_table(Table(epoch, core.table.stages, ((0, reader),), {0: "", 1: ""}), 0.0)
     assert core.producers[StreamId(0, 1)].incarnation == 2
+    list(core.poll(0.0))
     assert core.wants(0, 1)
