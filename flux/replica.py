@@ -229,15 +229,15 @@ class Replica:
     @property
     def has_room(self) -> bool:
         """Whether the logs of its output take more."""
-        for outlet in self.outlets:
-            if not outlet.producer.has_room:
-                return False
-        return True
+        return all(outlet.producer.has_room for outlet in self.outlets)
 
     def ready(self, now: float) -> bool:
         """Whether there is something to do and room for what comes of it."""
-        if self.finished or self.frozen or not self.has_room:
+        if self.finished or self.frozen:
             return False
+        for outlet in self.outlets:  # asked more than once for every step
+            if not outlet.producer.has_room:
+                return False
         if self._output is not None:
             return True
         if self.applied < self.order.end:
