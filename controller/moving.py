@@ -58,6 +58,7 @@ class Moving:
         self.under_way: dict[Key, Job] = {}
         self.done = 0
         self._repairs = repairs
+        self._rests_until = 0.0  # what was copied last has used up the bytes per second
 
     def __bool__(self) -> bool:
         return bool(self.pending or self.under_way)
@@ -147,6 +148,10 @@ class Moving:
                 return None  # in topological order
             if job.key in busy or job.key in resting:
                 continue
+            if now < self._rests_until and job.move.source not in members.leaving:
+                rate = self.plan.settings.balance_max_bytes_per_second
+                job.waits = f"moves may copy {rate:,} bytes per second (spark.flux.balance.maxBytesPerSecond)"
+                continue
             problem = self.problem(job.move, table, members)
             if problem is not None and self._leaves(job, table, members):
                 job.move, job.anywhere = replace(job.move, target=ANYWHERE), True
@@ -218,6 +223,8 @@ class Moving:
         """The source is dropped."""
         job = self.under_way.pop(addition.key)
         self.done += 1
+        rate = self.plan.settings.balance_max_bytes_per_second
+        self._rests_until = max(self._rests_until, addition.started) + addition.bytes / rate
         self._repairs.note(
             "move", now, *addition.key, addition.worker, job.why, seconds=now - addition.started,
             stall_ms=addition.stall_ms, source=job.move.source, nbytes=addition.bytes,

@@ -6,15 +6,23 @@ again until acked, so that a lost message costs one interval and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from flux.messages import PartitionOrder, PartitionSeen
+from flux.messages import Orders, OrdersSeen, PartitionOrder, PartitionSeen
 from flux.order import Peer
+from flux.producer import ToWorker
+from flux.receiver import Counters
 from flux.replica import Replica
+from flux.settings import Settings
+
+Key = tuple[int, int]
 
 #: Entries in one message at most: a replica that is far behind is not served in one piece.
 ENTRIES_MAX = 1024
+#: Times the ack interval: how long orders wait for each other while there is other work. Each message has its answer.
+PATIENCE = 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,104 @@ class Diverged:
     worker: int
     incarnation: int
     step: int
+
+
+class Pairing:
+    """Of one worker: what its primaries tell, and what its secondaries are told."""
+
+    def __init__(
+        self,
+        replicas: Mapping[Key, Replica],
+        secret: bytes,
+        settings: Settings,
+        counters: Counters,
+        wake: Callable[[Key], None],
+        report_through: Callable[[Replica], None],
+    ) -> None:
+        """``wake`` a replica that may have a step to apply by now; ``report_through`` one whose end may have been
+        committed."""
+        self._replicas = replicas
+        self._secret = secret
+        self._counters = counters
+        self._wake = wake
+        self._report_through = report_through
+        self._patience_s = PATIENCE * settings.ack_interval
+        self._again_s = settings.heartbeat_interval
+        self._untold: dict[Key, None] = {}  # primaries that have something to say, oldest first
+        self._tell_at = 0.0
+        self._again_at = 0.0
+
+    def tell(self, key: Key) -> None:
+        """A primary has something to say."""
+        self._untold[key] = None
+
+    def due(self) -> float:
+        """When ``poll`` must be called again at the latest."""
+        return min(self._tell_at if self._untold else math.inf, self._again_at)
+
+    def poll(self, now: float, busy: bool) -> Iterator[ToWorker]:
+        """At once if there is nothing else to do; while there is, a few steps travel together."""
+        if now >= self._again_at:
+            self._again_at = now + self._again_s / 2
+            self._untold |= dict.fromkeys(key for key, replica in self._replicas.items() if replica.order.peers)
+        if not self._untold or (busy and now < self._tell_at):
+            return
+        self._tell_at = now + self._patience_s
+        leaders = [self._replicas[key] for key in self._untold if key in self._replicas]
+        self._untold.clear()
+        for replica in leaders:
+            if replica.order.peers:
+                replica.decide_ahead(now)
+        for worker, items in outgoing(leaders, now, self._again_s).items():
+            yield ToWorker(worker, Orders(self._secret, items))
+
+    def on_orders(self, message: Orders) -> list[PartitionSeen]:
+        """The sender has proved the secret. What the secondaries here answer."""
+        answers = []
+        for item in message.items:
+            replica = self._replicas.get((item.stage, item.partition))
+            if replica is None or replica.incarnation != item.incarnation:
+                self._counters.stale += 1
+            elif replica.primary:
+                self._counters.stale += 1  # from one that was deposed and does not know yet
+            elif self._follow(replica, item):
+                answers.append(seen(replica))
+            else:
+                self._counters.stale += 1
+        return answers
+
+    def _follow(self, replica: Replica, item: PartitionOrder) -> bool:
+        """False: the sender is deposed."""
+        committed = replica.order.committed
+        if not replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
+            return False
+        if replica.order.committed != committed:
+            self._release(replica)
+            self._wake((item.stage, item.partition))
+        return True
+
+    def _release(self, replica: Replica) -> None:
+        """Let go what has become committed: output, and the news that the partition is through."""
+        replica.release()
+        self._report_through(replica)
+
+    def on_orders_seen(self, worker: int, message: OrdersSeen) -> Iterator[CaughtUp | Diverged]:
+        """What the secondaries on a worker answer; what the controller is to hear of it."""
+        for item in message.items:
+            replica = self._replicas.get((item.stage, item.partition))
+            if replica is None or not replica.primary or item.term != replica.leads_since:
+                self._counters.stale += 1
+                continue
+            committed = replica.order.committed
+            yield from on_seen(replica, worker, item)
+            if replica.order.committed != committed:
+                self._release(replica)
+                if replica.timer_at < math.inf:
+                    self._wake((item.stage, item.partition))  # ticks wait where much is not committed
+            else:
+                replica.order.trim(replica.applied)
+            if replica.order.untold:
+                self._untold[item.stage, item.partition] = None
 
 
 def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[int, list[PartitionOrder]]:

@@ -57,7 +57,7 @@ TABLE = (
     Setting("balance_threshold", "balance.threshold", "number", "0.1", "two workers exchange partitions if that can lower the load of the busier by more than this part of it", 0, 1),
     Setting("balance_cool_down", "balance.coolDown", "seconds", "5s", "for so long a moved partition stays, a worker that gave one takes none, and one that took gives none", 0),
     Setting("balance_max_moves", "balance.maxMoves", "int", "1", "moves that one round may begin", 1, 1024),
-    Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "state that moves for balance may copy per second, on average", 1 << 10),
+    Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "state that moves may copy per second, on average; a worker that leaves is emptied as fast as it goes", 1 << 10),
     Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
     Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),

@@ -34,32 +34,26 @@ from flux.messages import (
     Installed,
     Orders,
     OrdersSeen,
-    PartitionOrder,
     Refuse,
     Reset,
     Resume,
     Standby,
     StepKind,
 )
-from flux.pairing import CaughtUp, Diverged, on_seen, outgoing, seen
+from flux.pairing import CaughtUp, Diverged, Pairing
 from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
 from flux.receiver import Counters, Inbound
 from flux.replica import Outlet, Replica
 from flux.source_streams import SourceStreams
+from flux.starvation import Starvation
 from flux.transfers import Aside, Limits, ToSender, Transfers
+from flux.turns import Turns
 from partitioning.ids import StreamId
 from partitioning.table import FIRST_EPOCH, Table
 
 #: The connection of a worker to itself.
 LOCAL = "local"
-#: Times the resend timeout: how long rows of an ordered step may stay away before they are looked for elsewhere.
-STARVED_PATIENCE = 2
-#: Times the ack interval: how long orders wait for each other while there is other work. Each message has its answer.
-ORDERS_PATIENCE = 2
-#: Steps of one partition before the next one has its turn: its keys are in the cache by then. And the time for them, because
-#: steps may be slow: who has little to do then waits for one step of another, not for eight.
-STEPS_IN_TURN, TURN_S = 8, 0.01
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
 CHUNK_BYTES = 4 << 20
 
@@ -81,17 +75,6 @@ class ToController:
 
 
 Effect = ToWorker | ToConnection | ToController | Aside
-
-
-@dataclass
-class Starved:
-    """Ordered steps wait for rows of a stream. ``received``: how far their partitions have got; ``since`` then, or since
-    the last change of source; ``patience_s`` until the next one; ``urgent``: patience has come to its end once."""
-
-    received: int
-    since: float
-    patience_s: float
-    urgent: bool = False
 
 
 class StageWorker:
@@ -128,22 +111,19 @@ class StageWorker:
         self._newest: dict[int, int] = {}  # stage -> newest incarnation of its replicas here
         self._early: list[tuple[Hashable, Hello]] = []
         self._complete: dict[int, list[int]] = {}
-        self._turns: deque[deque[tuple[int, int]]] = deque()  # by stage: whose turn it is, then who is next
-        self._ready: set[tuple[int, int]] = set()
+        self._turns = Turns(self.replicas)
         self._effects: deque[Effect] = deque()
-        self._in_turn = 0
-        self._turn_began = 0.0
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
         self._tick_at = np.inf  # the earliest timer of an operator here that is still to come; 0: look again
-        self._untold: dict[tuple[int, int], None] = {}  # primaries here that have something to say, oldest first
-        self._orders_at = 0.0
-        self._orders_again_at = 0.0
+        self._pairing = Pairing(
+            self.replicas, plan.secret, plan.settings, self.counters, self._turns.wake, self._report_through
+        )  # fmt: skip
         self.awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
         self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
         self._transfers = Transfers(self, plan.secret, plan.settings.resend_timeout, clock, limits)
-        self._starved: dict[StreamId, Starved] = {}
+        self._starvation = Starvation(plan.settings.resend_timeout)
 
     # ---- orders
 
@@ -159,7 +139,7 @@ class StageWorker:
         self._install_sources(table)
         for stream, producer in self.producers.items():
             producer.on_table(table, self.plan.edges[stream.edge].consumer, now)
-        self._ready.update(self.replicas)  # fewer replicas to wait for may have made room in the logs
+        self._turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # those that lead from now on have timers to fire
         self._choose_sources()
         early, self._early = self._early, []
@@ -196,10 +176,7 @@ class StageWorker:
             mine = sorted(partition for (s, partition) in self.replicas if s == stage.id)
             self._hosted[stage.id] = np.array(mine, np.int64)
             self._newest[stage.id] = max((self.replicas[stage.id, p].incarnation for p in mine), default=-1)
-        by_stage: dict[int, deque[tuple[int, int]]] = {}
-        for key in self.replicas:
-            by_stage.setdefault(key[0], deque()).append(key)
-        self._turns, self._in_turn = deque(by_stage.values()), 0
+        self._turns.arrange()
         inbound = [edge for edge in self.plan.edges if len(self._hosted[edge.consumer])]
         counts = [
             sum(edge.producers or 0 for edge in inbound if (edge.stage is None) == kind) for kind in (True, False)
@@ -219,7 +196,7 @@ class StageWorker:
             replica.lead(table.epoch, {})  # every copy for itself
         elif first.worker == self.worker:
             replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
-            self._untold[stage, partition] = None
+            self._pairing.tell((stage, partition))
             self._report_through(replica)
         else:
             replica.follow()
@@ -248,12 +225,12 @@ class StageWorker:
             elif edge_id in self._complete:
                 replica.expect(edge_id, self._complete[edge_id])
         self.replicas[stage.id, replica.partition] = replica
-        self._ready.add((stage.id, replica.partition))
+        self._turns.wake((stage.id, replica.partition))
 
     def _discard(self, key: tuple[int, int]) -> None:
         replica = self.replicas.pop(key)
         replica.close()
-        self._ready.discard(key)
+        self._turns.forget(key)
         waiting = replica.waiting()
         for stream, inbound in self._inbound.items():
             if self.plan.edges[stream.edge].consumer == key[0]:
@@ -297,7 +274,7 @@ class StageWorker:
         for replica in self.replicas.values():
             if edge in replica.stage.edges_in:
                 replica.expect(edge, producers)
-                self._ready.add((replica.stage.id, replica.partition))
+                self._turns.wake((replica.stage.id, replica.partition))
 
     # ---- the data port
 
@@ -334,7 +311,7 @@ class StageWorker:
         producer.on_answer(worker, message, now)
         stage = self.plan.edges[message.edge].stage
         if stage is not None and producer.has_room:
-            self._ready.add((stage, message.producer))
+            self._turns.wake((stage, message.producer))
 
     def _on_hello(self, connection: Hashable, hello: Hello, now: float) -> None:
         stream = StreamId(hello.edge, hello.producer)
@@ -439,39 +416,17 @@ class StageWorker:
 
     def _relieve(self, now: float) -> None:
         """Where a step is ordered and its rows do not come: read them from another replica of their producer, and let
-        them come though the credit is used up.
-
-        The replica that is read from may be slow, or wait itself, in the end for acks that only this step can give; and
-        so may the primaries here that hold the credit. Where one of them has no room in its logs, a circle is likely, and
-        nothing is gained by patience."""
-        missing: dict[StreamId, int] = {}
-        for (_, partition), replica in self.replicas.items():
-            for stream in replica.missing():
-                received = int(self._inbound_of(stream).received[partition])
-                missing[stream] = missing.get(stream, 0) + received
-        starved, self._starved = self._starved, {}
-        for stream in starved:
-            self._inbound[stream].urgent = False
-        without_room = self._waiting_for_room() if missing else set()
-        for stream, received in missing.items():
-            wait = self._starved[stream] = starved.get(stream) or Starved(received, now, 0.0)
-            if wait.received != received or not wait.patience_s:
-                wait.received, wait.since = received, now
-                wait.patience_s = STARVED_PATIENCE * self.plan.settings.resend_timeout
-            elif now - wait.since >= wait.patience_s:
-                wait.since, wait.patience_s = now, 2 * wait.patience_s
-                wait.urgent = True
-                self._read_from_next(self._inbound[stream])
-            elif stream in without_room:
-                wait.urgent = True
+        them come though the credit is used up."""
+        received = lambda stream, partition: int(self._inbound_of(stream).received[partition])  # noqa: E731
+        for inbound in self._inbound.values():
+            inbound.urgent = False
+        for stream, wait in self._starvation.look(self.replicas.values(), received, now).items():
+            inbound = self._inbound[stream]
+            if wait.elsewhere:
+                self._read_from_next(inbound)
             if wait.urgent:
-                self._inbound[stream].urgent = True
-                self._ack_soon(self._inbound[stream])
-
-    def _waiting_for_room(self) -> set[StreamId]:
-        """Streams with rows here that wait for a primary whose logs are full."""
-        full = [replica for replica in self.replicas.values() if replica.primary and not replica.has_room]
-        return {stream for replica in full for stream in replica.waiting()}
+                inbound.urgent = True
+                self._ack_soon(inbound)
 
     def _read_from_next(self, inbound: Inbound) -> None:
         if self.plan.edges[inbound.stream.edge].stage is None:
@@ -494,73 +449,17 @@ class StageWorker:
 
     # ---- order of steps
 
-    def _send_orders(self, now: float) -> Iterator[ToWorker]:
-        """At once if there is nothing else to do; while there is, a few steps travel together."""
-        again_s = self.plan.settings.heartbeat_interval
-        if now >= self._orders_again_at:
-            self._orders_again_at = now + again_s / 2
-            self._untold |= dict.fromkeys(key for key, replica in self.replicas.items() if replica.order.peers)
-        if not self._untold or (self._ready and now < self._orders_at):
-            return
-        self._orders_at = now + ORDERS_PATIENCE * self.plan.settings.ack_interval
-        leaders = [self.replicas[key] for key in self._untold if key in self.replicas]
-        self._untold.clear()
-        for replica in leaders:
-            if replica.order.peers:
-                replica.decide_ahead(now)
-        for worker, items in outgoing(leaders, now, again_s).items():
-            yield ToWorker(worker, Orders(self.plan.secret, items))
-
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
         if not hmac.compare_digest(message.secret, self.plan.secret):
             self.counters.refused += 1
             return
-        answers = []
-        for item in message.items:
-            replica = self.replicas.get((item.stage, item.partition))
-            if replica is None or replica.incarnation != item.incarnation:
-                self.counters.stale += 1
-            elif replica.primary:
-                self.counters.stale += 1  # from one that was deposed and does not know yet
-            elif self._follow(replica, item):
-                answers.append(seen(replica))
-            else:
-                self.counters.stale += 1
+        answers = self._pairing.on_orders(message)
         if answers:
             self._answer(connection, OrdersSeen(answers))
 
-    def _follow(self, replica: Replica, item: PartitionOrder) -> bool:
-        """False: the sender is deposed."""
-        committed = replica.order.committed
-        if not replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
-            return False
-        if replica.order.committed != committed:
-            self._release(replica)
-            self._ready.add((item.stage, item.partition))
-        return True
-
-    def _release(self, replica: Replica) -> None:
-        """Let go what has become committed: output, and the news that the partition is through."""
-        replica.release()
-        self._report_through(replica)
-
     def _on_orders_seen(self, worker: int, message: OrdersSeen) -> None:
-        for item in message.items:
-            replica = self.replicas.get((item.stage, item.partition))
-            if replica is None or not replica.primary or item.term != replica.leads_since:
-                self.counters.stale += 1
-                continue
-            committed = replica.order.committed
-            for report in on_seen(replica, worker, item):
-                self._effects.append(ToController(_to_control(self.worker, report)))
-            if replica.order.committed != committed:
-                self._release(replica)
-                if replica.timer_at < np.inf:
-                    self._ready.add((item.stage, item.partition))  # ticks wait where much is not committed
-            else:
-                replica.order.trim(replica.applied)
-            if replica.order.untold:
-                self._untold[item.stage, item.partition] = None
+        for report in self._pairing.on_orders_seen(worker, message):
+            self._effects.append(ToController(_to_control(self.worker, report)))
 
     # ---- copies of state
 
@@ -584,8 +483,8 @@ class StageWorker:
 
     def goes_on(self, key: tuple[int, int]) -> None:
         if key in self.replicas:
-            self._ready.add(key)
-            self._untold[key] = None
+            self._turns.wake(key)
+            self._pairing.tell(key)
 
     def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
         """A replica whose operator has got its state comes to life."""
@@ -639,9 +538,9 @@ class StageWorker:
         for partition, slice_ in taken:
             replica = self.replicas[stage, partition]
             replica.add(slice_)
-            self._ready.add((stage, partition))
+            self._turns.wake((stage, partition))
             if replica.order.peers:
-                self._untold[stage, partition] = None
+                self._pairing.tell((stage, partition))
         self._note_ack(inbound, now)
 
     def _on_fetch(self, connection: Hashable, fetch: Fetch) -> None:
@@ -665,47 +564,20 @@ class StageWorker:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
         if now >= self._tick_at:
             self._wake_for_timers(now)
-        if not self._goes_on(now) and not self._next_turn(now):
+        replica = self._turns.next(now)
+        if replica is None:
             return False
-        self._in_turn += 1
-        self._step(self.replicas[self._turns[0][0]], now)
+        self._step(replica, now)
         return True
-
-    def _goes_on(self, now: float) -> bool:
-        """Whether the partition whose turn it is applies one more step in it."""
-        in_time = 0 < self._in_turn < STEPS_IN_TURN and now - self._turn_began < TURN_S
-        return in_time and self._has_work(self._turns[0][0], now)
-
-    def _next_turn(self, now: float) -> bool:
-        """The next stage has its turn, and in it the next partition. So a stage that takes long, with many partitions, keeps
-        no other waiting: the one behind it, which everybody sends to, has every other turn."""
-        self._in_turn, self._turn_began = 0, now
-        ready = self._ready
-        for _ in range(len(self._turns) if ready else 0):
-            self._turns.rotate(-1)
-            turn = self._turns[0]
-            for _ in range(len(turn)):
-                turn.rotate(-1)
-                if turn[0] in ready and self._has_work(turn[0], now):
-                    return True
-        return False
 
     def _wake_for_timers(self, now: float) -> None:
         """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over."""
         self._tick_at = np.inf
         for key, replica in self.replicas.items():
             if replica.timer_at <= now:
-                self._ready.add(key)
+                self._turns.wake(key)
             else:
                 self._tick_at = min(self._tick_at, replica.timer_at)
-
-    def _has_work(self, key: tuple[int, int], now: float) -> bool:
-        if key not in self._ready:
-            return False
-        if not self.replicas[key].ready(now):
-            self._ready.discard(key)  # whatever makes it ready again puts it back
-            return False
-        return True
 
     def _step(self, replica: Replica, now: float) -> None:
         started = self._clock()
@@ -715,7 +587,7 @@ class StageWorker:
         if replica.context.timers.pending:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
-            self._untold[replica.stage.id, replica.partition] = None
+            self._pairing.tell((replica.stage.id, replica.partition))
         for slice_ in slices:
             inbound = self._inbound[slice_.stream]
             inbound.applied(replica.partition, slice_)
@@ -741,7 +613,7 @@ class StageWorker:
         for replica in self.replicas.values():
             replica.reported = False
             replica.order.report_again()
-            self._untold[replica.stage.id, replica.partition] = None
+            self._pairing.tell((replica.stage.id, replica.partition))
             self._report_through(replica)
 
     def _note_ack(self, inbound: Inbound, now: float) -> None:
@@ -799,7 +671,7 @@ class StageWorker:
                 else:
                     yield effect
         # After the rows that were just read here: their order goes with what there was to say.
-        yield from self._send_orders(now)
+        yield from self._pairing.poll(now, busy=bool(self._turns))
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):
@@ -810,8 +682,7 @@ class StageWorker:
 
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
-        orders_at = self._orders_at if self._untold else np.inf
-        return min(self._ack_at, self._timers_at, self._tick_at, orders_at, self._orders_again_at)
+        return min(self._ack_at, self._timers_at, self._tick_at, self._pairing.due())
 
     def _flush_acks(self) -> None:
         self._ack_at = np.inf
@@ -835,57 +706,6 @@ class StageWorker:
     def held_bytes(self) -> int:
         return sum(inbound.held_bytes for inbound in self._inbound.values())
 
-    def stats(self) -> dict[str, Any]:
-        """What a heartbeat reports: counts since the start, and what is waiting now."""
-        return {
-            "rows_in": sum(replica.rows_in for replica in self.replicas.values()),
-            "source_rows": sum(source.rows for source in self.sources.values()),
-            "sources": [
-                (*key, streams.start, streams.batches, streams.rows)
-                for key, streams in self.sources.items()
-                if streams.start is not None
-            ],
-            "log_bytes": self.log_meter.bytes,
-            "peak_log_bytes": self.log_meter.peak,
-            "held_bytes": self.held_bytes,
-            "queued": sum(replica.queued for replica in self.replicas.values()),
-            "first_row_at": self.first_row_at,
-            "finished_at": self.finished_at,
-            "counters": asdict(self.counters),
-            "stages": self._stage_stats(),
-        }
-
-    def load(self, now: float) -> dict[str, Any]:
-        """What the balance of load goes by, and not every heartbeat carries: counts of each replica since it came to
-        life, and what waits for it now."""
-        return {
-            "at": now,
-            "replicas": [
-                (
-                    *key, replica.incarnation, round(replica.busy_s, 6), replica.rows_in, replica.slices,
-                    replica.queued, replica.state_bytes,
-                )
-                for key, replica in self.replicas.items()
-            ],
-        }  # fmt: skip
-
-    def _stage_stats(self) -> list[dict[str, Any]]:
-        stats = []
-        for stage in self.plan.stages:
-            mine = [self.replicas[stage.id, partition] for partition in self._hosted.get(stage.id, ())]
-            leading = [replica for replica in mine if replica.primary]
-            stats.append(
-                {
-                    "rows_in": sum(replica.rows_in for replica in leading),
-                    "rows_out": sum(replica.rows_out for replica in leading),
-                    "finished": sum(replica.finished for replica in leading),
-                    "queued": sum(replica.queued for replica in mine),
-                    "busy_s": round(sum(replica.busy_s for replica in mine), 6),
-                    "latency_ms": _percentiles_ms(self.latencies[stage.id]),
-                }
-            )
-        return stats
-
     def close(self) -> None:
         """End every operator; all are closed even if one fails, and the first failure is raised."""
         failures = []
@@ -902,10 +722,3 @@ class StageWorker:
 def _to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
     kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
     return kind(node=node, **asdict(report))
-
-
-def _percentiles_ms(seconds: deque[float]) -> list[float] | None:
-    """Median and 99th percentile of the last steps, None before the first."""
-    if not seconds:
-        return None
-    return [round(float(value) * 1e3, 3) for value in np.percentile(np.fromiter(seconds, float), [50, 99])]

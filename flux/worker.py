@@ -38,6 +38,8 @@ from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_reject
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transfers import Aside
 from flux.transport import Port, Sockets, own_address
+from flux.worker_stats import load as load_of
+from flux.worker_stats import stats as stats_of
 from partitioning.warm_up import warm_up
 
 #: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
@@ -83,7 +85,7 @@ class Worker:
         except Stopped:
             pass
         finally:
-            stats = self.core.stats() if self.core is not None else {}
+            stats = stats_of(self.core) if self.core is not None else {}
             self._close()
         return stats
 
@@ -294,12 +296,12 @@ class Worker:
 
     def _beat(self, core: StageWorker, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
-        stats = core.stats()
+        stats = stats_of(core)
         stats["rss_bytes"] = self._process.memory_info().rss
         stats["cpu_s"] = sum(self._process.cpu_times()[:2])
         if now >= self._load_at:
             self._load_at = now + self._load_every_s
-            stats["load"] = core.load(now) | {"rested_s": round(self._rested_s, 6)}
+            stats["load"] = load_of(core, now) | {"rested_s": round(self._rested_s, 6)}
         self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
 
     # ---- end

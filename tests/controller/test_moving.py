@@ -9,6 +9,7 @@ import pytest
 from controller.attempts import ATTEMPTS_MAX, CONFIRM_MAX_S, SAFE_MAX_S
 from controller.load import Move
 from controller.moving import BEGIN_MAX
+from controller.sweeping import LOOK_EVERY_S
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged
 from flux.errors import QueryFailed, UsageError
 from partitioning.table import ReplicaAt
@@ -99,6 +100,32 @@ def test_moves_go_from_input_to_output_one_at_a_time() -> None:
     move(c, *plan)
     order = c.settle()
     assert order == [(m.stage, m.partition) for m in sorted(plan, key=lambda m: m.stage)]
+
+
+def paced() -> Cluster:
+    """Sums/0 has moved, 2 MiB where 1 MiB per second is allowed; Sums/1 is to move next."""
+    c = Cluster(slots=4, partitions=2, balance_max_bytes_per_second=1 << 20)
+    move(c, Move(0, 0, 0, 3), Move(0, 1, 1, 3))
+    c.complete(bytes=2 << 20)
+    assert c.core.moving.done == 1
+    return c
+
+
+def test_moves_copy_no_more_bytes_per_second_than_allowed_on_average() -> None:
+    c = paced()
+    assert not c.core.repairs.under_way
+    c.tick(1.9)
+    assert not c.core.repairs.under_way
+    (reason,) = c.core.report()["movesWaiting"]
+    assert "spark.flux.balance.maxBytesPerSecond" in reason
+    c.tick(LOOK_EVERY_S)
+    assert list(c.core.repairs.under_way) == [(0, 1)]
+
+
+def test_a_worker_that_leaves_is_emptied_as_fast_as_it_goes() -> None:
+    c = paced()
+    c.take(c.core.drain(1, c.now))
+    assert list(c.core.repairs.under_way) == [(0, 1)]
 
 
 def test_several_of_a_stage_at_once_if_that_is_allowed_and_none_of_the_next() -> None:

@@ -17,6 +17,8 @@ from flux.errors import UserCodeError
 from flux.operator import Context
 from flux.settings import Settings
 from flux.stage_worker import StageWorker
+from flux.worker_stats import load as load_of
+from flux.worker_stats import stats as stats_of
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -67,7 +69,7 @@ def test_load_is_counts_of_each_replica_since_it_came_to_life() -> None:
     core = hosting(Sized)
     read(core, 0, 1, 2, 3)
     read(core, 1, 4)
-    load = core.load(7.5)
+    load = load_of(core, 7.5)
     assert load["at"] == 7.5
     # stage, partition, incarnation, busy seconds, rows, slices, queued, bytes of state
     assert [tuple(each) for each in load["replicas"]] == [(0, 0, 0, 2.0, 4, 2, 0, 32)]
@@ -75,7 +77,7 @@ def test_load_is_counts_of_each_replica_since_it_came_to_life() -> None:
 
 def test_load_fits_into_a_message() -> None:
     core = hosting(Sized)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(core.load(1.0)))["replicas"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(load_of(core, 1.0)))["replicas"]
 
 
 def test_an_operator_that_does_not_say_how_large_it_is_counts_as_its_last_copy() -> None:
@@ -83,14 +85,14 @@ def test_an_operator_that_does_not_say_how_large_it_is_counts_as_its_last_copy()
     replica = core.replicas[0, 0]
     assert replica.state_bytes == 0
     replica.copy_bytes = 640
-    assert core.load(0.0)["replicas"][0][-1] == 640
+    assert load_of(core, 0.0)["replicas"][0][-1] == 640
 
 
 def test_an_error_in_state_bytes_names_the_partition_like_any_other() -> None:
     core = hosting(Sized)
     read(core, 0, *range(200))
     with pytest.raises(UserCodeError, match=r"stage Sized, partition 0: state_bytes\(\) raised KeyError"):
-        core.load(0.0)
+        load_of(core, 0.0)
 
 
 def test_collected_output_is_as_large_as_it_will_be_fetched() -> None:
@@ -113,14 +115,14 @@ def test_what_was_read_of_each_partition_is_in_every_heartbeat() -> None:
     read(core, 0, 4)
     read(core, 1, 5)
     # source, partition, first batch, batches, rows
-    assert core.stats()["sources"] == [(0, 0, 0, 2, 4), (0, 1, 0, 1, 1)]
+    assert stats_of(core)["sources"] == [(0, 0, 0, 2, 4), (0, 1, 0, 1, 1)]
 
 
 def test_a_source_that_has_not_been_placed_yet_has_nothing_to_count_from() -> None:
     core = hosting(Sized, seeks=True)
     core.on_table(Table(1, core.table.stages, ((0, 1),), {0: "", 1: ""}), 0.0)
     core.on_table(Table(2, core.table.stages, ((0, 0),), {0: "", 1: ""}), 0.0)
-    assert [key for _, key, *_ in core.stats()["sources"]] == [0]
+    assert [key for _, key, *_ in stats_of(core)["sources"]] == [0]
 
 
 def test_a_partition_that_another_worker_reads_by_now_is_let_go_with_all_that_is_in_its_log() -> None:

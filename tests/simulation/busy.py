@@ -23,7 +23,7 @@ class Busy:
         self._at: float | None = None
 
     def report(self, core: StageWorker, now: float) -> dict[str, Any]:
-        """As ``StageWorker.load`` gives it."""
+        """As ``worker_stats.load`` gives it."""
         replicas = []
         for (stage, partition), replica in core.replicas.items():
             life = stage, partition, replica.incarnation

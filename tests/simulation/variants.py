@@ -20,6 +20,7 @@ from controller.membership import Membership
 from controller.repairs import Repairs
 from flux.log import Log
 from flux.order import OrderLog, Peer
+from flux.pairing import Pairing
 from flux.producer import NEVER, Producer
 from flux.receiver import Inbound
 from flux.replica import Replica
@@ -189,14 +190,14 @@ def applies_what_is_not_committed(patch: Patch) -> None:
         finally:
             self.order.committed = committed
 
-    follow = StageWorker._follow
+    follow = Pairing._follow
 
-    def wakes(self: StageWorker, replica: Replica, item: Any) -> bool:
-        self._ready.add((item.stage, item.partition))
+    def wakes(self: Pairing, replica: Replica, item: Any) -> bool:
+        self._wake((item.stage, item.partition))
         return follow(self, replica, item)
 
     patch.setattr(Replica, "ready", broken)
-    patch.setattr(StageWorker, "_follow", wakes)
+    patch.setattr(Pairing, "_follow", wakes)
 
 
 def heeds_a_deposed_primary(patch: Patch) -> None:

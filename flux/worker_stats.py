@@ -1,0 +1,73 @@
+"""What a worker reports of itself with its heartbeats."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from flux.stage_worker import StageWorker
+
+
+def stats(core: StageWorker) -> dict[str, Any]:
+    """Counts since the start, and what is waiting now."""
+    return {
+        "rows_in": sum(replica.rows_in for replica in core.replicas.values()),
+        "source_rows": sum(source.rows for source in core.sources.values()),
+        "sources": [
+            (*key, streams.start, streams.batches, streams.rows)
+            for key, streams in core.sources.items()
+            if streams.start is not None
+        ],
+        "log_bytes": core.log_meter.bytes,
+        "peak_log_bytes": core.log_meter.peak,
+        "held_bytes": core.held_bytes,
+        "queued": sum(replica.queued for replica in core.replicas.values()),
+        "first_row_at": core.first_row_at,
+        "finished_at": core.finished_at,
+        "counters": asdict(core.counters),
+        "stages": _of_stages(core),
+    }
+
+
+def load(core: StageWorker, now: float) -> dict[str, Any]:
+    """What the balance of load goes by, and not every heartbeat carries: counts of each replica since it came to life, and
+    what waits for it now."""
+    return {
+        "at": now,
+        "replicas": [
+            (
+                *key, replica.incarnation, round(replica.busy_s, 6), replica.rows_in, replica.slices,
+                replica.queued, replica.state_bytes,
+            )
+            for key, replica in core.replicas.items()
+        ],
+    }  # fmt: skip
+
+
+def _of_stages(core: StageWorker) -> list[dict[str, Any]]:
+    found = []
+    for stage in core.plan.stages:
+        mine = [replica for (of, _), replica in core.replicas.items() if of == stage.id]
+        leading = [replica for replica in mine if replica.primary]
+        found.append(
+            {
+                "rows_in": sum(replica.rows_in for replica in leading),
+                "rows_out": sum(replica.rows_out for replica in leading),
+                "finished": sum(replica.finished for replica in leading),
+                "queued": sum(replica.queued for replica in mine),
+                "busy_s": round(sum(replica.busy_s for replica in mine), 6),
+                "latency_ms": _percentiles_ms(core.latencies[stage.id]),
+            }
+        )
+    return found
+
+
+def _percentiles_ms(seconds: deque[float]) -> list[float] | None:
+    """Median and 99th percentile of the last steps, None before the first."""
+    if not seconds:
+        return None
+    return [round(float(value) * 1e3, 3) for value in np.percentile(np.fromiter(seconds, float), [50, 99])]
