@@ -38,6 +38,7 @@ TABLE = (
     Setting("workers_timeout", "workers.timeout", "seconds", "60s", "how long to wait for all workers to join", 0.001),
     Setting("log_max_bytes", "log.maxBytes", "bytes", "256m", "log that one process may hold, shared evenly by its streams", 1 << 10),
     Setting("source_log_bytes", "source.logBytes", "bytes", "24m", "log of one partition of a source in the workers: reading further ahead only pushes rows out of the caches", 1 << 10),
+    Setting("memory_keep_bytes", "memory.keepBytes", "bytes", "256m", "free memory that a worker keeps for what comes next, because fresh memory is slow to touch (glibc only)", 0),
     Setting("credit_max_bytes", "credit.maxBytes", "bytes", "128m", "bytes that a worker lets all producers together have under way to it", 1 << 10),
     Setting("batch_max_rows", "batch.maxRows", "int", "131072", "rows of one batch at ingress", 1, 1 << 24),
     Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "larger batches are split", 1 << 10),
@@ -78,6 +79,7 @@ class Settings:
     workers_timeout: float
     log_max_bytes: int
     source_log_bytes: int
+    memory_keep_bytes: int
     credit_max_bytes: int
     batch_max_rows: int
     batch_max_bytes: int

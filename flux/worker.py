@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
+from flux import memory
 from flux.background import Background
 from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
@@ -79,6 +80,7 @@ class Worker:
     def run(self, index: int, attempt: int, executor: str) -> dict[str, Any]:
         """Until the controller says Stop. Returns the last statistics."""
         try:
+            memory.keep(self.plan.settings.memory_keep_bytes)
             warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
             short_collections()
             self._join(index, attempt, executor)
@@ -339,6 +341,7 @@ class Worker:
             if self._lifeline is not None:
                 self._lifeline.close()
             self.sockets.close()
+            memory.give_back()
 
 
 def _only(frames: Any) -> Any:
