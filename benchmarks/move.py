@@ -216,7 +216,7 @@ def _gap(seen: Seen, window: Window) -> float:
 def usual_gap_ms(seen: Seen, window: Window, calm: tuple[float, float], partitions: int) -> float:
     """The same look at the calm time: median over all windows of that length, and over all partitions."""
     length = BEFORE_S + window.end - window.start + AFTER_S
-    starts = np.arange(calm[0], max(calm[1] - length, calm[0]) + 1e-9, length)
+    starts = np.arange(calm[0], max(calm[1] - length, calm[0]) + 1e-3, length)
     gaps = [seen.longest_gap_ms(p, start, start + length) for start in starts for p in range(partitions)]
     return float(np.median(gaps))
 

@@ -140,8 +140,11 @@ class Transfers:
         """Copy at the next step boundary; safe to repeat."""
         name = order.stage, order.partition, order.worker, order.incarnation
         replica = self._host.replicas.get((order.stage, order.partition))
-        if name in self._outgoing or replica is None or self._peer(replica, order) is None:
+        peer = None if replica is None else self._peer(replica, order)
+        if name in self._outgoing or replica is None or peer is None:
             return  # under way, or no longer wanted
+        if peer.acked is not None and not peer.copying:
+            return  # it has arrived, which the controller does not know yet
         self._number += 1
         out = self._outgoing[name] = Outgoing(order, replica, self._number)
         size = replica.state_bytes
@@ -165,6 +168,7 @@ class Transfers:
                 continue  # also if nobody wants it any more: its state is being read
             if self._host.replicas.get(out.key) is not out.replica or self._peer(out.replica, out.order) is None:
                 del self._outgoing[name]
+                self._over(out)
                 continue
             if out.phase == "boundary" and out.replica.between_steps:
                 self._copy(out, now)
@@ -172,6 +176,13 @@ class Transfers:
                 yield from self._parts(out, now)
         while self._effects:
             yield self._effects.popleft()
+
+    def _over(self, out: Outgoing) -> None:
+        """It may be live by now, with a copy that another primary has sent: then it must hear the order."""
+        peer = out.replica.order.peers.get(out.order.worker)
+        if peer is not None and peer.incarnation == out.order.incarnation and peer.copying:
+            out.replica.order.installed(out.order.worker)
+            self._host.goes_on(out.key)
 
     def _copy(self, out: Outgoing, now: float) -> None:
         out.phase, out.began = "copying", self._clock()

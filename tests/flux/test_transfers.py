@@ -247,6 +247,30 @@ def test_a_copy_that_is_ordered_again_is_taken_once() -> None:
     assert two.text == b"state" * 60
 
 
+def test_a_copy_that_has_arrived_is_not_taken_again() -> None:
+    """The controller asks again until it hears that the replica has caught up; that may cross the end of the copy."""
+    two = Two().copied()
+    two.finish()
+    peer = two.primary.order.peers[TARGET]
+    assert not peer.copying
+    two.sender.on_copy_state(ORDER)
+    two.poll()
+    assert not two.aside
+    assert (two.primary.frozen, peer.copying) == (0, False)
+
+
+def test_a_replica_that_becomes_live_while_a_copy_for_it_is_taken_is_told_the_order() -> None:
+    """By the report of an earlier primary, whose copy it has. Else nothing would be committed any more."""
+    two = Two()
+    two.sender.on_copy_state(ORDER)
+    two.do_aside("room")
+    assert two.primary.order.peers[TARGET].copying
+    two.primary.lead(0, {TARGET: (INCARNATION, True)})
+    two.do_aside("copy")
+    assert not two.parts
+    assert not two.primary.order.peers[TARGET].copying
+
+
 def test_a_copy_that_nobody_wants_any_more_holds_nobody_up() -> None:
     two = Two()
     two.sender.on_copy_state(ORDER)
