@@ -275,9 +275,8 @@ class Replica:
 
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
-        applied now, in the order of each stream. Only while ``ready``."""
-        assert not self.finished
-        assert not self.frozen
+        applied now, in the order of each stream."""
+        assert self.ready(now)
         if self._output is None and not self._begin(now):
             return self._complete()  # the end of a stream, which the operator does not see
         if not self._guard(self._method, self._applying, self._emit):

@@ -21,8 +21,9 @@ from partitioning.table import Table
 
 #: How often a registration is repeated until it is answered.
 REGISTER_EVERY_S = 0.5
-#: Who looks for silence less often than this has stood still itself: stopped, or in a long step of the user's.
-ASLEEP_S = 1.0
+#: After too long a silence: for so long what may have come meanwhile is still read. It may be this process that stood still,
+#: stopped or in a long step of the user's.
+GRACE_S = 2.0
 #: So many objects are modules, and not what one task needs: looking through them takes a hundredth of a second.
 LOADED = 50_000
 
@@ -89,7 +90,8 @@ class ControllerLink:
         self.link = sockets.link(rendezvous.endpoint)
         self.about: Register | None = None
         self._silence_max_s = silence_max_s
-        self._heard = self._checked = time.time()
+        self._heard = time.time()
+        self._silent_since: float | None = None  # first seen, and nothing heard after that
 
     def report(self, message: ToController) -> None:
         self.link.send([encode(message)])
@@ -101,15 +103,16 @@ class ControllerLink:
 
     def orders(self) -> Iterator[FromController]:
         for frames in self.link.receive():
-            self._heard = time.time()
+            self._heard, self._silent_since = time.time(), None
             yield decode_order(frames[0])
 
     def check(self, now: float) -> None:
-        """To be called often."""
-        asleep, self._checked = now - self._checked, now
-        if asleep > ASLEEP_S:
-            self._heard += asleep  # it was this process that stood still: what came meanwhile has not been read yet
-        if now - self._heard > self._silence_max_s:
+        """To be called between looks at what has come."""
+        if now - self._heard <= self._silence_max_s:
+            return
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since >= GRACE_S:
             raise QueryTimeout(
                 f"nothing heard from the controller at {self.link.endpoint} for {self._silence_max_s:g} s "
                 "(spark.flux.controller.timeout); the driver is gone or cannot be reached"

@@ -178,7 +178,8 @@ class Transfers:
             yield self._effects.popleft()
 
     def _over(self, out: Outgoing) -> None:
-        """It may be live by now, with a copy that another primary has sent: then it must hear the order."""
+        """The other replica has its state, or is gone. It may be live already, with a copy of another primary: from now on it
+        must hear the order in any case."""
         peer = out.replica.order.peers.get(out.order.worker)
         if peer is not None and peer.incarnation == out.order.incarnation and peer.copying:
             out.replica.order.installed(out.order.worker)
@@ -231,9 +232,7 @@ class Transfers:
             out.acked, out.heard = answer.through, now
         if answer.done:
             del self._outgoing[name]
-            if self._peer(out.replica, out.order) is not None and self._host.replicas.get(out.key) is out.replica:
-                out.replica.order.installed(worker)
-                self._host.goes_on(out.key)
+            self._over(out)
 
     # ---- the new replica's side
 

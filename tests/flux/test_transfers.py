@@ -271,6 +271,17 @@ def test_a_replica_that_becomes_live_while_a_copy_for_it_is_taken_is_told_the_or
     assert not two.primary.order.peers[TARGET].copying
 
 
+def test_a_replica_that_is_live_when_its_copy_is_said_to_have_arrived_is_told_the_order() -> None:
+    two = Two().copied()
+    two.carry()
+    two.do_aside("decode")
+    two.do_aside("restore")
+    two.primary.lead(0, {TARGET: (INCARNATION, True)})
+    while two.answers:  # before the sender looks at its copies again
+        two.sender.on_installed(TARGET, two.answers.popleft(), two.now)
+    assert not two.primary.order.peers[TARGET].copying
+
+
 def test_a_copy_that_nobody_wants_any_more_holds_nobody_up() -> None:
     two = Two()
     two.sender.on_copy_state(ORDER)

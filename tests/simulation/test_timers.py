@@ -220,15 +220,7 @@ def goes_by_the_clock_of_a_new_primary(patch: Patch) -> None:
 #: Workers die again and again while rows flow and are held back; they are slow, so that rows wait for them.
 CRASHES = Faults(calm_after_s=1.5, delay_s=0.005, crashes_per_s=4.0, slowness=60.0, loss_probability=0.05, patient=True)
 FIRES, TIME = "a timer fires at its time", "time never goes back"
-#: The last: the query itself notices that its replicas differ, and ends.
-ALIKE = {
-    "replicas take the same steps",
-    "equal sequences are equal batches",
-    "replicas agree",
-    FIRES,
-    TIME,
-    "no run fails",
-}
+ALIKE = {"replicas take the same steps", "equal sequences are equal batches", "replicas agree", FIRES, TIME}
 
 
 def under_crashes(seed: int) -> Result:
@@ -255,7 +247,7 @@ def test_every_law_is_kept_while_workers_die(seed: int) -> None:
 )
 def test_a_broken_variant_is_caught(monkeypatch: Patch, break_it: Callable[[Patch], None], laws: set[str]) -> None:
     break_it(monkeypatch)
-    caught = next((result for result in map(under_crashes, range(8)) if not result.ok), None)
+    caught = next((result for result in map(under_crashes, range(1, 9)) if not result.ok), None)
     assert caught is not None, "it got through"
     assert caught.law in laws, str(caught)
 
