@@ -70,7 +70,6 @@ class Metrics(Collector):
         self._plan = plan
         self._names = {"query": name or query_id, "id": query_id}
         self._refusals = Tally()
-        self._highest: dict[tuple[str, str], float] = {}
         self._moved_bytes = 0
         self._stalls: dict[str, list[int]] = {}
         self._stall_sums: Counter[str] = Counter()
@@ -151,8 +150,8 @@ class Metrics(Collector):
         short = self._gauge("flux_under_replicated_partitions", "Partitions short of replicas", "stage")
         for stage, level in zip(stages, levels, strict=True):
             name = stage["name"]
-            self._add(rows_in, self._never_falls("in", name, stage["rowsIn"]), name)
-            self._add(rows_out, self._never_falls("out", name, stage["rowsOut"]), name)
+            self._add(rows_in, stage["rowsIn"], name)
+            self._add(rows_out, stage["rowsOut"], name)
             self._add(rate, stage["rowsPerSecond"], name)
             self._add(queued, stage["queued"], name)
             for quantile, value in zip(("0.5", "0.99"), stage["latencyMs"] or (), strict=False):
@@ -215,12 +214,6 @@ class Metrics(Collector):
         return generate_latest(registry).decode()
 
     # ---- families with the labels of this query
-
-    def _never_falls(self, what: str, stage: str, value: float) -> float:
-        """Counts travel with a replica's state, so their sum holds when it moves; but reports of two workers are not of
-        the same moment."""
-        self._highest[what, stage] = max(value, self._highest.get((what, stage), 0))
-        return self._highest[what, stage]
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Metric:
         return CounterMetricFamily(name, meaning, labels=[*self._names, *labels])

@@ -7,8 +7,29 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from controller.membership import Membership
 from flux.plan import Plan
+
+
+class PartitionCounts:
+    """Rows that the primaries of a stage have counted. Reports of two workers are not of the same moment: when a partition
+    passes from one to the other, both have it in theirs, or neither. The counts travel with a replica's state, so the
+    highest that was ever reported of a partition is the newest."""
+
+    def __init__(self, partitions: int) -> None:
+        # A row per partition: rows in, rows out, 1 when finished.
+        self._highest = np.zeros((partitions, 3), np.int64)
+
+    def add(self, primaries: list[tuple[int, int, int, int]]) -> None:
+        if primaries:
+            reported = np.array(primaries, np.int64)
+            np.maximum.at(self._highest, reported[:, 0], reported[:, 1:])
+
+    def totals(self) -> tuple[int, int, int]:
+        rows_in, rows_out, finished = self._highest.sum(axis=0).tolist()
+        return rows_in, rows_out, finished
 
 
 @dataclass
@@ -20,6 +41,10 @@ class Progress:
     name: str | None
     _then: float | None = None
     _counts: dict[str, float] = field(default_factory=dict)
+    _by_stage: list[PartitionCounts] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
 
     def make(self, members: Membership, rows: int, epoch: int, now: float) -> dict[str, Any]:
         """``rows`` that the query has read so far, each counted once."""
@@ -27,6 +52,7 @@ class Progress:
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
         everyone = [stats for _, stats in workers] + ingress
+        stages = [self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))]
         before = self._counts.get("input", 0)
         result = {
             "id": self.query_id,
@@ -36,9 +62,7 @@ class Progress:
             "numInputRows": int(rows - before),
             "totalInputRows": rows,
             "inputRowsPerSecond": self._rate("input", rows, now),
-            "processedRowsPerSecond": self._rate(
-                "processed", sum(_total(s.get("stages", []), "rows_in") for s in everyone), now
-            ),
+            "processedRowsPerSecond": self._rate("processed", sum(stage["rowsIn"] for stage in stages), now),
             "backlog": {
                 "slices": int(_total(everyone, "queued")),
                 "bytes": int(_total(everyone, "log_bytes")),
@@ -46,9 +70,7 @@ class Progress:
             "firstRowAt": _extreme(min, everyone, "first_row_at"),
             "finishedAt": _extreme(max, everyone, "finished_at"),
             "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
-            "stages": [
-                self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))
-            ],
+            "stages": stages,
             "workers": [
                 {
                     "id": member.node,
@@ -73,14 +95,16 @@ class Progress:
     def _stage(self, stage: int, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
         plan = self.plan.stages[stage]
         mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
-        rows = _total(mine, "rows_in")
+        for report in mine:
+            self._by_stage[stage].add(report["primaries"])
+        rows_in, rows_out, finished = self._by_stage[stage].totals()
         return {
             "name": plan.name,
             "partitions": plan.partitions,
-            "finished": int(_total(mine, "finished")),
-            "rowsIn": int(rows),
-            "rowsOut": int(_total(mine, "rows_out")),
-            "rowsPerSecond": self._rate(f"stage {stage}", rows, now),
+            "finished": finished,
+            "rowsIn": rows_in,
+            "rowsOut": rows_out,
+            "rowsPerSecond": self._rate(f"stage {stage}", rows_in, now),
             "queued": int(_total(mine, "queued")),
             "busySeconds": round(_total(mine, "busy_s"), 3),
             # Of the worker that is worst off: percentiles of percentiles would mean nothing.

@@ -51,15 +51,16 @@ def load(core: StageWorker, now: float) -> dict[str, Any]:
 def _of_stages(core: StageWorker) -> list[dict[str, Any]]:
     found = []
     for stage in core.plan.stages:
-        mine = [replica for (of, _), replica in core.replicas.items() if of == stage.id]
-        leading = [replica for replica in mine if replica.primary]
+        mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
         found.append(
             {
-                "rows_in": sum(replica.rows_in for replica in leading),
-                "rows_out": sum(replica.rows_out for replica in leading),
-                "finished": sum(replica.finished for replica in leading),
-                "queued": sum(replica.queued for replica in mine),
-                "busy_s": round(sum(replica.busy_s for replica in mine), 6),
+                "primaries": [
+                    (partition, replica.rows_in, replica.rows_out, int(replica.finished))
+                    for partition, replica in mine.items()
+                    if replica.primary
+                ],
+                "queued": sum(replica.queued for replica in mine.values()),
+                "busy_s": round(sum(replica.busy_s for replica in mine.values()), 6),
                 "latency_ms": _percentiles_ms(core.latencies[stage.id]),
             }
         )

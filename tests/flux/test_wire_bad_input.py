@@ -101,7 +101,7 @@ def until_applied(query: ThreadQuery, at_least: int, limit_s: float = 30) -> Non
     end = time.monotonic() + limit_s
     while True:
         stats = [member.stats for member in list(query.server.core.members.workers.values())]
-        if sum(s["stages"][0]["rows_in"] for s in stats if s) >= at_least:
+        if sum(rows for s in stats if s for _, rows, _, _ in s["stages"][0]["primaries"]) >= at_least:
             return
         assert time.monotonic() < end, (stats, query.raised, query.server.error)
         time.sleep(0.01)

@@ -118,3 +118,6 @@ def test_sessions_are_closed_in_time_also_by_a_copy_that_has_taken_over(cluster:
         (key, number + 1) for key in range(KEYS) for number in range(BURSTS)
     )
     assert all(row.closed >= row.deadline for row in found)
+    reported = [report["stages"][1]["rowsOut"] for report in query.recentProgress]
+    assert reported == sorted(reported), "a count fell, or a partition was counted twice while it moved"
+    assert reported[-1] == KEYS * BURSTS

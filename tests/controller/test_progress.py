@@ -1,0 +1,49 @@
+"""Rows are counted once in a query's progress, wherever a partition is and whoever has reported last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.progress import Progress
+from tests.controller.operated import FakeCore
+
+
+def at_work(*of_workers: list[tuple[int, int, int, int]]) -> FakeCore:
+    """Each worker's primaries of the first stage: partition, rows in, rows out, finished."""
+    core = FakeCore()
+    for member, primaries in zip(core.members.workers.values(), of_workers, strict=False):
+        idle = {"queued": 0, "busy_s": 0.0}
+        member.stats = {"stages": [idle | {"primaries": primaries}, idle | {"primaries": []}]}
+    for member in list(core.members.workers.values())[len(of_workers) :]:
+        del core.members.workers[member.node]
+    return core
+
+
+def first_stage(progress: Progress, *of_workers: list[tuple[int, int, int, int]], now: float) -> dict[str, Any]:
+    core = at_work(*of_workers)
+    return progress.make(core.members, 0, 1, now)["stages"][0]
+
+
+def a_progress() -> Progress:
+    return Progress(FakeCore().plan, "id", None)
+
+
+def counted(stage: dict[str, Any]) -> tuple[int, int, int]:
+    return stage["rowsIn"], stage["rowsOut"], stage["finished"]
+
+
+def test_a_partition_that_moves_is_counted_once_while_the_reports_of_both_workers_have_it() -> None:
+    progress = a_progress()
+    assert counted(first_stage(progress, [(0, 100, 10, 0)], [(1, 50, 5, 0)], now=1.0)) == (150, 15, 0)
+    both = first_stage(progress, [(0, 100, 10, 0)], [(0, 120, 12, 1), (1, 50, 5, 0)], now=2.0)
+    assert counted(both) == (170, 17, 1)
+
+
+def test_the_count_does_not_fall_while_nobody_has_reported_a_partition() -> None:
+    """Its worker is lost, or its new primary has not yet spoken; neither is a lost worker's share of the rate."""
+    progress = a_progress()
+    first_stage(progress, [(0, 100, 10, 0)], [(1, 50, 5, 0)], now=1.0)
+    assert counted(first_stage(progress, [(1, 60, 6, 0)], now=2.0)) == (160, 16, 0)
+    after = first_stage(progress, [(0, 90, 9, 0), (1, 60, 6, 0)], now=3.0)
+    assert counted(after) == (160, 16, 0)
+    assert after["rowsPerSecond"] == 0.0
