@@ -30,7 +30,7 @@ from spark_integration.query import Query, start_query
 #: Of a copy of the state, for each key: the key itself and six measures.
 BYTES_PER_KEY = 72
 #: Steady flow that is not looked at, that is compared with, and between two moves.
-WARM_UP_S, CALM_S, PAUSE_S = 2.0, 5.0, 0.5
+WARM_UP_S, CALM_S, PAUSE_S = 2.0, 10.0, 0.5
 #: How long around a move outputs are looked at, before it is asked for and after it is done.
 BEFORE_S, AFTER_S = 0.05, 0.25
 #: Rows as fast as they go: until it is steady, and how long they are counted without moves.

@@ -21,12 +21,12 @@ from flux.messages import Entry
 @dataclass
 class Peer:
     """Another replica, as its primary sees it. ``acked``: it has received all entries below; None: it has no state yet.
-    ``sent``, ``told``: entries and committed steps that are on their way to it; ``greeted``: it has answered in this
-    term; ``promised``: it may hold all below for committed when it has them. ``applied``: steps that it has applied;
-    ``checked``: steps below have been compared; ``copied_at``: steps that its copy of the state had; ``goal``:
-    what was committed when it first answered after that; ``reported``, ``safe``: what the controller has been told;
-    ``stall_ms``: how long the copy took, ``copy_bytes``: its size; ``copying``: it is under way, and orders would come
-    too early."""
+    ``sent``, ``told``: entries and committed steps that are on their way to it; ``greeted``: it has answered in this term;
+    ``promised``: it may hold all below for committed when it has them. ``applied``: steps that it has applied; ``checked``:
+    steps below have been compared; ``copied_at``: steps that its copy of the state had; ``goal``: what was committed when it
+    first answered after that, at ``goal_since`` (seconds); ``reported``, ``safe``: what the controller has been told;
+    ``stall_ms``: how long the copy took, ``copy_bytes``: its size; ``copying``: it is under way, and orders would come too
+    early."""
 
     incarnation: int
     live: bool
@@ -39,6 +39,7 @@ class Peer:
     checked: int = 0
     copied_at: int = 0
     goal: int | None = None
+    goal_since: float = 0.0
     reported: bool = False
     safe: bool = False
     stall_ms: float = 0.0
@@ -55,6 +56,11 @@ class Peer:
         if heard != self.heard or (self.acked >= end and self.applied >= committed and answered):
             self.heard, self.since = heard, now
         return now - self.since >= again_s
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether it has the order, and still has to apply what came while its state was copied."""
+        return self.goal is not None and not self.live and not self.reported
 
     def send_again(self, now: float) -> None:
         assert self.acked is not None

@@ -23,12 +23,18 @@ Key = tuple[int, int]
 ENTRIES_MAX = 1024
 #: Times the ack interval: how long orders wait for each other while there is other work. Each message has its answer.
 PATIENCE = 2
+#: How soon a replica that is catching up is asked again how far it is.
+PROBE_S = 0.005
+#: A replica becomes live when it has applied what came while its state was copied: a partition that moves stands still
+#: for the rest. Not for longer: a worker that has as much to do as it can is long about it, and two copies apply the same
+#: rows meanwhile; the order alone is enough for safety.
+CATCH_UP_MAX_S = 0.05
 
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A replica that is being added follows the order without a gap; ``safe``: it is live and has all that is
-    committed."""
+    """A replica that is being added follows the order without a gap and close behind; ``safe``: it is live and has all
+    that is committed."""
 
     stage: int
     partition: int
@@ -129,7 +135,7 @@ class Pairing:
         replica.release()
         self._report_through(replica)
 
-    def on_orders_seen(self, worker: int, message: OrdersSeen) -> Iterator[CaughtUp | Diverged]:
+    def on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> Iterator[CaughtUp | Diverged]:
         """What the secondaries on a worker answer; what the controller is to hear of it."""
         for item in message.items:
             replica = self._replicas.get((item.stage, item.partition))
@@ -137,7 +143,10 @@ class Pairing:
                 self._counters.stale += 1
                 continue
             committed = replica.order.committed
-            yield from on_seen(replica, worker, item)
+            yield from on_seen(replica, worker, item, now)
+            peer = replica.order.peers.get(worker)
+            if peer is not None and peer.catching_up:
+                self._again_at = min(self._again_at, now + PROBE_S)
             if replica.order.committed != committed:
                 self._release(replica)
                 if replica.timer_at < math.inf:
@@ -157,7 +166,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
         for worker, peer in order.peers.items():
             if peer.acked is None or peer.copying:
                 continue
-            if peer.overdue(end, committed, now, again_s):
+            if peer.overdue(end, committed, now, PROBE_S if peer.catching_up else again_s):
                 peer.send_again(now)
             if peer.sent >= end and peer.told >= committed:
                 continue
@@ -180,7 +189,7 @@ def seen(replica: Replica) -> PartitionSeen:
     )  # fmt: skip
 
 
-def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> list[CaughtUp | Diverged]:
+def on_seen(replica: Replica, worker: int, item: PartitionSeen, now: float) -> list[CaughtUp | Diverged]:
     """A secondary's answer at its primary; what the controller is to hear of it."""
     if item.term != replica.leads_since or not replica.order.on_seen(worker, item.incarnation, item.through):
         return []
@@ -192,17 +201,18 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen) -> list[CaughtUp
         if expected != item.checksum:
             reports.append(Diverged(replica.stage.id, replica.partition, worker, item.incarnation, item.checked))
     if not peer.safe:
-        reports += _arrived(replica, worker, peer)
+        reports += _arrived(replica, worker, peer, now)
     return reports
 
 
-def _arrived(replica: Replica, worker: int, peer: Peer) -> Iterator[CaughtUp]:
+def _arrived(replica: Replica, worker: int, peer: Peer, now: float) -> Iterator[CaughtUp]:
     """News of a replica that has not been reported as safe yet."""
     assert peer.acked is not None
     if peer.goal is None:
-        peer.goal = replica.order.committed
+        peer.goal, peer.goal_since = replica.order.committed, now
     # Not all that is committed by now: under a steady load there is always a step that is still on its way.
-    if not peer.live and peer.acked >= peer.goal and not peer.reported:
+    applied = peer.applied >= peer.goal or now - peer.goal_since >= CATCH_UP_MAX_S
+    if not peer.live and peer.acked >= peer.goal and applied and not peer.reported:
         peer.reported = True
         yield CaughtUp(
             replica.stage.id, replica.partition, worker, peer.incarnation, False, peer.stall_ms, peer.copy_bytes

@@ -300,7 +300,7 @@ class StageWorker:
     def on_answer(self, worker: int, message: Any, now: float) -> None:
         """An answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
         if isinstance(message, OrdersSeen):
-            self._on_orders_seen(worker, message)
+            self._on_orders_seen(worker, message, now)
             return
         if isinstance(message, Installed):
             self._transfers.on_installed(worker, message, now)
@@ -457,8 +457,8 @@ class StageWorker:
         if answers:
             self._answer(connection, OrdersSeen(answers))
 
-    def _on_orders_seen(self, worker: int, message: OrdersSeen) -> None:
-        for report in self._pairing.on_orders_seen(worker, message):
+    def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
+        for report in self._pairing.on_orders_seen(worker, message, now):
             self._effects.append(ToController(_to_control(self.worker, report)))
 
     # ---- copies of state

@@ -264,10 +264,11 @@ class Transfers:
 
     def _receive(self, key: Key, found: Incoming, message: Install, now: float) -> None:
         def read() -> StateCopy:
-            return decode(joined(found.parts))
+            whole = joined(found.parts)
+            found.parts.clear()  # here, because to free so much takes its time too
+            return decode(whole)
 
         def build(state: StateCopy, now: float) -> None:
-            found.parts.clear()
             if self._wanted(key, found):
                 replica = self._host.build(key, found.incarnation, [output.base for output in state.outputs])
                 restore = partial(replica.restore, state.snapshot)

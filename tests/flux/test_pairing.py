@@ -7,7 +7,7 @@ from typing import Any
 
 from flux.messages import Entry, PartitionOrder, PartitionSeen
 from flux.order import OrderLog
-from flux.pairing import ENTRIES_MAX, CaughtUp, Diverged, on_seen, outgoing
+from flux.pairing import CATCH_UP_MAX_S, ENTRIES_MAX, PROBE_S, CaughtUp, Diverged, on_seen, outgoing
 
 AGAIN_S = 0.1
 A, B = 11, 12
@@ -43,11 +43,11 @@ def told(replica: Any, now: float = 0.0) -> list[tuple[int, int, int]]:
 
 
 def answer(replica: Any, through: int, applied: int = 0, **more: Any) -> list[CaughtUp | Diverged]:
-    given = {"term": 9, "incarnation": 0, "checked": 0, "checksum": 0, **more}
+    given = {"term": 9, "incarnation": 0, "checked": 0, "checksum": 0, "now": 0.0, **more}
     seen = PartitionSeen(
         2, 3, given["incarnation"], given["term"], through, applied, given["checked"], given["checksum"]
     )
-    return list(on_seen(replica, A, seen))
+    return list(on_seen(replica, A, seen, given["now"]))
 
 
 def test_new_entries_go_out_once_and_commits_with_them_or_after_them() -> None:
@@ -107,7 +107,7 @@ def test_what_was_promised_to_a_replica_that_is_gone_is_still_needed() -> None:
     primary.order.installed(B)
     primary.order.lead({B: (5, True)}, 0)
     seen = [PartitionSeen(2, 3, 5, 9, through, 1, 0, 0) for through in (1, 2)]
-    assert [[report.safe for report in on_seen(primary, B, one)] for one in seen] == [[], [True]]
+    assert [[report.safe for report in on_seen(primary, B, one, 0.0)] for one in seen] == [[], [True]]
 
 
 def test_another_replica_is_not_safe_before_it_has_what_the_only_one_may_hold_for_committed() -> None:
@@ -121,7 +121,7 @@ def test_another_replica_is_not_safe_before_it_has_what_the_only_one_may_hold_fo
     primary.order.installed(B)
 
     def b(through: int) -> list[Any]:
-        return list(on_seen(primary, B, PartitionSeen(2, 3, 5, 9, through, 1, 0, 0)))
+        return list(on_seen(primary, B, PartitionSeen(2, 3, 5, 9, through, 1, 0, 0), 0.0))
 
     assert b(through=1) == [], "it lacks step 1, which A may have shown"
     assert [report.safe for report in b(through=2)] == [True]
@@ -183,14 +183,38 @@ def test_an_answer_to_another_primary_or_of_another_life_does_not_count() -> Non
     assert primary.order.committed == 0
 
 
-def test_a_new_replica_has_caught_up_when_it_has_what_is_committed_and_this_is_said_once() -> None:
-    primary = paired(steps=3, live=False)
-    primary.order.copied(A, 2)
+def being_added(steps: int, copied_at: int) -> Primary:
+    primary = paired(steps, live=False)
+    primary.order.copied(A, copied_at)
     primary.order.installed(A)
     told(primary)
-    assert answer(primary, through=2) == []
-    assert answer(primary, through=3) == [CaughtUp(2, 3, A, 0, False, 0.0)]
-    assert answer(primary, through=3) == []
+    return primary
+
+
+def test_a_new_replica_has_caught_up_when_it_has_applied_what_was_committed_and_this_is_said_once() -> None:
+    """It may have to lead at once: what it has not applied by then, the outside waits for."""
+    primary = being_added(steps=3, copied_at=2)
+    assert answer(primary, through=2, applied=2) == []
+    assert answer(primary, through=3, applied=2) == []
+    assert answer(primary, through=3, applied=3) == [CaughtUp(2, 3, A, 0, False, 0.0)]
+    assert answer(primary, through=3, applied=3) == []
+
+
+def test_a_replica_that_is_catching_up_is_asked_how_far_it_is_also_if_there_is_nothing_new() -> None:
+    primary = being_added(steps=3, copied_at=2)
+    answer(primary, through=3, applied=2, now=1.0)
+    told(primary, 1.0)
+    assert told(primary, 1.0 + PROBE_S / 2) == []
+    assert told(primary, 1.0 + 1.1 * PROBE_S) == [(3, 3, 3)]
+    answer(primary, through=3, applied=3, now=1.0 + 2 * PROBE_S)
+    assert told(primary, 1.0 + 4 * PROBE_S) == [], "it has caught up, and the controller has been told"
+
+
+def test_a_replica_that_has_more_to_apply_than_it_can_becomes_live_with_the_order_alone() -> None:
+    primary = being_added(steps=3, copied_at=2)
+    assert answer(primary, through=3, applied=2, now=1.0) == []
+    late = answer(primary, through=3, applied=2, now=1.0 + CATCH_UP_MAX_S)
+    assert late == [CaughtUp(2, 3, A, 0, False, 0.0)]
 
 
 def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
@@ -201,7 +225,7 @@ def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
     for step in range(3, 9):  # each answer comes when another step is committed already
         told(primary)
         primary.decide(1)
-        reports += answer(primary, through=step)
+        reports += answer(primary, through=step, applied=step)
     assert reports == [CaughtUp(2, 3, A, 0, False, 0.0)]
 
 

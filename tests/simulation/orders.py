@@ -126,7 +126,7 @@ class Schedule:
                 if replica.order.term != NOTHING_YET and replica.order.on_orders(*given):
                     self._send(receiver, sender, seen(replica))  # type: ignore[arg-type]
         elif isinstance(message, PartitionSeen) and replica is self.primary:
-            for report in on_seen(replica, sender, message):  # type: ignore[arg-type]
+            for report in on_seen(replica, sender, message, self.now):  # type: ignore[arg-type]
                 if isinstance(report, CaughtUp):
                     self._caught_up(report)
 
