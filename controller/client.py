@@ -155,7 +155,11 @@ def choose(query: str | None, where: Path | None = None) -> Connection:
 
     Unreachable if there is none, UsageError if several are meant."""
     where = connection_file.folder() if where is None else where
-    live = [f.connection for f in map(_checked, connection_file.find_all(where)) if f.connection and not f.problem]
+    found = [_checked(file) for file in connection_file.find_all(where)]
+    live = [file.connection for file in found if file.connection and not file.problem]
+    unusable = "; ".join(f"{file.path.name}: {file.problem}" for file in found if file.problem and not file.gone)
+    if not live and unusable:
+        raise Unreachable(f"no query can be asked. Of the connection files in {where}, {unusable}")
     if not live:
         raise Unreachable(
             f"no query is running: none has a connection file in {where}. Queries of another user, of another host, or with "
@@ -166,7 +170,8 @@ def choose(query: str | None, where: Path | None = None) -> Connection:
         return meant[0]
     names = ", ".join(_called(connection) for connection in (meant or live))
     if not meant:
-        raise Unreachable(f"no running query is called {query!r}; running are {names}")
+        besides = f". Not asked: {unusable}" if unusable else ""
+        raise Unreachable(f"no running query is called {query!r}; running are {names}{besides}")
     if query is None:
         raise UsageError(f"several queries are running, say which: {names}")
     raise UsageError(f"{query!r} may be any of {names}; give more of the id")

@@ -165,10 +165,12 @@ def _parse(path: Path) -> Connection:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise UsageError(f"{path} is not a file that only its owner, this user, can read: it is not used")
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            raise UsageError("it is not a file of this user's")
+        if about.st_mode & 0o077:
+            raise UsageError(f"only its owner may have access to it, others do; run: chmod 600 {path}")
         if about.st_size > FILE_BYTES_MAX:
-            raise UsageError(f"{path} is not a connection file: {about.st_size} bytes")
+            raise UsageError(f"it is not a connection file: {about.st_size} bytes")
         return msgspec.json.decode(file.read(FILE_BYTES_MAX + 1), type=Connection)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from controller.membership import Membership
+from controller.wording import count, named
 from flux.plan import Plan
 from partitioning.table import Table
 
@@ -90,9 +91,8 @@ def too_few(plan: Plan, members: Membership, leaving: Iterable[int]) -> str | No
     for stage in plan.stages:
         if places < stage.replicas:
             return (
-                f"stage {stage.name} has replicas={stage.replicas}, and without worker"
-                f"{'s' if len(gone) > 1 else ''} {', '.join(map(str, sorted(gone)))} there would be {len(staying)} workers on "
-                f"{executors} executors: add workers first"
+                f"stage {stage.name} has replicas={stage.replicas}, and without {named('worker', sorted(gone))} there would be "
+                f"{count(len(staying), 'worker')} on {count(executors, 'executor')}: add workers first"
             )
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.wording import listed
 from flux.control import Register
 
 
@@ -71,8 +72,7 @@ class Membership:
         """Why a worker may not hold a copy of a partition of which ``others`` hold one; None: it may."""
         member = self.workers.get(worker)
         if member is None:
-            known = ", ".join(map(str, sorted(self.workers)))
-            return f"there is no worker {worker}; there are {known}"
+            return f"there is no worker {worker}; there are {listed(sorted(self.workers))}"
         if member.leaving:
             return f"worker {worker} is leaving"
         for other in others:

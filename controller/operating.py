@@ -16,6 +16,7 @@ from controller.losing import Losing
 from controller.moves import read_elsewhere
 from controller.publishing import Tell
 from controller.rounds import Rounds
+from controller.wording import count, listed
 from flux.errors import UsageError
 from flux.plan import Plan
 from partitioning.table import Table
@@ -113,7 +114,9 @@ class Operating(Losing):
         table = self._require_running("drain a worker")
         for worker in workers:
             if worker not in self.members.workers:
-                raise UsageError(f"cannot drain: there is no worker {worker}; there are {sorted(self.members.workers)}")
+                raise UsageError(
+                    f"cannot drain: there is no worker {worker}; there are {listed(sorted(self.members.workers))}"
+                )
         self._leave(workers, table, why, now)
         return self._take()
 
@@ -121,23 +124,26 @@ class Operating(Losing):
         """Have so many workers. More: see ``missing_slots``. Fewer: those in the highest slots are drained."""
         table = self._require_running("change the number of workers")
         if not 1 <= workers <= WORKERS_MAX:
-            raise UsageError(f"cannot scale to {workers} workers: 1 to {WORKERS_MAX} are accepted")
+            raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to {WORKERS_MAX} are accepted")
         before = len(self.places.open)
         room, arithmetic = self._room
         if workers > max(before, room):
-            raise UsageError(f"cannot scale to {workers} workers: {arithmetic}")
+            raise UsageError(f"cannot scale to {count(workers, 'worker')}: {arithmetic}")
         if workers < before:
             surplus = sorted(self.places.open, reverse=True)[: before - workers]
             gone = [self.members.in_slot(slot) for slot in surplus]
             self._leave(
-                [member.node for member in gone if member is not None], table, f"scale to {workers} workers", now
+                [member.node for member in gone if member is not None],
+                table,
+                f"scale to {count(workers, 'worker')}",
+                now,
             )
             for slot in surplus:
                 self.places.close(slot)  # also those that nobody has come for
         self.places.grow(workers)
         self.places.settle()
         if workers != before:
-            self._note(f"from {before} to {workers} workers", now, "scale")
+            self._note(f"from {before} to {count(workers, 'worker')}", now, "scale")
         return self._take()
 
     def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
@@ -167,7 +173,9 @@ class Operating(Losing):
         self._require_running("fail a worker")
         member = self.members.workers.get(worker)
         if member is None:
-            raise UsageError(f"cannot fail: there is no worker {worker}; there are {sorted(self.members.workers)}")
+            raise UsageError(
+                f"cannot fail: there is no worker {worker}; there are {listed(sorted(self.members.workers))}"
+            )
         self._lost(member, "declared lost for a rehearsal", now)
         return self._take()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from controller.events import Event
 from controller.requests import MoveStatus, ReplicaStatus, Status
+from controller.wording import count, named
 
 #: Moves that are named; more are counted.
 NAMED = 4
@@ -26,13 +27,13 @@ def of_drain(status: Status, worker: int) -> str:
 
 def of_scale(status: Status, workers: int) -> str:
     """Workers that join are there for good when they have their share of the partitions (where load is balanced)."""
-    leaving = [str(row.worker) for row in status.workers if row.leaving]
+    leaving = [row.worker for row in status.workers if row.leaving]
     if leaving:
-        return f"workers that are leaving: {', '.join(leaving)}"
+        return f"{named('worker', leaving)} leaving"
     here = len(status.workers)
     if here != workers or status.missing_slots:
-        slots = f", slots {', '.join(map(str, status.missing_slots))} are empty" if status.missing_slots else ""
-        return f"{here} workers are there, {workers} are wanted{slots}"
+        slots = f", {named('slot', status.missing_slots)} empty" if status.missing_slots else ""
+        return f"{count(here, 'worker')} there, {workers} wanted{slots}"
     if status.evening_out:
         held = [row.replicas for row in status.workers]
         return f"workers hold {min(held)} to {max(held)} copies, which are being evened out"
@@ -80,7 +81,3 @@ def carried(
         )
         for move in moves
     ]
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

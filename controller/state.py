@@ -19,6 +19,7 @@ from controller.moves import with_worker
 from controller.operating import Operating
 from controller.placement import Seat, first_table
 from controller.publishing import Tell
+from controller.wording import count, named
 from flux.control import (
     EdgeComplete,
     Failure,
@@ -220,7 +221,7 @@ class Controller(Operating):
         """The Spark tasks for these slots are over, and will not be started again. That of a closed slot may be."""
         wanted = [slot for slot in slots if slot not in self.places.closed]
         if wanted:
-            self._end(QueryFailed(f"{what} failed: {reason} (slots {', '.join(map(str, wanted))})"))
+            self._end(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))
         return self._take()
 
     def on_stop(self) -> list[Tell]:
@@ -233,9 +234,9 @@ class Controller(Operating):
             missing = sorted(set(range(self.slots)) - set(here))
             self._end(
                 QueryTimeout(
-                    f"{len(here)} of {self.slots} workers joined within {self.plan.settings.workers_timeout:g} s "
-                    f"(spark.flux.workers.timeout); missing are slots {missing}. Are there {self.slots} free task slots, and "
-                    "can executors reach the driver?"
+                    f"{len(here)} of {count(self.slots, 'worker')} joined within {self.plan.settings.workers_timeout:g} s "
+                    f"(spark.flux.workers.timeout); missing: {named('slot', missing)}. Are there "
+                    f"{count(self.slots, 'free task slot')}, and can executors reach the driver?"
                 )
             )
         if self.phase == "running":

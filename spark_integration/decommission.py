@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from controller.server import Server
+from controller.wording import named
 from flux.errors import UsageError
 from spark_integration.executor import spark_id
 
@@ -68,4 +69,4 @@ class Decommissioning:
                 self._refused[executor] = str(error)
                 log.warning("%s, and its partitions stay until it goes: %s", why, error)
         else:
-            log.info("%s: workers %s give their partitions away", why, workers)
+            log.info("%s: partitions of %s move away", why, named("worker", workers))

@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from controller.server import Server
+from controller.wording import named
 from flux.errors import FluxError
 from flux.plan import Plan
 from flux.shell import Rendezvous
@@ -54,7 +55,7 @@ class Elastic:
         self._started += 1
         self._job_of.update(dict.fromkeys(slots, number))
         run = worker_function(self._plan, rendezvous, slots)
-        what = "workers" if number == 0 else f"workers in slots {', '.join(map(str, slots))}"
+        what = "workers" if number == 0 else f"workers in {named('slot', slots)}"
 
         def over(reason: str) -> None:
             # A slot that was closed and opened again has a newer task by now.

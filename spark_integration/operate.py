@@ -35,6 +35,7 @@ from controller.requests import (
 )
 from controller.server import Server
 from controller.sweep import under_replicated
+from controller.wording import count
 from flux.errors import MoveFailed, QueryFailed, QueryTimeout, UsageError
 from flux.plan import Plan
 from spark_integration.elastic import Elastic
@@ -126,7 +127,7 @@ class Operated:
         UsageError with the arithmetic in it if there are too few task slots, or if fewer could not hold all copies."""
         end = _end(timeout)
         if not 1 <= _whole(workers) <= 4096:
-            raise UsageError(f"cannot scale to {workers} workers: 1 to 4096 are accepted")
+            raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to 4096 are accepted")
         self._elastic.renew_room()
         self._ask(SetWorkers(workers=workers), Accepted)
         self._wait(lambda status: outstanding.of_scale(status, workers), end, timeout)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import compile_plan, topological
 from controller.server import Server
+from controller.wording import count
 from flux.api import Flow, Source
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.plan import Plan
@@ -100,7 +101,7 @@ class Query(Operated):
         """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow."""
         phase = self._server.phase
         messages = {
-            "starting": f"Waiting for {self._need.workers} workers",
+            "starting": f"Waiting for {count(self._need.workers, 'worker')}",
             "running": "Processing rows",
             "finished": "All output is there",
             "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error}",

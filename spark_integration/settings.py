@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from controller.wording import count
 from flux.errors import UsageError
 from flux.settings import PREFIX, Settings
 
@@ -73,7 +74,7 @@ def room_for_workers(need: Need, slots: int, taken: dict[str, int]) -> Room:
     feeding = f", {need.others} for the Spark tasks that read the input or fetch the output" if need.others else ""
     return Room(
         workers,
-        f"{slots} task slots exist{_held(taken)}{feeding}: there is room for {workers} workers. Give the cluster more "
+        f"{slots} task slots exist{_held(taken)}{feeding}: there is room for {count(workers, 'worker')}. Give the cluster more "
         "executor cores first",
     )
 
@@ -92,8 +93,8 @@ def count_slots(wanted_workers: int, spark_tasks: bool, slots: int, taken: dict[
         held = _held(taken)
         feeding = " + 1 for the Spark tasks that read the input or fetch the output" if others else ""
         raise UsageError(
-            f"too few task slots: {workers} workers{feeding} = {workers + others} slots are needed, {slots} exist{held}, "
-            f"{max(free, 0)} are free. Give the cluster more executor cores (for example master "
+            f"too few task slots: {count(workers, 'worker')}{feeding} = {count(workers + others, 'slot')} needed; "
+            f"existing: {slots}{held}, free: {max(free, 0)}. Give the cluster more executor cores (for example master "
             f"local[{workers + others + slots - free}]), or set spark.flux.workers lower"
         )
     return Need(workers, others)

@@ -14,9 +14,12 @@ import typer
 import flux
 from controller.cli import look, operate
 from controller.cli.bench import bench
+from controller.cli.output import Commands
 from flux.errors import FluxError
 
-app = typer.Typer(help="Flux: a fault-tolerant, load-balancing exchange for PySpark.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Commands, help="Flux: a fault-tolerant, load-balancing exchange for PySpark.", no_args_is_help=True
+)
 app.add_typer(bench, name="bench")
 app.command("list")(look.list_)
 COMMANDS: tuple[Callable[..., None], ...] = (

@@ -17,7 +17,6 @@ from controller.cli.output import REFUSED, Json, Query, QueryOption, document, o
 from controller.cli.waiting import Left, wait_for, wait_for_moves
 from controller.client import Client, RequestRefused, choose
 from controller.outstanding import Carried
-from controller.outstanding import count as _count
 from controller.requests import (
     Accepted,
     DrainWorker,
@@ -33,6 +32,7 @@ from controller.requests import (
     Suggested,
     WantedMove,
 )
+from controller.wording import count, listed
 from flux.errors import UsageError
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
@@ -73,7 +73,7 @@ def rebalance(
             if as_json:
                 document(plain(plan) | {"carried_out": False})
             return
-        _confirm(f"Carry out {_count(len(plan.moves), 'move')}?", yes, as_json)
+        _confirm(f"Carry out {count(len(plan.moves), 'move')}?", yes, as_json)
         wanted = [
             WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in plan.moves
         ]
@@ -87,7 +87,7 @@ def _plan(plan: Suggested) -> list[Any]:
         return [*notes, f"policy {plan.policy} suggests no move"]
     cost = sum(move.cost for move in plan.moves)
     total = (
-        f"{_count(len(plan.moves), 'move')}, {tables.size(cost)} of state to copy; gain: of the higher load of the two"
+        f"{count(len(plan.moves), 'move')}, {tables.size(cost)} of state to copy; gain: of the higher load of the two"
     )
     return [tables.moves(plan.moves), Text(total, style="dim"), *notes]
 
@@ -125,7 +125,7 @@ def _move(client: Client, wanted: Sequence[WantedMove], why: str, how: How, more
         if how.as_json:
             document(more | {"moves": msgspec.to_builtins(accepted.moves), "waited": False})
         else:
-            show(f"{_count(len(accepted.moves), 'move')} begun; look at it with flux status")
+            show(f"{count(len(accepted.moves), 'move')} begun; look at it with flux status")
         return
     carried = wait_for_moves(client, accepted.moves, before, how.timeout_s)
     if how.as_json:
@@ -135,7 +135,7 @@ def _move(client: Client, wanted: Sequence[WantedMove], why: str, how: How, more
     if not all(one.done for one in carried):
         undone = sum(not one.done for one in carried)
         print(
-            f"flux: {_count(undone, 'move')} of {len(carried)} not carried out; flux history says more", file=sys.stderr
+            f"flux: {count(undone, 'move')} of {len(carried)} not carried out; flux history says more", file=sys.stderr
         )
         raise typer.Exit(REFUSED)
 
@@ -202,13 +202,15 @@ def scale(
 
         before = {row.worker for row in client.ask(GetStatus(), Status).workers}
         client.ask(SetWorkers(workers=workers), Accepted)
-        _finish(client, f"{workers} workers", look, How(wait, timeout, as_json), lambda status: _scaled(status, before))
+        _finish(
+            client, count(workers, "worker"), look, How(wait, timeout, as_json), lambda status: _scaled(status, before)
+        )
 
 
 def _scaled(status: Status, before: set[int]) -> str:
     held = [row.replicas for row in status.workers]
     copies = f"{min(held)} to {max(held)}" if min(held) != max(held) else str(held[0])
-    said = f"{_count(len(held), 'worker')} now, with {copies} copies each"
+    said = f"{count(len(held), 'worker')} now, with {copies} copies each"
     if status.balancing or all(row.worker in before for row in status.workers):
         return said
     return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives each as many"
@@ -224,6 +226,7 @@ def fail(
 ) -> None:
     """Give a worker up as if it had died, to rehearse that. Asks first."""
     with outcome(as_json), Client(choose(query)) as client:
+        _require_worker(worker, client.ask(GetStatus(), Status))
         replicas = client.ask(GetPartitions(), Partitions).replicas
         for line in _risk(worker, replicas):
             print(line, file=sys.stderr)
@@ -245,13 +248,20 @@ def fail(
         )
 
 
+def _require_worker(worker: int, status: Status) -> None:
+    """Before anything is said of its copies, or asked."""
+    known = sorted(row.worker for row in status.workers)
+    if worker not in known:
+        raise RequestRefused("refused", f"cannot fail: there is no worker {worker}; there are {listed(known)}")
+
+
 def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
     """What a loss of this worker means, as far as it is known beforehand."""
     here = [row for row in replicas if row.worker == worker]
     safe = {(row.stage, row.partition) for row in replicas if row.worker != worker and row.safe}
     lost = [f"{row.stage}/{row.partition}" for row in here if (row.stage, row.partition) not in safe]
     primaries = sum(row.role == "primary" for row in here)
-    lines = [f"worker {worker} holds {_count(len(here), 'copy', 'copies')}, {primaries} of them primary"]
+    lines = [f"worker {worker} holds {count(len(here), 'copy', 'copies')}, {primaries} of them primary"]
     if lost:
         named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
         lines.append(f"the query will FAIL: worker {worker} has the only safe copy of {named}")

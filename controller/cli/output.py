@@ -12,12 +12,15 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+import typer.core
 from rich.console import Console, RenderableType
 
 from controller.client import RequestRefused
 from flux.errors import FluxError, Unreachable, UsageError
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
+#: Whatever the parser of the command line refuses.
+_BadUsage: Any = typer.BadParameter.__base__
 #: Of what is not a terminal: no line of a table is broken, so that it can be searched.
 WIDE = 200
 
@@ -64,6 +67,30 @@ def outcome(as_json: bool) -> Iterator[None]:
         if as_json:
             document({"error": {"kind": kind, "message": str(error)}})
         raise typer.Exit(code) from None
+
+
+class Commands(typer.core.TyperGroup):
+    """The root of all commands: arguments that do not parse are a document too, where one is expected."""
+
+    _as_json = False
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        self._as_json = "--json" in args
+        with self._usage():
+            return super().make_context(info_name, args, *rest, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with self._usage():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _usage(self) -> Iterator[None]:
+        try:
+            yield
+        except _BadUsage as error:
+            if self._as_json:
+                document({"error": {"kind": "usage", "message": error.format_message()}})
+            raise  # the command line says the same on stderr, and ends with 2
 
 
 def _meaning(error: FluxError) -> tuple[int, str]:

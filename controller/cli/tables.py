@@ -20,6 +20,7 @@ from controller.requests import (
     Status,
     WorkerStatus,
 )
+from controller.wording import named
 
 #: Partitions in one frame of ``flux top``.
 TOP_PARTITIONS = 15
@@ -112,7 +113,7 @@ def head(query: Status) -> Text:
         f"{query.stall_ms_max:.1f} ms"
     )
     if query.missing_slots:
-        text.append(f"\nwaiting for workers in slots {', '.join(map(str, query.missing_slots))}", style="yellow")
+        text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
     if query.evening_out:
         text.append("\nworkers have joined, and are given their share of the partitions", style="yellow")
     if query.metrics:

@@ -291,7 +291,7 @@ def test_workers_are_scaled_and_slots_that_stay_empty_are_named() -> None:
         assert parsed("scale", "--workers", "3")["waited"]
         late = run("scale", "--workers", "5", "--timeout", "0.1")
         assert late.exit_code == REFUSED
-        assert "3 workers are there, 5 are wanted, slots 3, 4 are empty" in late.stderr
+        assert "3 workers there, 5 wanted, slots 3, 4 empty" in late.stderr
         assert run("scale", "--workers", "5", "--no-wait").exit_code == DONE
         assert [told[:2] for told in core.told] == [("scale", 3), ("scale", 5), ("scale", 5)]
     for wrong in ("0", "-1", "5000", "many"):
@@ -336,7 +336,10 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
     assert done.exit_code == DONE
     assert done.stdout.endswith(f"worker {spare} is out of the query\n")
     assert "FAIL" not in done.stderr
-    assert run("fail", str(spare), "--yes").exit_code == REFUSED, "it is gone"
+    gone = run("fail", str(spare), "--yes")
+    known = ", ".join(str(worker) for worker in range(3) if worker != spare)
+    assert gone.exit_code == REFUSED
+    assert gone.stderr == f"flux: cannot fail: there is no worker {spare}; there are {known}\n", "and nothing of copies"
 
 
 def test_a_query_of_another_secret_refuses_and_changes_nothing(core: FakeCore, place: Path) -> None:
@@ -348,6 +351,37 @@ def test_a_query_of_another_secret_refuses_and_changes_nothing(core: FakeCore, p
     assert (result.exit_code, core.told) == (REFUSED, [])
     assert "the secret is not that of this query" in result.stderr
     forged.unlink()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("scale", "--workers", "many"), ("move", "Worst/1"), ("drain", "one"), ("status", "--nope"), ("nonsense",),
+     ("bench", "throughput", "--rows", "0")],
+)  # fmt: skip
+def test_with_json_arguments_that_do_not_parse_are_a_document_too(arguments: tuple[str, ...]) -> None:
+    error = parsed(*arguments, code=USAGE)["error"]
+    assert error["kind"] == "usage"
+    assert error["message"] in " ".join(run(*arguments).stderr.replace("│", " ").split())
+
+
+def test_a_file_that_is_not_used_is_named_with_the_reason(core: FakeCore, place: Path) -> None:
+    (path,) = place.iterdir()
+    with served("views", "aa22"):
+        path.chmod(0o644)
+        other = run("status", "clicks")
+        assert other.exit_code == UNREACHABLE
+        assert f"running are views (aa22). Not asked: {path.name}: only its owner" in other.stderr
+    alone = run("status")
+    assert (alone.exit_code, alone.stdout) == (UNREACHABLE, "")
+    assert f"{path.name}: only its owner may have access to it, others do; run: chmod 600 {path}" in alone.stderr
+    path.chmod(0o600)
+
+
+def test_one_worker_is_not_one_workers(core: FakeCore) -> None:
+    for worker in (1, 2):
+        del core.members.workers[worker]
+    late = run("scale", "--workers", "2", "--timeout", "0.1")
+    assert "still to come: 1 worker there, 2 wanted" in late.stderr
 
 
 def test_a_folder_that_others_can_write_to_is_a_usage_error(core: FakeCore, place: Path) -> None:

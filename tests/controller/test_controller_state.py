@@ -83,7 +83,7 @@ def test_workers_that_never_come_are_an_error_that_names_their_slots() -> None:
     assert orders(c.on_tick(60.1), "b")[0].__class__ is Stop
     assert isinstance(c.error, QueryTimeout)
     assert "1 of 3 workers joined within 60 s" in str(c.error)
-    assert "missing are slots [0, 2]" in str(c.error)
+    assert "missing: slots 0, 2." in str(c.error)
 
 
 def test_a_wrong_secret_is_rejected_and_its_reports_do_not_count() -> None:

@@ -139,7 +139,7 @@ def test_a_drain_that_leaves_too_few_workers_is_refused_with_the_arithmetic(
 
 def test_workers_on_one_executor_count_as_one_unless_copies_may_share() -> None:
     shared = {0: "a", 1: "b", 2: "b"}
-    with pytest.raises(UsageError, match="2 workers on 1 executors"):
+    with pytest.raises(UsageError, match="2 workers on 1 executor:"):
         drain(Cluster(slots=3, executors=shared), 0)
     c = Cluster(slots=3, executors=shared, same_executor=True)
     drain(c, 0)
@@ -148,7 +148,7 @@ def test_workers_on_one_executor_count_as_one_unless_copies_may_share() -> None:
 
 
 def test_an_unknown_worker_cannot_be_drained() -> None:
-    with pytest.raises(UsageError, match=r"there is no worker 9; there are \[0, 1, 2\]"):
+    with pytest.raises(UsageError, match=r"there is no worker 9; there are 0, 1, 2"):
         drain(Cluster(), 9)
 
 
@@ -336,7 +336,7 @@ def test_tasks_that_end_before_the_query_end_it_unless_their_slots_are_closed() 
     assert (c.core.phase, c.core.error) == ("running", None)
     c.take(c.core.on_tasks_ended([1, 3], "the Spark job", "it is over"))
     assert isinstance(c.core.error, QueryFailed)
-    assert str(c.core.error) == "the Spark job failed: it is over (slots 1)"
+    assert str(c.core.error) == "the Spark job failed: it is over (slot 1)"
 
 
 def test_workers_that_leave_together_give_nothing_to_each_other() -> None:

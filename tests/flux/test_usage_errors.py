@@ -148,13 +148,11 @@ def test_too_few_task_slots_are_counted_aloud() -> None:
     with pytest.raises(flux.UsageError) as raised:
         count_slots(0, True, 1, {})  # what a DataFrame on local[1] needs
     assert str(raised.value).startswith(
-        "too few task slots: 1 workers + 1 for the Spark tasks that read the input or fetch the output = 2 slots are "
-        "needed, 1 exist, 1 are free."
+        "too few task slots: 1 worker + 1 for the Spark tasks that read the input or fetch the output = 2 slots "
+        "needed; existing: 1, free: 1."
     )
     assert "local[2]" in str(raised.value)
-    with pytest.raises(
-        flux.UsageError, match=r"3 workers = 3 slots are needed, 4 exist, 2 held by query x, 2 are free"
-    ):
+    with pytest.raises(flux.UsageError, match=r"3 workers = 3 slots needed; existing: 4, 2 held by query x, free: 2"):
         count_slots(3, False, 4, {"x": 2})
     assert count_slots(0, True, 2, {}).workers == 1
     assert count_slots(0, True, 8, {"x": 2}).workers == 3

@@ -97,7 +97,7 @@ def test_workers_that_find_no_slot_are_missed_in_time_and_by_number(spark: Any) 
             assert time.monotonic() < end
             time.sleep(0.02)
         # One slot is free, two workers are wanted.
-        with pytest.raises(flux.QueryTimeout, match=r"1 of 2 workers.* 5 s .*missing are slots \[1\]"):
+        with pytest.raises(flux.QueryTimeout, match=r"1 of 2 workers.* 5 s .*missing: slot 1\."):
             Sums(numbers(spark)).toDF(workers=2, workers_timeout="5s")
     finally:
         spark.sparkContext.cancelAllJobs()
@@ -123,7 +123,7 @@ def test_a_setting_of_the_session_counts_and_a_keyword_counts_more(spark: Any) -
     spark.conf.set("spark.flux.workers", "4")
     try:
         with pytest.raises(
-            flux.UsageError, match=r"4 workers \+ 1 for the Spark tasks .* = 5 slots are needed, 4 exist"
+            flux.UsageError, match=r"4 workers \+ 1 for the Spark tasks .* = 5 slots needed; existing: 4"
         ):
             Sums(numbers(spark)).toDF()
         assert Sums(numbers(spark)).toDF(workers=1).count() == 10

@@ -147,7 +147,7 @@ def test_slots_held_by_another_query_are_counted_and_named(spark: Any) -> None:
     try:
         with pytest.raises(flux.UsageError) as raised:
             endless().start(spark=spark, workers=3)
-        for part in ("too few task slots", "3 workers", "4 exist", "2 held by query first", "2 are free", "local[5]"):
+        for part in ("too few task slots", "3 workers", "existing: 4", "2 held by query first", "free: 2", "local[5]"):
             assert part in str(raised.value)
         second = endless().start(queryName="second", spark=spark, workers=2)
         try:

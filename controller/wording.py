@@ -1,0 +1,21 @@
+"""Counts and lists of numbers in sentences for people, the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """For example "1 worker", "2 workers", "3 copies"."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """For example "0, 1, 2"; "none" of nothing."""
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def named(one: str, numbers: Iterable[int]) -> str:
+    """For example "slot 1", "workers 0, 2"."""
+    known = list(numbers)
+    return f"{one if len(known) == 1 else one + 's'} {listed(known)}"
