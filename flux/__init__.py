@@ -5,6 +5,7 @@ The one place that reaches upwards, lazily: importing flux does not import pyspa
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from flux.aggregate import Aggregate, count, max, mean, min, sum
@@ -26,6 +27,7 @@ from flux.operator import Context, Operator
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    import flux.testing as testing
     from spark_integration.query import Query
 
 __version__ = "0.2.0"
@@ -48,6 +50,7 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "count",
+    "explain",
     "follow",
     "max",
     "mean",
@@ -56,8 +59,16 @@ __all__ = [
     "stage",
     "start",
     "sum",
+    "testing",
     "to_df",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``flux.testing`` is there after ``import flux``, and costs nothing until it is used."""
+    if name == "testing":
+        return importlib.import_module("flux.testing")
+    raise AttributeError(f"module 'flux' has no attribute {name!r}")
 
 
 def start(
@@ -82,6 +93,13 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
     from spark_integration import egress
 
     return egress.to_df(flow, spark, progress, **options)
+
+
+def explain(*flows: Flow, spark: SparkSession | None = None, **options: Any) -> str:
+    """What would run, as text: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
+    from spark_integration.explain import explain_flows
+
+    return explain_flows(list(flows), spark, **options)
 
 
 def follow(query: Query) -> None:

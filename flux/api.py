@@ -224,6 +224,27 @@ class Flow:
         progress: show rows in, rows/s and backlog on the screen meanwhile. Options as for ``start``."""
         return flux.to_df(self, spark=spark, progress=progress, **options)
 
+    def collect(self, spark: SparkSession | None = None, **options: Any) -> list[Any]:
+        """Run to the end of the input; the output as a list of Spark's Rows. Options as for ``start``."""
+        return self.toDF(spark=spark, **options).collect()
+
+    def show(
+        self,
+        n: int = 20,
+        truncate: bool | int = True,
+        vertical: bool = False,
+        spark: SparkSession | None = None,
+        **options: Any,
+    ) -> None:
+        """Run to the end of the input and print the first ``n`` rows of the output, as ``DataFrame.show`` does. Every call
+        runs the flow once more: keep ``toDF()`` to look twice. Options as for ``start``."""
+        self.toDF(spark=spark, **options).show(n, truncate, vertical)
+
+    def explain(self, spark: SparkSession | None = None, **options: Any) -> None:
+        """Print what would run: sources, stages with keys, partitions and replicas, and policies. Options as for
+        ``start``; raises what that would raise for a flow that does not fit."""
+        print(flux.explain(self, spark=spark, **options))
+
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
 

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import compile_plan, topological
+from controller.explain import explain
 from controller.server import Server
 from controller.wording import count
 from flux.api import Flow, Source
@@ -143,6 +144,10 @@ class Query(Operated):
         if not self._terminated.wait(limit):
             left = ", ".join(self._jobs.join(0) + self._ingress.join(0)) or "controller"
             raise QueryTimeout(f"query {self.id} is still ending after {limit:g} s: {left}")
+
+    def explain(self) -> None:
+        """Print what runs: sources, stages with keys, partitions and replicas, and policies."""
+        print(explain(self._plan, self._need.workers))
 
     def __repr__(self) -> str:
         return f"<flux query {self._name or self.id}: {self.status['message']}>"
