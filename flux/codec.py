@@ -50,8 +50,11 @@ def decode(decoder: msgspec.msgpack.Decoder[T], frame: Any, bytes_max: int = HEA
     """ProtocolError where the frame is too long, of another version, or not what the decoder knows."""
     try:
         return decoder.decode(_body(frame, bytes_max))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"malformed message: {error}") from None
+    except ProtocolError:
+        raise
+    except Exception as error:
+        # Also RecursionError (nested too deep) and MemoryError (a length that is a lie): what is sent ends nobody.
+        raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None
 
 
 def decode_data(frame: Any) -> DataPlane:
@@ -78,7 +81,7 @@ def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> l
         batches = [pa.ipc.read_record_batch(pa.py_buffer(frame), schema) for frame in frames]
         for batch in batches:
             batch.validate()
-    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+    except Exception as error:
         raise ProtocolError(f"payload is not a record batch of the edge's schema: {error}") from None
     check_shape(message, batches)
     return batches

@@ -14,7 +14,7 @@ import msgspec
 
 from flux.codec import decode_data, decode_order, encode, encode_batches
 from flux.control import FromController, Register, Rejected, Stop, ToController, Welcome
-from flux.errors import QueryFailed, QueryTimeout
+from flux.errors import ProtocolError, QueryFailed, QueryTimeout
 from flux.producer import ToWorker
 from flux.transport import Keys, Link, Sockets
 from partitioning.table import Table
@@ -47,6 +47,7 @@ class Links:
         self._links: dict[int, Link] = {}
         self._worker_of: dict[Link, int] = {}
         self._endpoints: dict[int, str] = {}
+        self.malformed = 0
 
     def follow(self, table: Table) -> None:
         self._endpoints = dict(table.endpoints)
@@ -75,9 +76,15 @@ class Links:
         link.send([encode(effect.message), *frames])
 
     def answers(self, link: Any) -> Iterator[tuple[int, Any]]:
+        """What cannot be read is left out and counted."""
         worker = self._worker_of[link]
         for frames in link.receive():
-            yield worker, decode_data(frames[0])
+            try:
+                answer = decode_data(frames[0])
+            except ProtocolError:
+                self.malformed += 1
+                continue
+            yield worker, answer
 
     def __contains__(self, link: object) -> bool:
         return link in self._worker_of
@@ -89,6 +96,7 @@ class ControllerLink:
     def __init__(self, sockets: Sockets, rendezvous: Rendezvous, silence_max_s: float) -> None:
         self.link = sockets.link(rendezvous.endpoint)
         self.about: Register | None = None
+        self.malformed = 0
         self._silence_max_s = silence_max_s
         self._heard = time.time()
         self._silent_since: float | None = None  # first seen, and nothing heard after that
@@ -102,9 +110,15 @@ class ControllerLink:
         self.report(msgspec.structs.replace(self.about, node=node))
 
     def orders(self) -> Iterator[FromController]:
+        """What cannot be read is left out and counted."""
         for frames in self.link.receive():
+            try:
+                order = decode_order(frames[0])
+            except ProtocolError:
+                self.malformed += 1
+                continue
             self._heard, self._silent_since = time.time(), None
-            yield decode_order(frames[0])
+            yield order
 
     def check(self, now: float) -> None:
         """To be called between looks at what has come."""
