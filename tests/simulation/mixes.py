@@ -6,7 +6,7 @@ Some of the random runs take their faults from here, and each broken variant nam
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation import faults as faults_
 from tests.simulation.faults import Faults
@@ -17,11 +17,13 @@ MIXED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Mix:
-    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None."""
+    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``steady``: the
+    law of progress counts (``stalls``)."""
 
     faults: Faults | None = None
     copies: int = 0
     slots: int = 0
+    steady: bool = False
 
 
 #: As the seed has it.
@@ -118,6 +120,8 @@ LATE_ATTEMPTS = Mix(
     copies=2,
     slots=4,
 )
+#: What UNEVEN loses must not be missed for long.
+STEADY = replace(UNEVEN, steady=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

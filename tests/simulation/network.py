@@ -63,6 +63,8 @@ class Link:
     def _loses(self) -> bool:
         lost = self.data and self.network.calm is False and self.network.loses()
         self.network.counts["messages lost alone"] += lost
+        if lost:
+            self.network.disturbed()
         return lost
 
     def _arrive_up(self, flying: _Flying) -> None:
@@ -77,9 +79,11 @@ class Link:
 
     def cut_up(self, seconds: float) -> None:
         self._up_at = max(self._up_at, self.network.world.now + seconds)
+        self.network.disturbed(self._up_at)
 
     def cut_down(self, seconds: float) -> None:
         self._down_at = max(self._down_at, self.network.world.now + seconds)
+        self.network.disturbed(self._down_at)
 
     def cut(self, seconds: float) -> None:
         """Nothing gets through in one direction for a while; what is sent meanwhile comes late."""
@@ -100,6 +104,7 @@ class Link:
         if any(not flying.lost for flying in self._up + self._down):
             self.network.counts["connections lost with messages under way"] += 1
         self.generation += 1
+        self.network.disturbed()
         unwritten = self.network.world.random.randint(0, len(self._up))
         for index, flying in enumerate(self._up):
             if index >= len(self._up) - unwritten:
@@ -117,6 +122,7 @@ class Network:
         self.counts = counts
         self.calm = False
         self.links: list[Link] = []
+        self.disturbed_until = world.now  # by faults, with their after-effects
 
     def link(self, to_server: ToServer, to_client: ToClient, data: bool) -> Link:
         """``data``: between workers, where also a single message may be lost; else to the controller."""
@@ -131,7 +137,12 @@ class Network:
         delay = self.world.random.expovariate(1.0) * self.faults.delay_s
         if not self.calm and self.world.chance(self.faults.spike_probability):
             delay *= self.faults.spike
+            self.disturbed(self.world.now + delay)
         return self.world.now + delay
+
+    def disturbed(self, until: float = 0.0) -> None:
+        """Something has failed, with effects until then."""
+        self.disturbed_until = max(self.disturbed_until, until, self.world.now)
 
     def loses(self) -> bool:
         return self.world.chance(self.faults.loss_probability)

@@ -124,9 +124,11 @@ class Process:
 
     def pause(self, seconds: float) -> None:
         self.paused_until = max(self.paused_until, self.world.now + seconds)
+        self.sim.network.disturbed(self.paused_until)
 
     def die(self) -> None:
         self.dead = True
+        self.sim.network.disturbed()
         self.control.closed = True
         for link in self.links.values():
             link.abandon()

@@ -29,6 +29,7 @@ from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Identity, Network
 from tests.simulation.processes import IngressProcess, Process, WorkerProcess, draw_limits
+from tests.simulation.stalls import StallWatch
 from tests.simulation.world import World
 
 #: A run that has not ended so long after the last fault is stuck. Patience of a producer grows to 32 resend timeouts.
@@ -89,10 +90,11 @@ class Simulation:
         dataflow: Callable[[Ledger], flows.Dataflow] | None = None,
         habits: operators.Habits | None = None,
         demand: Demand | None = None,
+        steady: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
-        workers say that they are; None: they do not say."""
+        workers say that they are; None: they do not say. ``steady``: streams must not stand still."""
         self.seed = seed
         self.demand = demand
         self.world = World(seed)
@@ -163,6 +165,7 @@ class Simulation:
                 self._strike_later(rate, strike)
         drawn = operators.draw(random.Random(f"habits {seed}"), replicated) if faults is None else operators.QUIET
         self.operators = operators.Operators(self, habits or drawn)
+        self.stalls = StallWatch(self, steady)
 
     # ---- the course of a run
 
@@ -285,6 +288,7 @@ class Simulation:
                 if self.world.chance(self.faults.late_order_probability):
                     self.counts["orders that came late"] += 1
                     late = self.world.random.random() * self.faults.late_order_s
+                    self.network.disturbed(self.world.now + late)
                 if isinstance(effect.order, CopyState) and self.strikes_twice():
                     self.network.of(effect.connection).reply(effect.connection, encode(effect.order), late)
             self.network.of(effect.connection).reply(effect.connection, encode(effect.order), late)
@@ -352,6 +356,7 @@ class Simulation:
         if not job.waiting and not job.running and not job.over:
             job.over = True
             delay = self.world.random.random() * self.faults.edge_complete_delay_s
+            self.network.disturbed(self.world.now + delay)
             self.world.after(delay, self._edges_complete, job)
 
     def _edges_complete(self, job: SparkJob) -> None:
@@ -395,6 +400,7 @@ class Simulation:
 
     def _strike(self, rate: float, strike: Callable[[], Any]) -> None:
         if self.world.now < self._calm_at:
+            self.network.disturbed()
             strike()
             self._strike_later(rate, strike)
 
@@ -641,7 +647,7 @@ class Simulation:
 
 
 def run(seed: int, mix: Mix = ANY) -> Result:
-    return outcome(Simulation(seed, mix.faults, mix.copies, mix.slots))
+    return outcome(Simulation(seed, mix.faults, mix.copies, mix.slots, steady=mix.steady))
 
 
 def outcome(simulation: Simulation) -> Result:

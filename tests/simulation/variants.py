@@ -27,7 +27,7 @@ from flux.replica import Replica
 from flux.stage_worker import LOCAL, StageWorker
 from partitioning.cluster import whole
 from tests.simulation import broken_moves as moves
-from tests.simulation.mixes import ANY, CONTROL, DEPOSED, FAULTLESS, LATE_ATTEMPTS, REPAIRS, WAITING, Mix
+from tests.simulation.mixes import ANY, CONTROL, DEPOSED, FAULTLESS, LATE_ATTEMPTS, REPAIRS, STEADY, WAITING, Mix
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -122,6 +122,16 @@ def overlooks_gaps(patch: Patch) -> None:
 def never_greets_again(patch: Patch) -> None:
     """A producer waits for ever for an ack that was lost."""
     patch.setattr(Producer, "_silent", lambda self, cursor, now: False)
+
+
+def greets_again_much_too_late(patch: Patch) -> None:
+    """Whoever owes an answer has minutes for it."""
+    silent = Producer._silent
+
+    def broken(self: Producer, cursor: Any, now: float) -> bool:
+        return silent(self, cursor, now - 100.0)
+
+    patch.setattr(Producer, "_silent", broken)
 
 
 def resumes_one_too_far(patch: Patch) -> None:
@@ -359,6 +369,7 @@ VARIANTS = [
     Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}, (8, 9)),
     Variant(overlooks_gaps, ROWS | ACKED, (3, 13)),
     Variant(never_greets_again, STUCK, (47, 43)),
+    Variant(greets_again_much_too_late, {"no stream stands still"}, (0, 1), STEADY),
     Variant(resumes_one_too_far, ROWS | STUCK),
     Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}, (2, 1)),
     Variant(applies_the_newest_first, ROWS, (0, 1)),
