@@ -15,15 +15,14 @@ import pyarrow as pa
 from flux.aggregate import Aggregate
 from flux.api import Flow, Source
 from flux.collect import Collect
+from flux.columns import check_key, position
 from flux.errors import SchemaError, UsageError
 from flux.operator import Operator
+from flux.plain import plain_schema
 from flux.plan import EdgePlan, Plan, SourcePlan, StagePlan
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
-from partitioning.hashing import check_key_type
 
-PARTITIONS_MAX = 4096
-REPLICAS_MAX = 3
 #: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
 
@@ -62,16 +61,19 @@ def compile_plan(
     query: str,
     secret: bytes,
     collect: int = 0,
+    case_sensitive: bool = False,
 ) -> Plan:
     """Check and number everything. ``collect``: partitions of the collecting stage added behind each flow; 0: none.
+    ``case_sensitive``: whether columns are found by their exact name only.
 
     UsageError and SchemaError say which stage is meant, what was expected and what came."""
-    return _Compiler(settings, to_arrow).compile(flows, query, secret, collect)
+    return _Compiler(settings, to_arrow, case_sensitive).compile(flows, query, secret, collect)
 
 
 class _Compiler:
-    def __init__(self, settings: Settings, to_arrow: ToArrow) -> None:
+    def __init__(self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool) -> None:
         self.settings = settings
+        self.case_sensitive = case_sensitive
         self.to_arrow = to_arrow
         self.sources: list[SourcePlan] = []
         self.stages: list[StagePlan] = []
@@ -103,14 +105,12 @@ class _Compiler:
         # Without a key an aggregate has one group, and one group lives in one partition.
         one_group = isinstance(operator, Aggregate) and not stage.key
         default = 1 if one_group else self.settings.partitions
-        wanted = default if stage.partitions is None else stage.partitions
-        partitions = self._in_range(name, "partitions", wanted, PARTITIONS_MAX)
+        partitions = default if stage.partitions is None else stage.partitions
         if one_group and partitions > 1:
             raise UsageError(
                 f"stage {name}: an aggregate without a key has one group, so partitions must be 1, got {partitions}; "
                 "give it a key, or leave partitions out"
             )
-        replicas = self._in_range(name, "replicas", stage.replicas, REPLICAS_MAX)
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
         inputs = [self._input(given) for given in flow.inputs]
@@ -126,7 +126,7 @@ class _Compiler:
                 len(self.stages),
                 name,
                 partitions,
-                replicas,
+                stage.replicas,
                 stage.key,
                 stage.make,
                 schemas,
@@ -167,31 +167,22 @@ class _Compiler:
             return make()
         except Exception as error:
             raise UsageError(
-                f"stage {name}: it must be possible to make its operator without arguments: {error}"
+                f"stage {name}: its operator cannot be made: {error}. Arguments come in a call of their own: "
+                f"{name}(...)(input)"
             ) from error
 
     def _output_schema(
         self, name: str, operator: Operator, schemas: tuple[pa.Schema, ...], key: tuple[str, ...]
     ) -> pa.Schema | None:
-        for schema in schemas:
-            self._check_key(name, key, schema)
         try:
+            for schema in schemas:
+                check_key(key, schema, self.case_sensitive)
+                if self.case_sensitive and isinstance(operator, Aggregate):
+                    operator.check_case(schema)
             declared = operator.output_schema(schemas, key)
         except (UsageError, KeyTypeError, ColumnTypeError) as error:
             raise SchemaError(f"stage {name}: {error}") from error
-        return None if declared is None else self.to_arrow(declared)
-
-    def _check_key(self, name: str, key: tuple[str, ...], schema: pa.Schema) -> None:
-        for column in key:
-            if schema.names.count(column) != 1:
-                problem = "is not a column" if column not in schema.names else "is the name of several columns"
-                raise SchemaError(
-                    f"stage {name}: key {column!r} {problem} of its input; there are {', '.join(schema.names)}"
-                )
-            try:
-                check_key_type(column, schema.field(column).type)
-            except KeyTypeError as error:
-                raise SchemaError(f"stage {name}: {error}") from error
+        return None if declared is None else plain_schema(self.to_arrow(declared), f"stage {name}, output")
 
     # ---- inputs and edges
 
@@ -211,11 +202,12 @@ class _Compiler:
         if id(given) not in self._source_ids:
             self._source_ids[id(given)] = len(self.sources)
             declared = given.schema if given.dataframe is None else given.dataframe
+            name = self._unique(given.name)
             self.sources.append(
                 SourcePlan(
                     len(self.sources),
-                    self._unique(given.name),
-                    self.to_arrow(declared),
+                    name,
+                    plain_schema(self.to_arrow(declared), f"source {name}"),
                     given.partitions,
                     given.read,
                     given.seeks,
@@ -243,7 +235,7 @@ class _Compiler:
                 None if from_source else index,
                 consumer,
                 number,
-                tuple(schema.get_field_index(column) for column in key),
+                tuple(position(schema, column) for column in key),
                 schema,
                 partitions,
                 producers,
@@ -252,11 +244,6 @@ class _Compiler:
         return len(self.edges) - 1
 
     # ---- small checks
-
-    def _in_range(self, name: str, what: str, value: Any, most: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}")
-        return value
 
     def _unique(self, name: str) -> str:
         """The same stage used twice in a flow gets a number: names are how users find their way in reports."""

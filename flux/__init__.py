@@ -102,6 +102,13 @@ def explain(*flows: Flow, spark: SparkSession | None = None, **options: Any) -> 
     return explain_flows(list(flows), spark, **options)
 
 
+def _arrow_schema(declared: Any) -> Any:
+    """The pyarrow schema of a StructType, with UTC as time zone; needs no session."""
+    from spark_integration.schema import struct_to_arrow
+
+    return struct_to_arrow(declared, "UTC")
+
+
 def follow(query: Query) -> None:
     """Show the progress of a query on the screen until all its output is there or it has failed."""
     from spark_integration.follow import follow

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from flux.columns import position, positions
 from flux.errors import SchemaError, UsageError
 from flux.operator import Batches, Context, Operator
 from partitioning import kernels
@@ -37,6 +38,16 @@ class Measure:
 
     kind: str
     column: str | None = None
+
+    def __post_init__(self) -> None:
+        wanted = "the name of a column, or nothing" if self.kind == "count" else "the name of a column"
+        if not isinstance(self.column, str) and not (self.kind == "count" and self.column is None):
+            hint = ""
+            if type(self.column).__module__.startswith("pyspark."):
+                hint = "; compute it in the DataFrame, as in df.withColumn('total', ...), and name it here"
+            raise UsageError(
+                f"flux.{self.kind} takes {wanted}, as in flux.{self.kind}('price'); got {self.column!r}{hint}"
+            )
 
     def __str__(self) -> str:
         return f"{self.kind}({self.column or ''})"
@@ -80,6 +91,12 @@ class Aggregate(Operator):
         for base in reversed(cls.__mro__[1:]):
             inherited.update(base.__dict__.get("_measures", {}))
         own = {name: value for name, value in cls.__dict__.items() if isinstance(value, Measure)}
+        for name, value in cls.__dict__.items():
+            if any(value is function for function in (count, sum, min, max, mean)):
+                called = f"{name} = flux.{value.__name__}({'' if value is count else repr(name)})"
+                raise UsageError(
+                    f"{cls.__name__}: {name} is the function flux.{value.__name__} itself; call it: {called}"
+                )
         for name in own:
             if name.startswith("_") or name == "context" or hasattr(Aggregate, name):
                 raise UsageError(f"{cls.__name__}: {name!r} cannot be a measure, Aggregate uses that name; rename it")
@@ -102,18 +119,27 @@ class Aggregate(Operator):
         for number, schema in enumerate(schemas):
             for column in used:
                 type_ = _field(schema, column, f"{name}, input {number}").type
-                if type_ != schemas[0].field(column).type:
+                first = schemas[0].field(position(schemas[0], column)).type
+                if type_ != first:
                     raise SchemaError(
-                        f"{name}: column {column!r} is {schemas[0].field(column).type} in input 0 "
-                        f"but {type_} in input {number}; cast one of them"
+                        f"{name}: column {column!r} is {first} in input 0 but {type_} in input {number}; cast one of them"
                     )
         for column in key:
-            check_key_type(column, schemas[0].field(column).type)
+            check_key_type(column, schemas[0].field(position(schemas[0], column)).type)
         measures = [
             pa.field(column, made.result_type)
             for column, made in zip(self._measures, self._new_accumulators(schemas[0]), strict=True)
         ]
         return pa.schema([*(_nullable(schemas, column) for column in key), *measures])
+
+    def check_case(self, schema: pa.Schema) -> None:
+        """SchemaError where a measure names a column by other letters: for sessions that tell upper and lower case apart."""
+        for measure in self._measures.values():
+            if measure.column is not None and not positions(schema, measure.column, case_sensitive=True):
+                raise SchemaError(
+                    f"{type(self).__name__}: no column {measure.column!r} (spark.sql.caseSensitive is true); there are "
+                    f"{', '.join(schema.names)}"
+                )
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -122,9 +148,9 @@ class Aggregate(Operator):
             raise UsageError(f"output_mode must be 'complete' or 'update', not {context.output_mode!r}")
         self._updates = context.output_mode == "update"
         measures = self._measures.values()
-        self._keys_at = [[_at(schema, column) for column in context.key] for schema in context.schemas]
+        self._keys_at = [[position(schema, column) for column in context.key] for schema in context.schemas]
         self._columns_at = [
-            [None if m.column is None else _at(schema, m.column) for m in measures] for schema in context.schemas
+            [None if m.column is None else position(schema, m.column) for m in measures] for schema in context.schemas
         ]
         self._clear()
 
@@ -194,7 +220,7 @@ class Aggregate(Operator):
 
     def _new_accumulators(self, schema: pa.Schema) -> list[Accumulator]:
         return [
-            accumulator(m.kind, m.column, None if m.column is None else schema.field(m.column).type)
+            accumulator(m.kind, m.column, None if m.column is None else schema.field(position(schema, m.column)).type)
             for m in self._measures.values()
         ]
 
@@ -221,19 +247,15 @@ class Aggregate(Operator):
         return pa.RecordBatch.from_arrays([*keys, *values], schema=self._output)
 
 
-def _at(schema: pa.Schema, column: str) -> int:
-    return int(schema.get_field_index(column))
-
-
 def _field(schema: pa.Schema, column: str, who: str) -> pa.Field:
-    found = len(schema.get_all_field_indices(column))
-    if found != 1:
-        problem = "no column" if found == 0 else f"{found} columns called"
+    found = positions(schema, column)
+    if len(found) != 1:
+        problem = f"{len(found)} columns called" if found else "no column"
         raise SchemaError(f"{who}: {problem} {column!r}; there are {', '.join(schema.names)}")
-    return schema.field(column)
+    return schema.field(found[0])
 
 
 def _nullable(schemas: Sequence[pa.Schema], column: str) -> pa.Field:
-    """The key field of the output: nullable if it is so in any input."""
-    nullable = any(schema.field(column).nullable for schema in schemas)
-    return schemas[0].field(column).with_nullable(nullable)
+    """The key field of the output, named as the user names it: nullable if it is so in any input."""
+    fields = [schema.field(position(schema, column)) for schema in schemas]
+    return pa.field(column, fields[0].type, any(field.nullable for field in fields), fields[0].metadata)

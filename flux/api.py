@@ -25,6 +25,8 @@ SparkSession = Any
 Query = Any
 
 OUTPUT_MODES = ("complete", "update")
+PARTITIONS_MAX = 4096
+REPLICAS_MAX = 3
 
 
 class FunctionOperator(Operator):
@@ -35,8 +37,7 @@ class FunctionOperator(Operator):
         self.schema = schema
 
     def process(self, batch: pa.RecordBatch) -> Batches:
-        result = self._function(batch)
-        return [result] if isinstance(result, pa.RecordBatch) else result
+        return self._function(batch)
 
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
         """Without a declaration the output has the schema of the input."""
@@ -45,7 +46,10 @@ class FunctionOperator(Operator):
 
 class Stage:
     """A decorated class or function. Called with inputs it adds a stage to a flow; called with anything else it is the
-    class or function itself, so that it can be tested without Spark."""
+    class or function itself, so that it can be tested without Spark.
+
+    A class that takes arguments is called with them first: ``Sessions(gap=30)`` makes an operator, as ever, and the
+    operator called with inputs adds a stage whose operators are all made with these arguments."""
 
     def __init__(
         self,
@@ -68,24 +72,52 @@ class Stage:
 
     def make(self) -> Operator:
         """A fresh operator: an instance of the class, or the function wrapped."""
+        return self._made((), {})
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operator:
         target: Any = self.target
         if inspect.isclass(target):
-            made: Any = target()
+            made: Any = target(*args, **kwargs)
             if self._schema is not None:
-                made.schema = self._schema
+                object.__setattr__(made, "schema", self._schema)  # also where the class is frozen
             return made
         return FunctionOperator(target, self._schema)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        if inputs and not kwargs and all(_is_input(given) for given in inputs):
-            return Flow(self, [_node(given) for given in inputs])
-        if any(_is_input(given) for given in inputs):
-            got = ", ".join(type(given).__name__ for given in inputs)
-            raise UsageError(
-                f"stage {self.name}: all inputs must be DataFrames, flows or sources and there are no keyword "
-                f"arguments; got ({got}{', ' if kwargs else ''}{', '.join(kwargs)})"
-            )
-        return self.target(*inputs, **kwargs)
+        if inputs and not kwargs and all(is_input(given) for given in inputs):
+            return Flow(self, [node(given) for given in inputs])
+        if any(is_input(given) for given in inputs):
+            raise UsageError(self._mixed(inputs, kwargs))
+        if not inspect.isclass(self.target):
+            self._refuse_tables(inputs)
+            return self.target(*inputs, **kwargs)
+        if not _takes_arguments(self.target):
+            self._refuse_arguments(inputs)
+        made = self.target(*inputs, **kwargs)
+        if isinstance(made, Operator):
+            object.__setattr__(made, "_stage", StageWith(self, inputs, kwargs))
+        return made
+
+    def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        got = ", ".join([*(type(given).__name__ for given in inputs), *(f"{name}=..." for name in kwargs)])
+        first = ", ".join(
+            [*(f"{given!r}" for given in inputs if not is_input(given)), *(f"{k}={v!r}" for k, v in kwargs.items())]
+        )
+        return (
+            f"stage {self.name}: all inputs must be DataFrames, flows or sources; got ({got}). Arguments of the operator come "
+            f"first, in a call of their own: {self.name}({first[:200]})(input)"
+        )
+
+    def _refuse_tables(self, inputs: tuple[Any, ...]) -> None:
+        """A function may be called with a batch, or with whatever its tests like; but never with these."""
+        for given in inputs:
+            if wrong := _no_input(given, tables=False):
+                raise UsageError(f"stage {self.name}: {wrong}")
+
+    def _refuse_arguments(self, inputs: tuple[Any, ...]) -> None:
+        for given in inputs:
+            wrong = _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
+            raise UsageError(f"stage {self.name}: {wrong}")
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") or attribute == "target":
@@ -99,6 +131,27 @@ class Stage:
 
     def __repr__(self) -> str:
         return f"<flux stage {self.name}>"
+
+
+class StageWith(Stage):
+    """A stage whose operators are made with arguments."""
+
+    def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(
+            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode, stage.name
+        )
+        self._stage, self._args, self._kwargs = stage, args, kwargs
+
+    def make(self) -> Operator:
+        return self._stage._made(self._args, self._kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The stage by itself, which knows how it is to be shipped, and the arguments."""
+        return StageWith, (self._stage, self._args, self._kwargs)
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self._args), *(f"{name}={value!r}" for name, value in self._kwargs.items())]
+        return f"<flux stage {self.name}({', '.join(given)})>"
 
 
 @overload
@@ -137,20 +190,48 @@ def stage(
     """
     if output_mode not in OUTPUT_MODES:
         raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {output_mode!r}")
-    columns = (key,) if isinstance(key, str) else tuple(key or ())
-    if not all(isinstance(column, str) for column in columns):
-        raise UsageError(f"key must be a column name or a sequence of column names; got {key!r}")
+    columns = _key_columns(key)
 
     def decorate(decorated: Any) -> Stage:
-        if inspect.isclass(decorated) and not issubclass(decorated, Operator):
-            raise UsageError(
-                f"class {decorated.__name__} must derive from flux.Operator or flux.Aggregate to be a stage"
-            )
-        if not callable(decorated):
-            raise UsageError(f"flux.stage decorates a class or a function, got {type(decorated).__name__}")
-        return Stage(decorated, columns, partitions, replicas, schema, output_mode, name)
+        _check_decorated(decorated)
+        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name)
+        if partitions is not None:
+            _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
+        _check_range(made.name, "replicas", replicas, REPLICAS_MAX, "it counts all copies: 1 is none to spare")
+        return made
 
     return decorate if target is None else decorate(target)
+
+
+def _key_columns(key: Any) -> tuple[str, ...]:
+    """As a tuple of names; UsageError says what is wanted."""
+    columns = () if key is None else (key,) if isinstance(key, str) else key
+    if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
+        twice = sorted({column for column in columns if columns.count(column) > 1})
+        if twice:
+            raise UsageError(f"key names column {twice[0]!r} twice; name each column once")
+        return tuple(columns)
+    hint = ""
+    if any(type(part).__module__.startswith("pyspark.") for part in (key if isinstance(key, list | tuple) else [key])):
+        hint = ". A stage knows no Columns: compute the key in the DataFrame, as in df.withColumn('day', ...), and name it here"
+    raise UsageError(
+        f"key must be the name of a column, or a list or tuple of names, as in key='user'; got {key!r}{hint}"
+    )
+
+
+def _check_decorated(decorated: Any) -> None:
+    if inspect.isclass(decorated) and not issubclass(decorated, Operator):
+        raise UsageError(f"class {decorated.__name__} must derive from flux.Operator or flux.Aggregate to be a stage")
+    if not callable(decorated) or isinstance(decorated, Operator | Stage):
+        raise UsageError(
+            f"flux.stage decorates a class or a function, got {type(decorated).__name__}. key, schema and the like are "
+            "given by name: @flux.stage(key='user')"
+        )
+
+
+def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
 
 
 class Source:
@@ -210,7 +291,7 @@ class Flow:
 
     def connect(self, *inputs: Any) -> Flow:
         """Add inputs after the fact; returns the flow itself."""
-        self.inputs.extend(_node(given) for given in inputs)
+        self.inputs.extend(node(given) for given in inputs)
         return self
 
     def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
@@ -264,21 +345,56 @@ def _importable(stage: Stage) -> bool:
         return False
 
 
+def _takes_arguments(target: type) -> bool:
+    return any("__init__" in base.__dict__ for base in target.__mro__[:-1])
+
+
 def _is_dataframe(given: Any) -> bool:
     return any(t.__name__ == "DataFrame" and t.__module__.startswith("pyspark.sql") for t in type(given).__mro__)
 
 
-def _is_input(given: Any) -> bool:
+def is_input(given: Any) -> bool:
+    """Whether a stage can be called with it to make a flow."""
     return isinstance(given, Flow | Source) or _is_dataframe(given)
 
 
-def _node(given: Any) -> Flow | Source:
+def node(given: Any) -> Flow | Source:
+    """An input as part of a flow; UsageError says what to make of what cannot be one."""
     if isinstance(given, Flow | Source):
         return given
     if _is_dataframe(given):
+        if getattr(given, "isStreaming", False):
+            raise UsageError(
+                "an input must be a batch DataFrame: streaming DataFrames (spark.readStream) are not taken. Read the stream in "
+                "the workers instead, with flux.source(read, schema, partitions)"
+            )
         known = getattr(given, "_flux_source", None)
         if known is None:
             known = Source("DataFrame", dataframe=given)
             given._flux_source = known  # one DataFrame that feeds two stages is read once
         return known
-    raise UsageError(f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}")
+    raise UsageError(
+        _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
+    )
+
+
+def _no_input(given: Any, tables: bool = True) -> str | None:
+    """What to do with something that is often taken for an input; None: nothing is known about it."""
+    kind = type(given)
+    wanted = "an input must be a DataFrame, a flow or a source, got "
+    if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+        return f"{wanted}a pandas DataFrame; spark.createDataFrame(df) makes one of it"
+    if kind.__module__.startswith("pyspark.pandas"):
+        return f"{wanted}a pandas-on-Spark {kind.__name__}; df.to_spark() makes one of it"
+    if kind.__name__ == "GroupedData" and kind.__module__.startswith("pyspark."):
+        return f"{wanted}the result of groupBy; give the DataFrame itself, and name the columns in @flux.stage(key=...)"
+    if kind.__name__ in ("RDD", "PipelinedRDD") and kind.__module__.startswith("pyspark."):
+        return f"{wanted}an RDD; rdd.toDF(schema) makes one of it"
+    if isinstance(given, pa.Table | pa.RecordBatch) and tables:
+        return (
+            f"{wanted}a pyarrow {kind.__name__}; spark.createDataFrame(table) makes one of it, and "
+            "flux.testing.apply(stage, batch) tries a stage on batches"
+        )
+    if isinstance(given, Stage):
+        return f"{wanted}the stage {given.name} itself; call it with its own input first: {given.name}(df)"
+    return None

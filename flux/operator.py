@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import flux
+from flux.errors import UsageError
 from flux.timers import Timers
 
 Batches = Iterable[pa.RecordBatch] | None
@@ -76,6 +78,18 @@ class Operator:
     #: True: ``restore`` may be called from another thread than the one that calls the rest, after ``open`` and before
     #: anything else, so that a large state does not hold up other partitions of its worker.
     restores_in_background: bool = False
+
+    #: The stage that it was made by when it was made by calling one, as in ``Sessions(gap=30)``.
+    _stage: Any = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Add a stage to a flow, whose operators are made with the arguments of this one: ``Sessions(gap=30)(clicks)``."""
+        if self._stage is None:
+            raise UsageError(
+                f"{type(self).__name__} is no stage of a flow: decorate the class with @flux.stage and call that, as in "
+                f"{type(self).__name__}(...)(input)"
+            )
+        return flux.api.Flow(self._stage, [flux.api.node(given) for given in inputs])
 
     def open(self, context: Context) -> None:
         """Called once, before any row. Keep the context: it tells input, time and randomness of each step."""

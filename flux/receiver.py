@@ -82,6 +82,7 @@ class Inbound:
         self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
         self.ack_due = False
         self.unacked_bytes = 0
+        self._spoilt = (-1, 0)  # batch that came last and could not be decoded, and how often it has
         self.urgent = False  # more is let in than the credit allows: what holds it may wait for these very rows
 
     # ---- handshake
@@ -183,6 +184,13 @@ class Inbound:
             for partition in hosted.tolist():
                 take(partition, None)
         return slices
+
+    def spoilt(self, sequence: int) -> int:
+        """A batch cannot be decoded, and what follows under this nonce cannot be in order either. How often it was this
+        one."""
+        self.broken = True
+        self._spoilt = (sequence, self._spoilt[1] + 1 if self._spoilt[0] == sequence else 1)
+        return self._spoilt[1]
 
     # ---- progress
 

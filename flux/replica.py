@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from flux.batches import conform, split
+from flux.batches import conform, given_batches, split
 from flux.checksum import extend
 from flux.errors import UserCodeError
 from flux.messages import Entry, StepKind
@@ -433,8 +433,9 @@ class Replica:
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
         """Output batches checked and cut to size."""
-        for batch in output or ():
-            checked = conform(batch, self.stage.output_schema, f"output of stage {self.stage.name}")
+        what = f"output of stage {self.stage.name}"
+        for batch in given_batches(output):
+            checked = conform(batch, self.stage.output_schema, what)
             yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
 
     def _emit(self) -> bool:

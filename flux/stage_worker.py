@@ -22,7 +22,7 @@ from flux.collect import Collect
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.copy_state import StateCopy, restore
 from flux.credit import Credit
-from flux.errors import Fenced, ProtocolError
+from flux.errors import Fenced, ProtocolError, QueryFailed
 from flux.log import Meter
 from flux.messages import (
     Ack,
@@ -56,6 +56,8 @@ from partitioning.table import FIRST_EPOCH, Table
 LOCAL = "local"
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
 CHUNK_BYTES = 4 << 20
+#: So often the same batch may come damaged: more is no accident on the way.
+UNDECODABLE_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,22 @@ class StageWorker:
         """Whether this connection has proved the secret for this stream; only then is a payload worth decoding."""
         inbound = self._inbound.get(StreamId(message.edge, message.producer))
         return inbound is not None and inbound.connection == connection
+
+    def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
+        """The payload of a message cannot be decoded, from a connection that has proved the secret for its stream. What was
+        damaged on the way is sent again; QueryFailed where that does not help, because it never will."""
+        self.counters.malformed += 1
+        stream = StreamId(message.edge, message.producer)
+        inbound = self._inbound[stream]
+        if message.nonce != inbound.nonce or inbound.broken:
+            return
+        if inbound.spoilt(message.sequence) >= UNDECODABLE_MAX:
+            raise QueryFailed(
+                f"{self.plan.describe_stream(*stream)}: batch {message.sequence} cannot be decoded by worker {self.worker}, "
+                f"{UNDECODABLE_MAX} times in a row: {reason}. Its columns are {_columns(self.plan.edges[stream.edge].schema)}. "
+                "Do all executors run the same releases of Flux and pyarrow?"
+            )
+        self._answer(connection, Reset(*stream, f"batch {message.sequence} cannot be decoded"))
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
         """An answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
@@ -722,3 +740,7 @@ class StageWorker:
 def _to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
     kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
     return kind(node=node, **asdict(report))
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -8,15 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 
+import flux
 from flux.api import Stage
-from flux.batches import conform
-from flux.errors import UsageError
-from flux.operator import Context
+from flux.batches import conform, given_batches
+from flux.columns import check_key
+from flux.ddl import parse_ddl
+from flux.errors import SchemaError, UsageError
+from flux.operator import Context, Operator
+from flux.plain import plain_schema
 from flux.snapshot import decode_snapshot, encode_snapshot
+from partitioning.errors import ColumnTypeError, KeyTypeError
 
 
 def apply(
-    stage: Stage,
+    stage: Stage | Operator,
     *batches: pa.RecordBatch | Sequence[pa.RecordBatch],
     restart_after: int | None = None,
     times: Sequence[float] | None = None,
@@ -27,15 +32,18 @@ def apply(
     so many batches the operator is replaced by a fresh one that gets its snapshot, as a repair or a move does. ``times``:
     when each batch comes (``context.now``) and when the input ends, in seconds, ascending; timers fire in between, each at
     its time. Without it everything happens at 0.
-    Declared schemas must be pyarrow schemas here: DDL strings need a Spark session."""
-    if not isinstance(stage, Stage):
-        raise UsageError(f"expected a class or function decorated with flux.stage, got {type(stage).__name__}")
+
+    Checked as a query checks it: key columns, column types, the declared schema (also in DDL, with UTC as time zone)."""
+    stage = _stage(stage)
     inputs = [[given] if isinstance(given, pa.RecordBatch) else list(given) for given in batches]
     if batches and all(isinstance(given, pa.RecordBatch) for given in batches):
         inputs = [[batch for given in inputs for batch in given]]
-    if not inputs or not all(inputs):
-        raise UsageError("give at least one batch for every input of the stage")
+    _check_batches(inputs)
     ordered = [(number, batch) for number, given in enumerate(inputs) for batch in given]
+    if restart_after is not None and not 0 <= restart_after <= len(ordered):
+        raise UsageError(
+            f"restart_after must be a number of batches from 0 to {len(ordered)}, as many as are given; got {restart_after!r}"
+        )
     moments = [0.0] * (len(ordered) + 1) if times is None else list(times)
     if len(moments) != len(ordered) + 1 or sorted(moments) != moments:
         raise UsageError(
@@ -48,8 +56,35 @@ def apply(
             run.restart()
         run.until(moments[step])
         run.process(number, batch)
+    if restart_after == len(ordered):
+        run.restart()
     run.until(moments[-1])
     return run.finish()
+
+
+def _stage(given: Any) -> Stage:
+    if isinstance(given, Operator) and given._stage is not None:
+        return given._stage  # made by calling a stage with the operator's arguments
+    if not isinstance(given, Stage):
+        raise UsageError(f"expected a class or function decorated with flux.stage, got {type(given).__name__}")
+    return given
+
+
+def _check_batches(inputs: list[list[Any]]) -> None:
+    if not inputs or not all(inputs):
+        raise UsageError("give at least one batch for every input of the stage")
+    for batch in (batch for given in inputs for batch in given):
+        if not isinstance(batch, pa.RecordBatch):
+            raise UsageError(
+                f"expected pyarrow.RecordBatches, got {type(batch).__name__}: pa.RecordBatch.from_pylist(rows) and "
+                "table.to_batches() make some"
+            )
+
+
+def _schema(declared: Any) -> pa.Schema:
+    if isinstance(declared, str):
+        return parse_ddl(declared)
+    return declared if isinstance(declared, pa.Schema) else flux._arrow_schema(declared)
 
 
 class _Run:
@@ -57,11 +92,23 @@ class _Run:
 
     def __init__(self, stage: Stage, schemas: tuple[pa.Schema, ...]) -> None:
         self.stage = stage
+        schemas = tuple(plain_schema(schema, f"input {number}") for number, schema in enumerate(schemas))
         self.context = Context(stage.name, key=stage.key, schemas=schemas, output_mode=stage.output_mode)
         self.operator = stage.make()
-        self.schema = self.operator.output_schema(schemas, stage.key)
+        self.schema = self._checked()
         self.out: list[pa.RecordBatch] = []
         self.operator.open(self.context)
+
+    def _checked(self) -> pa.Schema | None:
+        """The schema of the output, as a plan would have it."""
+        schemas, key, where = self.context.schemas, self.stage.key, f"stage {self.stage.name}"
+        try:
+            for schema in schemas:
+                check_key(key, schema)
+            declared = self.operator.output_schema(schemas, key)
+        except (UsageError, KeyTypeError, ColumnTypeError) as error:
+            raise SchemaError(f"{where}: {error}") from error
+        return None if declared is None else plain_schema(_schema(declared), f"{where}, output")
 
     def restart(self) -> None:
         """The timers travel with the state, and replace what the fresh operator sets."""
@@ -86,6 +133,7 @@ class _Run:
         context.now = moment
 
     def process(self, number: int, batch: pa.RecordBatch) -> None:
+        batch = conform(batch, self.context.schemas[number], f"batch of input {number}")
         self.context.input = number
         self._take(self.operator.process(batch))
         self.context.step += 1
@@ -97,4 +145,5 @@ class _Run:
         return None if self.schema is None else pa.Table.from_batches(self.out, schema=self.schema)
 
     def _take(self, result: Any) -> None:
-        self.out.extend(conform(batch, self.schema, f"output of stage {self.stage.name}") for batch in result or ())
+        what = f"output of stage {self.stage.name}"
+        self.out.extend(conform(batch, self.schema, what) for batch in given_batches(result))

@@ -32,6 +32,7 @@ from flux.control import (
 from flux.errors import Fenced, FluxError, ProtocolError, UserCodeError
 from flux.lifeline import hold
 from flux.messages import Data, Install
+from flux.plain import plain_batch
 from flux.plan import Plan
 from flux.producer import ToWorker
 from flux.read_turn import ReadTurn
@@ -158,7 +159,11 @@ class Worker:
                 return
             batches: list[pa.RecordBatch] = []
             if isinstance(message, Data) and core.knows(connection, message):
-                batches = decode_batches(message, frames[1:], self.plan.edges[message.edge].schema)
+                try:
+                    batches = decode_batches(message, frames[1:], self.plan.edges[message.edge].schema)
+                except ProtocolError as error:
+                    core.on_undecodable(connection, message, str(error))
+                    return
             core.on_data_plane(connection, message, batches, now)
         except ProtocolError:
             core.counters.malformed += 1
@@ -246,6 +251,7 @@ class Worker:
             if batch is None:
                 return False
             if isinstance(batch, pa.RecordBatch):
+                batch = plain_batch(batch, self.plan.sources[key[0]].schema)  # whole, and then cut: a dictionary once
                 unread.extend(split(batch, self.plan.settings.batch_max_rows, self.plan.settings.batch_max_bytes))
                 if len(unread) > 1 and self.plan.sources[key[0]].seeks:
                     # Its batches are counted: they must be those of the stream.

@@ -23,7 +23,7 @@ from flux.transport import Keys, Link, Sockets
 from spark_integration.executor import ArrowFunction
 from spark_integration.follow import follow
 from spark_integration.query import Query, start_query
-from spark_integration.schema import to_spark
+from spark_integration.schema import for_spark, recast
 
 #: How long a worker may take to answer a fetch before the task gives up (and Spark retries it).
 FETCH_S = 30.0
@@ -40,10 +40,11 @@ def to_df(flow: Flow, spark: SparkSession | None, progress: bool = False, **opti
 def fetch_all(query: Query) -> DataFrame:
     stage = next(stage for stage in query.plan.stages if stage.collects)
     owners = {p: query.endpoints()[query.owner(stage.id, p)] for p in range(stage.partitions)}
-    fetch = fetch_function(stage.id, owners, stage.schemas[0], query.plan.secret, query.keys)
+    struct, schema = for_spark(stage.schemas[0], f"stage {stage.name}")
+    fetch = fetch_function(stage.id, owners, schema, query.plan.secret, query.keys)
     spark = query._spark
     numbers = spark.range(0, stage.partitions, 1, stage.partitions)
-    return numbers.mapInArrow(fetch, to_spark(stage.schemas[0])).localCheckpoint(eager=True)
+    return numbers.mapInArrow(fetch, struct).localCheckpoint(eager=True)
 
 
 def fetch_function(
@@ -58,7 +59,7 @@ def fetch_function(
                 try:
                     remote = RemoteFile(sockets, owners[partition], Fetch(secret, stage, partition, 0))
                     with pa.ipc.open_stream(pa.PythonFile(remote, mode="r")) as reader:
-                        yield from reader
+                        yield from (recast(rows, schema) for rows in reader)
                 finally:
                     sockets.close()
 

@@ -27,17 +27,19 @@ from spark_integration.elastic import LOOK_S, Elastic
 from spark_integration.executor import ingress_function
 from spark_integration.jobs import Jobs
 from spark_integration.operate import Operated
-from spark_integration.schema import to_arrow
+from spark_integration.schema import for_spark, to_arrow
 from spark_integration.session import for_bulk_transfer
 from spark_integration.settings import (
     Need,
     Room,
     count_slots,
+    is_case_sensitive,
     is_local,
     read_settings,
     room_for_workers,
     task_slots,
 )
+from spark_integration.shipping import check_shipping
 
 _active: dict[str, Query] = {}
 _active_lock = threading.Lock()
@@ -277,8 +279,12 @@ def start_query(
     need = count_slots(settings.workers, spark_tasks, task_slots(spark), slots_taken())
     plan = compile_plan(
         flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
-        collect=need.workers if keep_output else 0,
+        collect=need.workers if keep_output else 0, case_sensitive=is_case_sensitive(spark),
     )  # fmt: skip
+    for stage in plan.stages:
+        if stage.collects:
+            for_spark(stage.schemas[0], f"stage {stage.name}")
+    check_shipping(plan)
     query = Query(spark, plan, need, sources, name)
     query._start()
     return query

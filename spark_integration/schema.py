@@ -16,20 +16,56 @@ def to_arrow(spark: SparkSession, declared: Any) -> pa.Schema:
     """The pyarrow schema; SchemaError says what is accepted."""
     if isinstance(declared, pa.Schema):
         return declared
+    # mapInArrow hands timestamps over in the session's time zone
+    timezone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     if isinstance(declared, DataFrame):
-        declared = declared.schema
-    try:
-        if isinstance(declared, str):
+        return struct_to_arrow(declared.schema, timezone)
+    if isinstance(declared, str):
+        try:
             declared = StructType.fromDDL(declared)
-        if isinstance(declared, StructType):
-            # mapInArrow hands timestamps over in the session's time zone
-            return to_arrow_schema(declared, timezone=spark.conf.get("spark.sql.session.timeZone")).remove_metadata()
-    except Exception as error:
-        raise SchemaError(f"cannot read the schema {declared!r}: {error}") from error
-    raise SchemaError(
-        f"a schema must be a DDL string such as 'user STRING, n BIGINT', a StructType or a pyarrow schema; got {declared!r}"
-    )
+        except Exception as error:
+            raise SchemaError(f"cannot read the schema {declared!r}: {error}") from error
+    return struct_to_arrow(declared, timezone)
 
 
-def to_spark(schema: pa.Schema) -> StructType:
-    return from_arrow_schema(schema)
+def struct_to_arrow(declared: Any, timezone: str) -> pa.Schema:
+    """Of a StructType; SchemaError names the column that pyarrow has no type for."""
+    if not isinstance(declared, StructType):
+        raise SchemaError(
+            f"a schema must be a DDL string such as 'user STRING, n BIGINT', a StructType or a pyarrow schema; got {declared!r}"
+        )
+    fields: list[pa.Field] = []
+    for field in declared.fields:
+        try:
+            fields += to_arrow_schema(StructType([field]), timezone=timezone).remove_metadata()
+        except Exception as error:
+            kind = field.dataType.simpleString()
+            raise SchemaError(
+                f"column {field.name!r} of type {kind} cannot be taken: {error}; cast it first"
+            ) from error
+    return pa.schema(fields)
+
+
+def for_spark(schema: pa.Schema, what: str) -> tuple[StructType, pa.Schema]:
+    """As a DataFrame has it, and the types in which Spark reads these columns; SchemaError names the first column that
+    Spark has no type for. ``what`` has these columns."""
+    struct, fields = StructType(), []
+    for field in schema:
+        try:
+            (found,) = from_arrow_schema(pa.schema([field])).fields
+            fields += to_arrow_schema(StructType([found]), timezone="UTC").remove_metadata()
+        except Exception as error:
+            raise SchemaError(
+                f"{what}: Spark has no type for column {field.name!r} of type {field.type}; cast it in the stage that gives it"
+            ) from error
+        struct.add(found)
+    return struct, pa.schema(fields)
+
+
+def recast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in the types of ``for_spark``: what Spark does not read as it is has one that it reads, as large_list list.
+    Nanoseconds are cut off, as Spark does."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [column.cast(type_, safe=False) for column, type_ in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

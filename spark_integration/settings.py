@@ -25,6 +25,11 @@ def is_local(spark: SparkSession) -> bool:
     return str(spark.sparkContext.master).startswith("local")
 
 
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Whether the session tells column names apart by upper and lower case."""
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
 def task_slots(spark: SparkSession) -> int:
     """How many tasks can run at once when every executor is there."""
     context = spark.sparkContext

@@ -147,11 +147,11 @@ def test_a_sink_has_no_output_to_fetch() -> None:
         compiled(flux.stage()(Sink)(rows()), collect=1)
 
 
-def test_an_operator_that_needs_arguments_cannot_be_a_stage() -> None:
+def test_an_operator_that_needs_arguments_is_not_made_without() -> None:
     class Needy(flux.Operator):
         def __init__(self, limit: int) -> None: ...
 
-    with pytest.raises(UsageError, match=r"stage Needy: .* without arguments"):
+    with pytest.raises(UsageError, match=r"stage Needy: its operator cannot be made: .*limit"):
         compiled(flux.stage()(Needy)(rows()))
 
 
@@ -175,3 +175,43 @@ def test_an_aggregate_without_a_key_lives_in_one_partition() -> None:
         flux.UsageError, match="an aggregate without a key has one group, so partitions must be 1, got 4"
     ):
         compiled(flux.stage(partitions=4)(Total))
+
+
+MIXED = pa.schema([("Dest", pa.string()), ("delay", pa.float64())])
+
+
+class Delays(flux.Aggregate):
+    n = flux.count("DEST")
+    worst = flux.max("Delay")
+
+
+def cased(key: str, schema: pa.Schema, case_sensitive: bool) -> Plan:
+    flow = flux.stage(key=key)(Delays)(Source("rows", dataframe=schema))
+    return compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0, case_sensitive)
+
+
+def test_columns_are_found_by_names_of_other_case_and_called_as_the_key_is_written() -> None:
+    plan = cased("dest", MIXED, case_sensitive=False)
+    assert plan.edges[0].key == (0,)
+    assert plan.stages[0].output_schema.names == ["dest", "n", "worst"]
+
+
+def test_where_case_counts_they_are_not() -> None:
+    with pytest.raises(
+        SchemaError, match="stage Delays: key 'dest' is not a column of its input; there are Dest, delay"
+    ):
+        cased("dest", MIXED, case_sensitive=True)
+    with pytest.raises(
+        SchemaError, match=r"no column 'DEST' \(spark.sql.caseSensitive is true\); there are Dest, delay"
+    ):
+        cased("Dest", MIXED, case_sensitive=True)
+    exact = pa.schema([("DEST", pa.string()), ("dest", pa.int64()), ("Delay", pa.float64())])
+    assert cased("dest", exact, case_sensitive=True).edges[0].key == (1,)
+
+
+def test_a_name_that_fits_two_columns_is_refused_unless_one_has_it_exactly() -> None:
+    both = pa.schema([("Dest", pa.string()), ("dest", pa.string()), ("delay", pa.float64())])
+    with pytest.raises(SchemaError, match="key 'deST' is the name of several columns"):
+        cased("deST", both, case_sensitive=False)
+    with pytest.raises(SchemaError, match="2 columns called 'DEST'"):
+        cased("dest", both, case_sensitive=False)

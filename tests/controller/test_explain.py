@@ -77,8 +77,3 @@ def test_kept_output_and_sources_in_the_workers_are_told_apart() -> None:
     assert "    3 partitions, read in the workers; after a loss again from where it stopped" in text
     assert "stage late_only.toDF: keeps the output in the workers until Spark has fetched it" in text
     assert "copies:" not in text
-
-
-def test_the_test_kit_is_there_after_importing_flux() -> None:
-    assert flux.testing.apply(late_only, pa.record_batch({"x": [1]})).num_rows == 1
-    assert "testing" in flux.__all__

@@ -14,12 +14,12 @@ import flux
 from controller.dag import compile_plan
 from flux.api import Flow, Source
 from flux.control import PartitionFinished, TableSeen
-from flux.errors import Fenced, RefusedError, UserCodeError
+from flux.errors import Fenced, QueryFailed, RefusedError, UserCodeError
 from flux.messages import Ack, Data, Hello, OrdersSeen, PartitionSeen, Refuse, Reset, Resume
 from flux.plan import Plan
 from flux.replica import UNCOMMITTED_MAX
 from flux.settings import Settings
-from flux.stage_worker import StageWorker, ToConnection, ToController
+from flux.stage_worker import UNDECODABLE_MAX, StageWorker, ToConnection, ToController
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -433,6 +433,45 @@ def test_an_error_in_user_code_names_stage_partition_stream_and_row() -> None:
         r"\(at stream 0\.0 sequence 0; first bad row is number 2 of the step: \{'x': -3\}\)",
     ):
         core.work(0.0)
+
+
+def spoil(feeder: Feeder, sequence: int) -> list[Any]:
+    """A batch comes, and its payload cannot be decoded."""
+    message = Data(0, 0, feeder.nonce, feeder.number, feeder.first, sequence, [0], [1], [1], 100)
+    feeder.core.on_undecodable(feeder.connection, message, "no such type")
+    return feeder.answers()
+
+
+def test_a_batch_that_is_damaged_on_the_way_is_asked_for_again() -> None:
+    core = worker(planned(SINK))
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 7)
+    for _ in range(UNDECODABLE_MAX - 1):
+        (answer,) = spoil(feeder, 1)
+        assert isinstance(answer, Reset)
+        assert feeder.send(2, 9) == []  # of a connection where something is missing
+        feeder.hello()
+    feeder.send(1, 8)
+    work(core)
+    assert kept(core) == [[7, 8]]
+    spoil(feeder, 2)  # another batch has another count
+
+
+def test_a_batch_that_never_can_be_decoded_ends_the_query_with_its_stream() -> None:
+    core = worker(planned(SINK))
+    feeder = Feeder(core)
+    feeder.hello()
+    for _ in range(UNDECODABLE_MAX - 1):
+        spoil(feeder, 0)
+        spoil(feeder, 0)  # a repetition under the same nonce is old
+        feeder.hello()
+    with pytest.raises(
+        QueryFailed,
+        match=r"stream 0\.0 \(from partition 0 of rows\): batch 0 cannot be decoded by worker 0, 5 times in a row: no such "
+        r"type\. Its columns are x int64",
+    ):
+        spoil(feeder, 0)
 
 
 def test_a_refusal_by_another_worker_is_an_error() -> None:

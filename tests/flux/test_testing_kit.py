@@ -1,5 +1,8 @@
 """flux.testing: a decorated class or function can be tried without Spark."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -116,3 +119,60 @@ def test_times_are_one_for_each_batch_and_one_for_the_end(times: list[float]) ->
 def test_what_is_not_a_stage_is_refused_by_name() -> None:
     with pytest.raises(flux.UsageError, match=r"decorated with flux\.stage, got int"):
         flux.testing.apply(3, ROWS)  # type: ignore[arg-type]
+
+
+def test_it_is_there_after_importing_flux() -> None:
+    subprocess.run([sys.executable, "-c", "import flux; flux.testing.apply"], check=True)
+
+
+def test_schemas_in_ddl_need_no_session() -> None:
+    @flux.stage(schema="k BIGINT, twice DOUBLE")
+    def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch([batch.column("k"), pc.multiply(batch.column("v"), 2)], names=["k", "twice"])
+
+    assert flux.testing.apply(doubled, ROWS).to_pydict() == {"k": [1, 2, 1], "twice": [2.0, 4.0, None]}
+    with pytest.raises(flux.SchemaError, match=r"declared \(k int64\), got \(k int64, v double\)"):
+        flux.testing.apply(flux.stage(schema="k BIGINT")(positive.target), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("key", "refused"),
+    [
+        ("user", r"stage Totals: key 'user' is not a column of its input; there are k, v"),
+        ("f", "'f' .* cannot be a key"),
+    ],
+)
+def test_key_columns_are_checked(key: str, refused: str) -> None:
+    given = ROWS if key == "user" else ROWS.append_column("f", pa.array([[1], [2], [3]]))
+    with pytest.raises(flux.SchemaError, match=refused):
+        flux.testing.apply(flux.stage(key=key, name="Totals")(Totals.target), given)
+
+
+def test_measures_are_checked() -> None:
+    with pytest.raises(flux.SchemaError, match=r"stage Totals: .*no column 'v'; there are k, w"):
+        flux.testing.apply(Totals, ROWS.rename_columns(["k", "w"]))
+
+
+@pytest.mark.parametrize("restart_after", [0, 1, 2])
+def test_a_restart_may_come_before_the_first_batch_and_after_the_last(restart_after: int) -> None:
+    assert flux.testing.apply(Totals, ROWS, MORE, restart_after=restart_after) == flux.testing.apply(Totals, ROWS, MORE)
+
+
+@pytest.mark.parametrize("restart_after", [-1, 3, 100])
+def test_a_restart_after_more_batches_than_there_are_is_refused(restart_after: int) -> None:
+    with pytest.raises(flux.UsageError, match=rf"restart_after must be .* from 0 to 2.*; got {restart_after}"):
+        flux.testing.apply(Totals, ROWS, MORE, restart_after=restart_after)
+
+
+def test_what_is_no_batch_is_refused() -> None:
+    with pytest.raises(flux.UsageError, match=r"expected pyarrow\.RecordBatches, got dict"):
+        flux.testing.apply(Totals, [{"k": 1}])
+    with pytest.raises(flux.SchemaError, match=r"batch of input 0: declared \(k int64, v double\), got \(k int64\)"):
+        flux.testing.apply(Totals, ROWS, pa.record_batch({"k": [1]}))
+
+
+def test_columns_are_found_whatever_their_case_as_in_spark() -> None:
+    rows = pa.record_batch({"K": [1, 2, 1], "V": [1.0, 2.0, None]})
+    assert flux.testing.apply(Totals, rows, rows, restart_after=1).to_pylist() == [
+        {"k": 1, "n": 4, "total": 2.0}, {"k": 2, "n": 2, "total": 4.0},
+    ]  # fmt: skip

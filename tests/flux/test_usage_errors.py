@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from harness import Rows, ThreadQuery, dataframe
@@ -48,16 +49,14 @@ class Sums(flux.Aggregate):
 
 @pytest.mark.parametrize("wrong", [0, -1, 4097, 5000, "8", 2.0, True])
 def test_a_number_of_partitions_that_cannot_be_is_refused(wrong: Any) -> None:
-    stage = flux.stage(key="k", partitions=wrong, name="Sums")(Sums.target)
     with pytest.raises(flux.UsageError, match=rf"stage Sums: partitions .* from 1 to 4096, got {wrong!r}"):
-        compiled(stage(dataframe(SCHEMA)))
+        flux.stage(key="k", partitions=wrong, name="Sums")(Sums.target)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 9, "2"])
 def test_a_number_of_replicas_that_cannot_be_is_refused(wrong: Any) -> None:
-    stage = flux.stage(key="k", replicas=wrong, name="Sums")(Sums.target)
     with pytest.raises(flux.UsageError, match=rf"stage Sums: replicas .* from 1 to 3, got {wrong!r}"):
-        compiled(stage(dataframe(SCHEMA)))
+        flux.stage(key="k", replicas=wrong, name="Sums")(Sums.target)
 
 
 def test_the_limits_themselves_are_accepted() -> None:
@@ -137,8 +136,101 @@ def test_an_operator_that_needs_arguments_is_refused_when_the_plan_is_made() -> 
         def __init__(self, path: str) -> None:
             self.path = path
 
-    with pytest.raises(flux.UsageError, match=r"stage Needy: .* without arguments: .*path"):
+    with pytest.raises(
+        flux.UsageError, match=r"stage Needy: its operator cannot be made: .*path.*: Needy\(\.\.\.\)\(input\)"
+    ):
         compiled(Needy(dataframe(SCHEMA)))
+
+
+class Column:
+    """Stands for one of pyspark."""
+
+
+Column.__module__ = "pyspark.sql.classic.column"
+
+
+@pytest.mark.parametrize("wrong", [5, True, ("k", 5), {"k"}, b"k", "", ("k", ""), Column(), ["k", Column()]])
+def test_a_key_that_is_no_name_is_refused_by_the_decorator(wrong: Any) -> None:
+    with pytest.raises(
+        flux.UsageError, match=r"key must be the name of a column, or a list or tuple of names.*; got "
+    ) as raised:
+        flux.stage(key=wrong)(Sums.target)
+    assert ("df.withColumn" in str(raised.value)) == ("Column" in repr(wrong))
+
+
+def test_a_key_names_each_column_once() -> None:
+    with pytest.raises(flux.UsageError, match="key names column 'k' twice"):
+        flux.stage(key=("k", "v", "k"))(Sums.target)
+
+
+@pytest.mark.parametrize("wrong", [5, None, Column()])
+def test_a_measure_of_what_is_no_column_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(flux.UsageError, match=r"flux\.sum takes the name of a column, as in flux\.sum\('price'\); got"):
+        flux.sum(wrong)
+    if wrong is not None:
+        with pytest.raises(flux.UsageError, match=r"flux\.count takes the name of a column, or nothing"):
+            flux.count(wrong)
+
+
+@pytest.mark.parametrize(("function", "call"), [(flux.count, r"count\(\)"), (flux.mean, r"mean\('n'\)")])
+def test_a_measure_without_parentheses_is_not_ignored(function: Any, call: str) -> None:
+    with pytest.raises(
+        flux.UsageError, match=rf"Delays: n is the function flux\.\w+ itself; call it: n = flux\.{call}"
+    ):
+        type("Delays", (flux.Aggregate,), {"n": function})
+
+
+class GroupedData:
+    """Stands for the one of pyspark."""
+
+
+GroupedData.__module__ = "pyspark.sql.group"
+
+
+class DataFrame:
+    """Stands for one of Spark that reads a stream."""
+
+    isStreaming = True  # noqa: N815
+
+
+DataFrame.__module__ = "pyspark.sql.classic.dataframe"
+
+MISTAKEN = [
+    (pd.DataFrame({"k": [1]}), "got a pandas DataFrame; spark.createDataFrame"),
+    (pa.table({"k": [1]}), "got a pyarrow Table; spark.createDataFrame"),
+    (batch(1), "got a pyarrow RecordBatch; .*flux.testing.apply"),
+    (GroupedData(), "got the result of groupBy; give the DataFrame itself, and name the columns in @flux.stage"),
+    (Sums, "got the stage Sums itself; call it with its own input first"),
+    (7, "got int"),
+]
+
+
+@pytest.mark.parametrize(("given", "named"), MISTAKEN, ids=lambda value: type(value).__name__)
+def test_what_is_often_taken_for_an_input_is_refused_in_a_sentence(given: Any, named: str) -> None:
+    with pytest.raises(
+        flux.UsageError, match=rf"stage Sums: an input must be a DataFrame, a flow or a source, {named}"
+    ):
+        Sums(given)
+    with pytest.raises(flux.UsageError, match=rf"an input must be a DataFrame, a flow or a source, {named}"):
+        Sums(dataframe(SCHEMA)).connect(given)
+
+
+def test_a_streaming_dataframe_is_refused_in_a_sentence() -> None:
+    with pytest.raises(flux.UsageError, match=r"streaming DataFrames .* are not taken.*flux\.source"):
+        Sums(DataFrame())
+
+
+def test_a_function_is_told_too_but_may_be_tried_with_anything_that_has_rows() -> None:
+    rows = flux.stage(lambda rows: rows.num_rows)
+    assert rows(pa.table({"k": [1]})) == rows(batch(1)) == 1
+    with pytest.raises(flux.UsageError, match="got a pandas DataFrame"):
+        rows(pd.DataFrame({"k": [1]}))
+
+
+def test_an_instance_cannot_be_decorated() -> None:
+    for wrong in (Sums(), Sums, 5):
+        with pytest.raises(flux.UsageError, match=r"flux\.stage decorates a class or a function, got"):
+            flux.stage(wrong)
 
 
 # ---- slots and settings
@@ -274,9 +366,7 @@ def test_an_assertion_of_the_user_is_the_users_fault_and_not_ours() -> None:
     assert isinstance(failure(operator(process=raising(AssertionError("never"))), batch(1)), flux.UserCodeError)
 
 
-@pytest.mark.parametrize(
-    "made", [{"v": 1}, "text", 5, pa.table({"v": [1]}), None], ids=lambda made: type(made).__name__
-)
+@pytest.mark.parametrize("made", [{"v": 1}, "text", 5, pa.array([1]), None], ids=lambda made: type(made).__name__)
 def test_output_that_is_no_batch_is_refused_by_its_type(made: Any) -> None:
     def process(self: Any, rows: pa.RecordBatch) -> Iterator[Any]:
         yield made
@@ -286,6 +376,34 @@ def test_output_that_is_no_batch_is_refused_by_its_type(made: Any) -> None:
     assert isinstance(error, flux.FluxError)
     assert wanted in str(error)
     assert "stage Mine, partition 0" in str(error)
+
+
+@pytest.mark.parametrize("made", [{"v": 1}, "text", 5, True, pa.array([1])], ids=lambda made: type(made).__name__)
+def test_what_is_returned_and_no_batch_is_refused_by_its_type(made: Any) -> None:
+    error = failure(operator(process=lambda self, rows: made), batch(1))
+    assert f"output of stage Mine: expected a pyarrow.RecordBatch, got {type(made).__name__}" in str(error)
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_pandas_is_told_how_to_become_a_batch(returned: bool) -> None:
+    frame = pd.DataFrame({"v": [1]})
+    error = failure(operator(process=lambda self, rows: frame if returned else iter([frame])), batch(1))
+    assert "got DataFrame; pa.RecordBatch.from_pandas(df, preserve_index=False) makes one" in str(error)
+
+
+@pytest.mark.parametrize("method", ["process", "finish"])
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_batch_or_a_table_may_be_yielded_or_returned(method: str, table: bool, returned: bool) -> None:
+    made = pa.record_batch({"v": [1, 2]})
+    given = pa.Table.from_batches([made]) if table else made
+    stage = operator(**{method: lambda self, *rows: given if returned else iter([given])})
+    assert flux.testing.apply(stage, batch(7)).to_pydict() == {"v": [1, 2]}
+    rows = Rows()
+    with ThreadQuery(rows.stage(stage(dataframe(SCHEMA))), workers=1) as query:
+        query.started().feed([[batch(7)]])
+        query.wait()
+    assert rows == [{"v": 1}, {"v": 2}]
 
 
 def test_other_columns_than_declared_are_refused_with_both() -> None:

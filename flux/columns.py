@@ -1,0 +1,35 @@
+"""Columns found by name, as Spark finds them: by the exact name first, else by the only one that differs in case alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from flux.errors import SchemaError
+from partitioning.hashing import check_key_type
+
+
+def positions(schema: pa.Schema, column: str, case_sensitive: bool = False) -> list[int]:
+    """Where a column of that name is. One position is what a caller wants; none or several are the caller's error to word."""
+    exact: list[int] = schema.get_all_field_indices(column)
+    if exact or case_sensitive:
+        return exact
+    folded = column.casefold()
+    return [at for at, name in enumerate(schema.names) if name.casefold() == folded]
+
+
+def position(schema: pa.Schema, column: str) -> int:
+    """Of a column that is known to be there once."""
+    (at,) = positions(schema, column)
+    return at
+
+
+def check_key(key: Sequence[str], schema: pa.Schema, case_sensitive: bool = False) -> None:
+    """SchemaError or KeyTypeError unless each key column is there once and can be hashed."""
+    for column in key:
+        found = positions(schema, column, case_sensitive)
+        if len(found) != 1:
+            problem = "is the name of several columns" if found else "is not a column"
+            raise SchemaError(f"key {column!r} {problem} of its input; there are {', '.join(schema.names)}")
+        check_key_type(column, schema.field(found[0]).type)

@@ -1,0 +1,165 @@
+"""Schemas in Spark's DDL without Spark: for trying a stage where there is no session.
+
+schema  = field {"," field}
+field   = name [":"] type ["NOT NULL"] ["COMMENT" string]
+type    = simple | "DECIMAL" ["(" p ["," s] ")"] | "ARRAY" "<" type ">" | "MAP" "<" type "," type ">"
+        | "STRUCT" "<" [schema] ">"
+"""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from flux.errors import SchemaError
+
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(\w+)|([<>(),:]))")
+_SIMPLE = {
+    "BOOLEAN": pa.bool_(),
+    "BYTE": pa.int8(),
+    "TINYINT": pa.int8(),
+    "SHORT": pa.int16(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "INTEGER": pa.int32(),
+    "LONG": pa.int64(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "REAL": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+    "VOID": pa.null(),
+}
+_DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
+
+
+def parse_ddl(text: str) -> pa.Schema:
+    """The pyarrow schema that Spark makes of it in a session whose time zone is UTC. SchemaError shows the place."""
+    parser = _Parser(text)
+    fields = parser.fields()
+    parser.end()
+    return pa.schema(fields)
+
+
+class _Parser:
+    """``word``: the next token as it is written, in upper case but for strings and names in backquotes; "" at the end.
+    ``name``: the same as the name of a column; "" where it cannot be one."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._start = text, 0, 0
+        self.word = self.name = ""
+        self._advance()
+
+    def fields(self) -> list[pa.Field]:
+        made = [self._field()]
+        while self._took(","):
+            made.append(self._field())
+        return made
+
+    def end(self) -> None:
+        if self.word:
+            raise self._wrong("a comma or the end")
+
+    def _field(self) -> pa.Field:
+        if not self.name:
+            raise self._wrong("the name of a column")
+        name = self.name
+        self._advance()
+        self._took(":")
+        type_ = self._type()
+        nullable = True
+        if self._took("NOT"):
+            self._expect("NULL")
+            nullable = False
+        if self._took("COMMENT"):
+            if self.word[:1] not in ("'", '"'):
+                raise self._wrong("a comment in quotes")
+            self._advance()
+        return pa.field(name, type_, nullable)
+
+    def _type(self) -> pa.DataType:
+        word, start = self.word, self._start
+        if not self.name:
+            raise self._wrong("a type")
+        self._advance()
+        if word in _SIMPLE:
+            return _SIMPLE[word]
+        if word in _DECIMALS:
+            precision, scale = (*self._numbers(2), 0, 0)[:2]
+            return pa.decimal128(precision or 10, scale)
+        if word in ("CHAR", "CHARACTER", "VARCHAR"):
+            self._numbers(1)
+            return pa.string()
+        if word == "ARRAY":
+            (element,) = self._arguments(1)
+            return pa.list_(pa.field("element", element))
+        if word == "MAP":
+            key, value = self._arguments(2)
+            return pa.map_(key, value)
+        if word == "STRUCT":
+            return self._struct()
+        self._start = start
+        raise self._wrong(f"a type such as STRING, BIGINT, DOUBLE, DECIMAL(10,2), TIMESTAMP or ARRAY<INT>, not {word}")
+
+    def _struct(self) -> pa.DataType:
+        self._expect("<")
+        if self._took(">"):
+            return pa.struct([])
+        fields = self.fields()
+        self._expect(">")
+        return pa.struct(fields)
+
+    def _arguments(self, count: int) -> list[pa.DataType]:
+        self._expect("<")
+        made = [self._type()]
+        while len(made) < count:
+            self._expect(",")
+            made.append(self._type())
+        self._expect(">")
+        return made
+
+    def _numbers(self, most: int) -> list[int]:
+        numbers: list[int] = []
+        if self._took("("):
+            while not self._took(")"):
+                if numbers:
+                    self._expect(",")
+                if not self.word.isdigit() or len(numbers) == most:
+                    raise self._wrong("a number" if len(numbers) < most else ")")
+                numbers.append(int(self.word))
+                self._advance()
+        return numbers
+
+    def _took(self, word: str) -> bool:
+        if self.word != word:
+            return False
+        self._advance()
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._took(word):
+            raise self._wrong(word)
+
+    def _advance(self) -> None:
+        found = _TOKEN.match(self._text, self._at)
+        rest = self._text[self._at :]
+        self._start = self._at + len(rest) - len(rest.lstrip())
+        if found is None:
+            if rest.strip():
+                raise self._wrong("a name, a type or punctuation")
+            self.word = self.name = ""
+            return
+        self._at = found.end()
+        quoted, string, plain, mark = found.groups()
+        self.name = quoted.replace("``", "`") if quoted else plain or ""
+        self.word = f"`{quoted}`" if quoted else string or mark or plain.upper()
+
+    def _wrong(self, expected: str) -> SchemaError:
+        shown = self._text[self._start : self._start + 20]
+        return SchemaError(f"cannot read the schema {self._text!r}: expected {expected} at {shown or 'its end'!r}")

@@ -1,0 +1,120 @@
+"""Columns as they travel: plain Arrow types, without dictionaries and views.
+
+Rows come in batches, and a batch travels without its schema: what an encoding keeps beside the rows (a dictionary, the
+buffers behind a view) would have to travel along. So columns are decoded where they enter, at a source or in the output of
+a stage, also inside lists, structs and maps, and whoever reads them sees the plain type. What cannot be decoded is
+refused when the plan is made.
+
+    dictionary<T>                    T
+    string_view, binary_view         string, binary
+    list_view<T>, large_list_view<T> list<T>, large_list<T>
+    run-end-encoded                  refused
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as is_
+
+from flux.errors import SchemaError
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """The type that columns of ``type_`` have after decoding."""
+    if is_.is_dictionary(type_):
+        return plain_type(type_.value_type)
+    if is_.is_string_view(type_):
+        return pa.string()
+    if is_.is_binary_view(type_):
+        return pa.binary()
+    if is_.is_list(type_) or is_.is_list_view(type_):
+        return pa.list_(_plain_field(type_.value_field))
+    if is_.is_large_list(type_) or is_.is_large_list_view(type_):
+        return pa.large_list(_plain_field(type_.value_field))
+    if is_.is_fixed_size_list(type_):
+        return pa.list_(_plain_field(type_.value_field), type_.list_size)
+    if is_.is_struct(type_):
+        return pa.struct([_plain_field(field) for field in type_])
+    if is_.is_map(type_):
+        return pa.map_(_plain_field(type_.key_field), _plain_field(type_.item_field), type_.keys_sorted)
+    return type_
+
+
+def plain_schema(schema: pa.Schema, what: str) -> pa.Schema:
+    """The schema after decoding; SchemaError names the first column that cannot be taken. ``what`` has these columns."""
+    for field in schema:
+        reason = _unfit(plain_type(field.type))
+        if reason:
+            raise SchemaError(f"{what}: column {field.name!r} of type {field.type} cannot be taken: {reason}")
+    return pa.schema([_plain_field(field) for field in schema], schema.metadata)
+
+
+def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with its columns decoded, where that gives the columns of ``schema``; else as it came."""
+    given = batch.schema
+    if given.equals(schema) or given.names != schema.names:
+        return batch
+    if given.types != schema.types and [plain_type(type_) for type_ in given.types] != schema.types:
+        return batch
+    columns = [_plain(column, type_) for column, type_ in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    plain = plain_type(field.type)
+    return field if plain == field.type else field.with_type(plain)
+
+
+def _unfit(type_: pa.DataType) -> str | None:
+    """Why columns of this type, which is as plain as it can be, cannot travel."""
+    if is_.is_run_end_encoded(type_):
+        return "run-end-encoded columns do not travel; decode it with pyarrow.compute.run_end_decode"
+    if isinstance(type_, pa.BaseExtensionType):
+        inner = [type_.storage_type]
+    else:
+        inner = [type_.field(i).type for i in range(type_.num_fields)]
+    for part in inner:
+        if plain_type(part) != part:
+            return f"there is {part} inside of it, which cannot be decoded there; cast it to {plain_type(part)}"
+        reason = _unfit(part)
+        if reason:
+            return reason
+    return None
+
+
+def _plain(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The same rows as ``type_``, which is the plain type of the array's."""
+    kind = array.type
+    if kind == type_:
+        return array
+    if is_.is_dictionary(kind):
+        return _plain(array.dictionary, type_).take(array.indices)
+    if is_.is_list_view(kind) or is_.is_large_list_view(kind):
+        return _plain_list_view(array, type_)
+    if is_.is_struct(kind):
+        children = [_plain(array.field(i), type_.field(i).type) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=array.is_null())
+    if is_.is_map(kind):
+        entries = pa.struct([type_.key_field, type_.item_field])
+        return _with_child(array, type_, _plain(array.values, entries))
+    if is_.is_nested(kind):
+        return _with_child(array, type_, _plain(array.values, type_.value_type))
+    return array.cast(type_)
+
+
+def _with_child(array: pa.Array, type_: pa.DataType, child: pa.Array) -> pa.Array:
+    own = 1 if is_.is_fixed_size_list(type_) else 2
+    buffers = array.buffers()[:own]
+    return pa.Array.from_buffers(type_, len(array), buffers, array.null_count, array.offset, [child])
+
+
+def _plain_list_view(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Arrow's own cast reads offsets that views do not have."""
+    offsets = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(), out=offsets[1:])
+    values = _plain(array.flatten(), type_.value_type)
+    made = pa.LargeListArray if is_.is_large_list(type_) else pa.ListArray
+    width = pa.int64() if is_.is_large_list(type_) else pa.int32()
+    return made.from_arrays(pa.array(offsets).cast(width), values, type=type_, mask=array.is_null())

@@ -1,0 +1,41 @@
+"""What travels to the executors with the tasks: the user's operators, functions and readers, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.serializers import CloudPickleSerializer
+
+from flux.errors import UsageError
+from flux.plan import Plan
+
+
+def check_shipping(plan: Plan) -> None:
+    """UsageError names the stage or source that cannot be pickled, and what it refers to that cannot."""
+    if _fault(plan) is None:
+        return
+    for what, shipped in _parts(plan):
+        fault = _fault(shipped)
+        if fault is not None:
+            raise UsageError(
+                f"{what} cannot be sent to the executors: {fault}. It refers to something that does not travel, such as a "
+                "SparkSession, a DataFrame, a lock, a file or a connection: make that in open() or inside of the function, or "
+                "pass its name"
+            ) from fault
+    raise UsageError(f"the query cannot be sent to the executors: {_fault(plan)}") from _fault(plan)
+
+
+def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
+    for source in plan.sources:
+        yield f"source {source.name}", source
+    for stage in plan.stages:
+        yield f"stage {stage.name}", stage
+
+
+def _fault(shipped: Any) -> Exception | None:
+    try:
+        CloudPickleSerializer().dumps(shipped)
+    except Exception as error:
+        return error
+    return None
