@@ -4,6 +4,9 @@ A slot is a Spark task that runs a worker, and runs it again when it dies. Closi
 repeat: its worker is leaving (nothing new is placed there, its replicas move away, others read its sources); when nothing
 is left on it, it is out of the table and told to stop; whoever comes for a closed slot later is told to stop as well, so
 that the task ends well and Spark does not start it again.
+
+A closed slot stays closed: more workers get new numbers. The task of a closed slot may live on for a while, or die and
+come again, and its end must never be taken for that of another task.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from partitioning.table import Table
 
 @dataclass
 class Slots:
-    """Slots 0 .. ``count`` - 1. ``closed``: nobody may fill them; ``tasked``: a task is there, or Spark will start it
-    again; ``owed``: their executors go, and no other slot is open in their place yet."""
+    """Slots 0 .. ``count`` - 1. ``closed``: nobody may fill them any more; ``tasked``: a task is there, or Spark will start
+    it again; ``owed``: their executors go, and no other slot is open in their place yet."""
 
     count: int
     closed: set[int] = field(default_factory=set)
@@ -38,14 +41,22 @@ class Slots:
         self.closed.add(slot)
 
     def vacate(self, slot: int) -> None:
-        """Its task has ended well, or was told to."""
+        """Its task has ended, or has found the slot closed: Spark does not start it again."""
         self.tasked.discard(slot)
 
     def grow(self, workers: int) -> None:
-        """Until so many are open: closed ones whose tasks have ended first, then new ones."""
-        for slot in sorted(self.closed - self.tasked)[: max(workers - len(self.open), 0)]:
-            self.closed.discard(slot)
+        """Until so many are open."""
         self.count += max(workers - len(self.open), 0)
+
+    def renew(self, slot: int) -> None:
+        """Its worker was given up and may live: another slot takes its place, unless it was to go anyway."""
+        if slot not in self.closed:
+            self._open_in_place_of(slot)
+
+    def _open_in_place_of(self, slot: int) -> None:
+        self.owed.discard(slot)
+        self.close(slot)
+        self.grow(len(self.open) + 1)
 
     def owe(self, slot: int) -> None:
         """Its executor goes. A closed slot was replaced already, or is to stay empty."""
@@ -58,9 +69,7 @@ class Slots:
         staying = len(set(self.open) - self.owed)
         replaced = sorted(self.owed)[: max(room - staying, 0)]
         for slot in replaced:
-            self.owed.discard(slot)
-            self.close(slot)
-            self.grow(len(self.open) + 1)
+            self._open_in_place_of(slot)
         return replaced
 
     def settle(self) -> None:

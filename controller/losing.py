@@ -23,6 +23,20 @@ class Losing(Sweeping):
             self._lost(member, "its connection closed", now)
         return self._take()
 
+    def _give_up(self, member: Member, why: str, now: float) -> None:
+        """A worker that may live: should it, its task ends well, and another slot is open in its place. Spark bears only
+        a few tasks that fail, and would count each false suspicion."""
+        self._lost(member, why, now)
+        if self.phase == "running":
+            self._fence(member)
+
+    def _fence(self, member: Member) -> None:
+        """The table without it tells a worker that it was given up. Until it says that it ends, its task is there."""
+        assert self.table is not None
+        self.places.renew(member.about.index)
+        self._sent_home[member.node] = member
+        self._tell(member, NewTable(table=self.table, complete=self.complete))
+
     def _lost(self, member: Member, why: str, now: float) -> None:
         """Take a worker out of the table; survivors take over what it had."""
         del self.members.workers[member.node]
@@ -42,8 +56,6 @@ class Losing(Sweeping):
             self._note_worker("drain", member, f"{drain.why}: it was lost before it was empty", now, now - drain.since)
         self.moving.reconcile(table, now)
         self._publish(table)
-        # Should it be alive after all, this tells it that it was given up.
-        self._tell(member, NewTable(table=table, complete=self.complete))
         self._sweep(now)
 
     def _all_gone(self, member: Member, orphans: list[tuple[int, int]], why: str) -> QueryFailed:
@@ -75,7 +87,7 @@ class Losing(Sweeping):
                 continue
             _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
             if not orphans or quiet > settings.heartbeat_last_timeout:
-                self._lost(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+                self._give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
                 if self.phase == "ended":
                     return
 

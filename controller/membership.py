@@ -48,6 +48,10 @@ class Membership:
             self.ingress[key] = member
         return member
 
+    def knew(self, node: int) -> bool:
+        """Whether there was ever a process of this id."""
+        return 0 <= node < self._nodes
+
     def in_slot(self, slot: int) -> Member | None:
         return next((member for member in self.workers.values() if member.about.index == slot), None)
 

@@ -176,7 +176,7 @@ class Operating(Losing):
             raise UsageError(
                 f"cannot fail: there is no worker {worker}; there are {listed(sorted(self.members.workers))}"
             )
-        self._lost(member, "declared lost for a rehearsal", now)
+        self._give_up(member, "declared lost for a rehearsal", now)
         return self._take()
 
     def _note(self, text: str, now: float, kind: str = "warning") -> None:

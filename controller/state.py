@@ -73,6 +73,8 @@ class Controller(Operating):
         if isinstance(message, Register):
             self._on_register(connection, message, now)
         elif (member := self.members.by_connection(connection)) is None:
+            if self._goes_home(connection, message):
+                return self._take()
             self.refused += 1  # has not proved the secret, has lost its connection, or was given up
             ended = self.phase == "ended"
             answer = Stop(reason="the query has ended") if ended else RegisterAgain()
@@ -96,12 +98,22 @@ class Controller(Operating):
                 self._diverged(message, now)
             case PartitionFinished():
                 self._on_finished(message, now)
+            case Goodbye() if member.about.role == "worker":
+                self.places.vacate(member.about.index)  # all go home: the query has ended
             case Goodbye():
                 member.left = True
                 self._tell(member, GoodbyeSeen())
                 self._sweep(now)
             case Failure():
                 self._end(_error(message))
+
+    def _goes_home(self, connection: Hashable, message: ToController) -> bool:
+        """Whether this is the last word of a worker that was sent home: its Spark task ends well."""
+        gone = self._sent_home.get(message.node) if isinstance(message, Goodbye) else None
+        if gone is None or gone.connection != connection:
+            return False
+        self.places.vacate(gone.about.index)
+        return True
 
     def _count(self, member: Member, stats: dict[str, Any]) -> None:
         if member.about.role == "worker":
@@ -134,7 +146,7 @@ class Controller(Operating):
             known.connection, known.heard = connection, now
             self._greet(known)  # it asked again before our answer had arrived, or comes on another connection
         elif message.node >= 0:
-            self._turn_away(connection, message)
+            self._turn_away(connection, message, replaced=known is not None)
         elif known is None:
             self._admit(connection, message, now)
         elif message.attempt < known.about.attempt:
@@ -144,18 +156,22 @@ class Controller(Operating):
         elif now - known.heard > ALIVE_S:
             self._lost(known, "another attempt of its task has come", now)
             if self.phase != "ended":
+                if self.table is not None:
+                    # Should it live, its task must not end well: that would be the end of the new attempt too.
+                    self._tell(known, Rejected(reason="another attempt of this task has registered"))
                 self._admit(connection, message, now)
         # else: the older attempt is alive; this one asks again until that changes
 
-    def _turn_away(self, connection: Hashable, message: Register) -> None:
-        """A process that was given up, or replaced by another attempt, comes back on a new connection."""
+    def _turn_away(self, connection: Hashable, message: Register, replaced: bool) -> None:
+        """A process that was given up, or ``replaced`` by another attempt, comes back."""
+        member = self._sent_home.get(message.node) or Member(message.node, connection, message, 0.0)
+        member.connection = connection
         if message.node in self._dismissed:
-            self._effects.append(Tell(connection, Stop(reason="this worker has left the query")))
-        elif message.role == "worker" and self.table is not None:
-            # The table without it says all: it ends, and comes back as a new one.
-            self._effects.append(Tell(connection, NewTable(table=self.table, complete=self.complete)))
+            self._tell(member, Stop(reason="this worker has left the query"))
+        elif message.role == "worker" and self.table is not None and not replaced and self.members.knew(message.node):
+            self._fence(member)  # also one that was taken for dead when its connection closed
         else:
-            self._effects.append(Tell(connection, Rejected(reason="another attempt of this task has registered")))
+            self._tell(member, Rejected(reason="another attempt of this task has registered"))
 
     def _admit(self, connection: Hashable, message: Register, now: float) -> None:
         if message.role == "worker" and not 0 <= message.index < self.slots:
@@ -219,6 +235,8 @@ class Controller(Operating):
 
     def on_tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> list[Tell]:
         """The Spark tasks for these slots are over, and will not be started again. That of a closed slot may be."""
+        for slot in slots:
+            self.places.vacate(slot)
         wanted = [slot for slot in slots if slot not in self.places.closed]
         if wanted:
             self._end(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))

@@ -34,6 +34,7 @@ class Sweeping(Publishing):
         self.drains: dict[int, Drain] = {}
         self._loads = LoadBook(plan)
         self._dismissed: set[int] = set()  # workers that were emptied and told to go
+        self._sent_home: dict[int, Member] = {}  # these, and those that were given up and may live
         self._look_at = 0.0
 
     def _sweep(self, now: float) -> None:
@@ -182,11 +183,11 @@ class Sweeping(Publishing):
         del self.drains[drain.worker]
         self._loads.forget(drain.worker)
         self._dismissed.add(drain.worker)
-        self.places.vacate(drain.slot)
         table, orphans = without_worker(self.table, drain.worker, self.repairs.is_safe, [])
         assert not orphans, orphans
         self._note_worker("drain", member, drain.why, now, now - drain.since)
         self._publish(table)
+        self._sent_home[member.node] = member
         self._tell(member, Stop(reason=f"worker {drain.worker} has left the query: {drain.why}"))
 
     def _note_worker(self, kind: str, member: Member, why: str, now: float, seconds: float = 0.0) -> None:

@@ -129,7 +129,8 @@ class PartitionFinished(Control, frozen=True):
 
 
 class Goodbye(Control, frozen=True):
-    """An ingress task has done its work: all that it read is applied. Repeated until answered."""
+    """An ingress task has done its work: all that it read is applied. Repeated until answered. A worker says it once, when
+    it was told to stop and its task ends well."""
 
     node: int
 

@@ -33,7 +33,7 @@ class RefusedError(ProtocolError):
 
 
 class Fenced(FluxError):
-    """This worker was given up while it was silent; its part has been taken over. It ends and comes back as a new one."""
+    """This worker was given up while it was silent; its part has been taken over. Its task ends well, another has come."""
 
 
 class UserCodeError(FluxError):

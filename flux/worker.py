@@ -23,6 +23,7 @@ from flux.control import (
     EdgeComplete,
     Failure,
     FromController,
+    Goodbye,
     Heartbeat,
     NewTable,
     PartitionFinished,
@@ -85,8 +86,9 @@ class Worker:
             warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
             short_collections()
             self._join(index, attempt, executor)
-        except Stopped:
-            pass
+        except (Stopped, Fenced):  # Spark would count a failure, and that of each worker that was only slow
+            if self.core is not None:
+                self.control.report(Goodbye(node=self.core.worker))
         finally:
             stats = stats_of(self.core) if self.core is not None else {}
             self._close()

@@ -44,23 +44,18 @@ class Elastic:
         self._server = server
         self._jobs = jobs
         self._room = room
-        self._job_of: dict[int, int] = {}  # slot -> number of the newest job with a task for it
-        self._started = 0
+        self._started = False
         self._decommissioning = Decommissioning(spark, server, lambda: room(live_slots(spark)).workers)
         self._ask_spark_at = 0.0
 
     def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
         """A Spark job with a task for each of these slots."""
-        number = self._started
-        self._started += 1
-        self._job_of.update(dict.fromkeys(slots, number))
         run = worker_function(self._plan, rendezvous, slots)
-        what = "workers" if number == 0 else f"workers in {named('slot', slots)}"
+        what = f"workers in {named('slot', slots)}" if self._started else "workers"
+        self._started = True
 
         def over(reason: str) -> None:
-            # A slot that was closed and opened again has a newer task by now.
-            mine = [slot for slot in slots if self._job_of[slot] == number]
-            self._server.tasks_ended(mine, f"the Spark job '{what}'", reason)
+            self._server.tasks_ended(slots, f"the Spark job '{what}'", reason)
 
         count = len(slots)
         self._jobs.run(

@@ -8,7 +8,7 @@ import pytest
 
 from controller.load import Move
 from controller.sweeping import DRAIN_TOLD_S
-from flux.control import Heartbeat, NewTable, RegisterAgain, Stop, Welcome
+from flux.control import Goodbye, Heartbeat, NewTable, RegisterAgain, Rejected, Stop, Welcome
 from flux.errors import QueryFailed, UsageError
 from tests.controller.cluster import Cluster, register
 
@@ -272,14 +272,113 @@ def test_slots_that_nobody_has_come_for_are_closed_first() -> None:
     assert isinstance(c.told("w3.0")[-1], Stop)
 
 
-def test_growing_after_shrinking_uses_the_slots_that_were_left() -> None:
+def test_growing_after_shrinking_takes_a_number_that_was_never_used() -> None:
+    """The task of a closed slot may live on, or die and come again: it is not taken for that of the new worker."""
     c = Cluster(slots=4, partitions=4)
     scale(c, 2)
     c.settle()
     scale(c, 3)
-    assert (c.core.slots, c.core.missing_slots()) == (4, [2])
-    c.join(2, attempt=9)
+    assert (c.core.slots, c.core.missing_slots()) == (5, [4])
+    c.join(4, attempt=9)
     assert len(c.core.members.workers) == 3
+
+
+def test_the_tasks_of_a_slot_that_was_closed_may_end_at_any_time_after_others_were_opened() -> None:
+    """It ended the query: the task of slot 2 was over after the slot had been opened again for another task."""
+    c = Cluster(slots=3, partitions=3)
+    scale(c, 2)
+    c.settle()
+    scale(c, 3)
+    c.take(c.core.on_tasks_ended([2], "the Spark job", "its tasks ended before the query"))
+    assert (c.core.phase, c.core.error) == ("running", None)
+
+
+def test_a_task_counts_until_its_worker_says_that_it_ends() -> None:
+    c = Cluster(slots=3, partitions=3)
+    scale(c, 2)
+    c.settle()
+    assert stops(c, "w2.0")
+    assert c.core.places.tasked == {0, 1, 2}, "told to go, not gone"
+    c.take(c.core.on_report("stranger", Goodbye(node=2), c.now))
+    assert c.core.places.tasked == {0, 1, 2}
+    c.take(c.core.on_report("w2.0", Goodbye(node=2), c.now))
+    assert c.core.places.tasked == {0, 1}
+
+
+def test_a_dismissed_worker_that_dies_before_it_hears_of_it_leaves_an_attempt_that_is_answered() -> None:
+    c = Cluster(slots=3, partitions=3)
+    scale(c, 2)
+    c.settle()
+    scale(c, 3)
+    c.core.tasks_started([3])
+    c.join(3)
+    c.lose(2)  # its kernel closes its connection; Spark starts its task again
+    c.join(2, attempt=9)
+    assert [type(order) for order in c.told("w2.9")] == [Stop]
+    assert len(c.core.members.workers) == 3
+
+
+def test_rolling_decommission_never_takes_the_end_of_one_task_for_that_of_another() -> None:
+    """One executor after the other goes; the tasks of their workers end, or come again, long after others have come."""
+    c = Cluster(slots=3, partitions=3)
+    for turn in range(6):
+        worker = min(c.core.members.workers)
+        slot = c.core.members.workers[worker].about.index
+        c.take(c.core.replace([worker], 3, c.now))
+        c.take(c.core.leave([worker], "its executor goes", c.now))
+        (missing,) = c.core.missing_slots()
+        assert missing == 3 + turn, "a number that was never used"
+        c.core.tasks_started([missing])
+        c.join(missing)
+        c.settle()
+        assert worker not in c.core.members.workers
+        if turn % 2:
+            c.take(c.core.on_tasks_ended([slot], "the Spark job", "its tasks ended before the query"))
+        else:
+            c.join(slot, attempt=100 + turn)
+            assert [type(order) for order in c.told(f"w{slot}.{100 + turn}")] == [Stop]
+    assert (c.core.phase, len(c.core.members.workers)) == ("running", 3)
+    assert all(len(c.holders(p)) == 2 for p in range(3))
+
+
+# ---- workers that were given up and live
+
+
+def test_a_slot_is_opened_in_place_of_a_worker_that_was_given_up_and_may_live() -> None:
+    """Its task ends well, so Spark does not start it again; should it have died meanwhile, the next attempt goes home."""
+    c = Cluster(slots=3, partitions=3)
+    c.take(c.core.fail(0, c.now))
+    assert c.core.missing_slots() == [3]
+    assert c.core.places.tasked == {0, 1, 2}
+    c.take(c.core.on_report("w0.0", Goodbye(node=0), c.now))
+    assert c.core.places.tasked == {1, 2}
+    c.take(c.core.on_tasks_ended([0], "the Spark job", "its tasks ended before the query"))
+    c.join(0, attempt=5)
+    assert [type(order) for order in c.told("w0.5")] == [Stop]
+    c.core.tasks_started([3])
+    c.join(3)
+    c.settle()
+    assert (c.core.phase, len(c.core.members.workers)) == ("running", 3)
+
+
+def test_a_worker_taken_for_dead_that_lives_goes_home_and_its_slot_is_renewed_once() -> None:
+    c = Cluster(slots=3, partitions=3)
+    c.lose(0)
+    assert c.core.missing_slots() == [], "Spark starts the task of a dead one again"
+    for connection in ("back", "back again"):
+        c.take(c.core.on_report(connection, register(0, node=0), c.now))
+        assert 0 not in c.told(connection)[0].table.endpoints
+    assert c.core.missing_slots() == [3]
+
+
+def test_a_worker_whose_task_has_another_attempt_must_not_end_well() -> None:
+    """Spark would take its end for that of the task, and kill the other attempt."""
+    c = Cluster(slots=3, partitions=3)
+    c.lose(0)
+    c.join(0, attempt=1)
+    c.take(c.core.on_report("back", register(0, node=0), c.now))
+    assert [type(order) for order in c.told("back")] == [Rejected]
+    assert c.core.missing_slots() == []
 
 
 def test_growing_while_a_worker_still_leaves_takes_another_slot() -> None:
@@ -405,9 +504,9 @@ def test_where_there_is_no_room_it_is_replaced_when_room_comes() -> None:
     c.take(c.core.replace([], 2, c.now))
     assert (c.core.missing_slots(), len(c.core.members.workers)) == ([], 2)
     c.take(c.core.replace([], 3, c.now))
-    assert c.core.missing_slots() == [0], "a slot that is free again"
-    c.core.tasks_started([0])
-    assert c.join(0, attempt=9) == 3
+    assert c.core.missing_slots() == [3]
+    c.core.tasks_started([3])
+    assert c.join(3) == 3
     assert len(c.core.members.workers) == 3
 
 

@@ -74,7 +74,7 @@ class Operators:
                 sim._perform(self._choose())
             except UsageError:
                 sim.counts["requests refused"] += 1
-            self._start_missing()
+            self.start_missing()
         sim.world.after(self.rng.expovariate(self.habits.asks_per_s), self._ask)
 
     def _choose(self) -> list[Tell]:
@@ -146,17 +146,16 @@ class Operators:
         self.sim.counts["moves that a policy wanted"] += len(moves)
         return controller.move(moves, "by plan", now) if moves else []
 
-    def _start_missing(self) -> None:
+    def start_missing(self) -> list[int]:
         """Spark starts tasks for slots that have none."""
         sim = self.sim
         slots = sim.controller.missing_slots()
         sim.controller.tasks_started(slots)
         for slot in slots:
-            if slot == len(sim.workers):
-                sim._executors.append(f"executor of slot {slot}")
-                sim.workers.append(self._worker(slot))
-            else:
-                sim.workers[slot] = self._worker(slot)
+            assert slot == len(sim.workers), "a number that was never used"
+            sim._executors.append(f"executor of slot {slot}")
+            sim.workers.append(self._worker(slot))
+        return slots
 
     def _worker(self, slot: int) -> WorkerProcess:
         return WorkerProcess(self.sim, slot, next(self.sim._worker_attempts), self.sim._executors[slot])

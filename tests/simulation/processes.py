@@ -277,7 +277,7 @@ class WorkerProcess(Process):
             self.core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
             self.core._credit.floor = self.sim.dataflow.credit_floor
             self.sim.by_node[self.node] = self
-            self.sim.came_back(self)
+            self.sim.welcomed(self)
             self.sim.ledger.watch_worker(self.core)
             self.inbox.extend(self._unheard)
 
@@ -289,12 +289,13 @@ class WorkerProcess(Process):
         return {} if self.core is None or self.load is None else {"load": self.load.report(self.core, now)}
 
     def on_rejected(self) -> None:
-        self.sim.fenced(self)
+        self.sim.replaced(self)
 
     def on_stop(self) -> None:
         """A worker that has been emptied, or that nobody needs any more, goes for good."""
         if self.sim.controller.phase in ("starting", "running"):
             self.sim.counts["workers told to go while the query runs"] += 1
+            self.report(Goodbye(node=self.node))
             self.die()
 
     def on_new_table(self, order: NewTable) -> None:

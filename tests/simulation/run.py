@@ -15,7 +15,7 @@ import msgspec
 from controller.state import Controller, Tell
 from controller.sweep import under_replicated
 from flux.codec import decode_report, encode
-from flux.control import CopyState, EdgeComplete, NewTable
+from flux.control import CopyState, EdgeComplete, Goodbye, NewTable
 from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stage_worker import StageWorker
 from flux.transfers import Limits
@@ -137,7 +137,7 @@ class Simulation:
         self._attempt_ids = itertools.count()
         self._worker_attempts = itertools.count(slots)
         self._returning = 0
-        self._fenced: set[int] = set()  # slots whose worker was fenced, until the next one is welcome
+        self._in_place: set[int] = set()  # slots opened in place of workers that were given up
         self._may_end = not self.faults.patient
         sources = zip(self.plan.sources, self.dataflow.sources, strict=True)
         read = ((source.id, partition) for source, data in sources for partition in range(len(data.batches)))
@@ -268,6 +268,7 @@ class Simulation:
 
     def _tick(self) -> None:
         self._perform(self.controller.on_tick(self.world.now))
+        self._in_place.update(self.operators.start_missing())
         if self.controller.phase in ("starting", "running"):
             self.world.after(TICK_S, self._tick)
 
@@ -513,23 +514,23 @@ class Simulation:
     def _return(self, gone: WorkerProcess) -> None:
         self._returning -= 1
         slot = gone.index
-        if self.workers[slot] is not gone:
-            return  # the slot was closed, and opened again for another task
         self.workers[slot] = WorkerProcess(self, slot, next(self._worker_attempts), self._executors[slot])
         self.workers[slot].slowness = gone.slowness
 
     def fenced(self, process: WorkerProcess) -> None:
-        """A worker has found out that it was given up: it ends, and Spark starts it again."""
+        """A worker has found out that it was given up: its task ends well, and another slot is open for it."""
         self.counts["workers that were fenced"] += 1
+        process.report(Goodbye(node=process.node))
         process.die()
         self._closed(process.node)
-        self._fenced.add(process.index)
-        self._return_later(process, self.world.random.random() * 0.1)
 
-    def came_back(self, process: WorkerProcess) -> None:
-        if process.index in self._fenced:
-            self._fenced.remove(process.index)
-            self.counts["workers that were fenced and came back"] += 1
+    def welcomed(self, process: WorkerProcess) -> None:
+        self.counts["workers that came in place of one that was given up"] += process.index in self._in_place
+
+    def replaced(self, process: WorkerProcess) -> None:
+        """Another attempt of its task has come: its own fails, and Spark has the other."""
+        self.counts["workers whose task has another attempt"] += 1
+        process.die()
 
     def _kill_one(self) -> None:
         alive = self._alive()

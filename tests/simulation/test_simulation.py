@@ -59,7 +59,7 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
         "crashes when the first partition had finished",
         "workers that crashed during a take-over",
         "workers that crashed during a repair",
-        "workers that were fenced and came back",
+        "workers that came in place of one that was given up",
         "primaries that died with uncommitted steps",
         "take-overs",
         "promoted secondaries that had order left",

@@ -1,0 +1,118 @@
+"""Scaling again and again, with workers as threads in place of Spark tasks: these end within milliseconds."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness import LIMIT_S, SECRET
+
+import flux
+from controller.dag import compile_plan
+from controller.server import Server
+from flux.settings import Settings
+from flux.shell import Rendezvous
+from flux.worker import Worker
+
+elastic = pytest.importorskip("spark_integration.elastic")
+
+
+def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
+    for number in itertools.count():
+        yield pa.RecordBatch.from_pydict({"k": [number]}) if number % 100 == 0 else None
+
+
+@flux.stage(key="k", partitions=4)
+class Nothing(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None:
+        pass
+
+
+class StubJobs:
+    """Runs the tasks of a job as threads, and says so when all of them are over."""
+
+    def __init__(self) -> None:
+        self.attempts = itertools.count()
+        self.threads: list[threading.Thread] = []
+
+    def run(self, what: str, action: Callable[[], Any], done: Callable[[Any], None], failed: Any) -> None:
+        thread = threading.Thread(target=lambda: done(action()), name=what, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def frame(self, run: Callable[[int, int], Any], count: int) -> Any:
+        def collect() -> None:
+            tasks = [threading.Thread(target=run, args=(n, next(self.attempts)), daemon=True) for n in range(count)]
+            for task in tasks:
+                task.start()
+            for task in tasks:
+                task.join(LIMIT_S)
+
+        return SimpleNamespace(collect=collect)
+
+
+@pytest.fixture
+def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]:
+    flow = Nothing(flux.source(ticks, schema=pa.schema([("k", pa.int64())]), partitions=1))
+    options = {"operate": False, "balance_enabled": False}
+    plan = compile_plan([flow], Settings.of(None, **options), lambda schema: schema, "q", SECRET)
+    server, jobs = Server(plan, 3, "127.0.0.1", None, "q", None), StubJobs()
+
+    def function(plan: Any, rendezvous: Rendezvous, slots: list[int]) -> Callable[[int, int], Any]:
+        return lambda n, attempt: Worker(plan, rendezvous).run(slots[n], attempt, f"executor {attempt}")
+
+    monkeypatch.setattr(elastic, "worker_function", function)
+    monkeypatch.setattr(elastic.Elastic, "_ask_spark", lambda self: None)
+    configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
+    spark = SimpleNamespace(
+        range=lambda start, end, step, count: SimpleNamespace(mapInArrow=lambda run, schema: jobs.frame(run, count)),
+        sparkContext=SimpleNamespace(getConf=lambda: configuration),
+    )
+    rendezvous = server.start()
+    tasks = elastic.Elastic(spark, plan, server, jobs, lambda slots: None)
+    tasks.start(rendezvous, [0, 1, 2])
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(elastic.LOOK_S):
+            tasks.look(rendezvous)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        assert server.started.wait(LIMIT_S)
+        yield server, jobs
+    finally:
+        over.set()
+        looking.join(LIMIT_S)
+        server.stop()
+        for thread in jobs.threads:
+            thread.join(LIMIT_S)
+        assert server.close(LIMIT_S)
+
+
+def until(server: Server, reached: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not reached():
+        assert server.error is None, server.error
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(120)
+def test_a_query_shrinks_and_grows_again_at_once_however_often(scaled: tuple[Server, StubJobs]) -> None:
+    """The end of the task of a slot that had been opened again for another ended the query."""
+    server, _ = scaled
+    for _ in range(4):
+        for workers in (3, 2, 3):
+            server.order(lambda now, workers=workers: server.core.scale(workers, now))
+            until(server, lambda workers=workers: len(server.core.members.workers) == workers, f"{workers} workers")
+    until(server, lambda: len(server.core.places.tasked) == 3, "the tasks of the others have ended")
+    assert server.error is None
+    assert not [event for event in server.core.repairs.history if event.kind == "loss"]
