@@ -30,8 +30,10 @@ NEVER = 1 << 62
 MESSAGE_BYTES = 256
 #: Times the resend timeout: how often a replica that nobody reads from asks whether that is still so.
 STANDBY_PATIENCE = 4
-#: Times the resend timeout: a lost message is repaired within half a minute even after long silence.
-PATIENCE_MAX = 32.0
+#: Times the resend timeout: a stream that owes rows stands still for no longer, whatever was lost and however long the
+#: silence before that was. A consumer that comes back from a long step finds one greeting for each such time, which cost
+#: little: all that was sent before them is received before them.
+PATIENCE_MAX = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,7 @@ class Producer:
             cursor.nonce = None
             cursor.answered = True
             cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
+            cursor.patience = 1.0  # it listens: what is lost after its change of mind is missed soon
             self._take_ack(cursor, message.epoch, message.through, message.behind)
             self._evict()
 

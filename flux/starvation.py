@@ -15,6 +15,8 @@ from partitioning.ids import StreamId
 
 #: Times the resend timeout: how long rows of an ordered step may stay away before they are looked for elsewhere.
 PATIENCE = 2
+#: Times the resend timeout: the longest that this grows to. Each change of source costs a handshake.
+PATIENCE_MAX = 8
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Starved:
 
 class Starvation:
     def __init__(self, resend_s: float) -> None:
-        self._patience_s = PATIENCE * resend_s
+        self._patience_s, self._patience_max_s = PATIENCE * resend_s, PATIENCE_MAX * resend_s
         self._streams: dict[StreamId, Starved] = {}
 
     def look(
@@ -51,7 +53,7 @@ class Starvation:
             if wait.received != got or not wait.patience_s:
                 wait.received, wait.since, wait.patience_s = got, now, self._patience_s
             elif now - wait.since >= wait.patience_s:
-                wait.since, wait.patience_s = now, 2 * wait.patience_s
+                wait.since, wait.patience_s = now, min(2 * wait.patience_s, self._patience_max_s)
                 wait.urgent = wait.elsewhere = True
             elif stream in without_room:
                 wait.urgent = True

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError, RefusedError
-from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume
+from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume, Standby
 from flux.producer import MESSAGE_BYTES, Producer
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -206,18 +206,42 @@ def test_many_resets_lead_to_one_greeting() -> None:
     assert greetings == [("Hello", 10)]
 
 
-def test_a_worker_that_owes_an_ack_is_greeted_again_and_each_time_after_a_longer_silence() -> None:
+def test_a_worker_that_owes_an_ack_is_greeted_again_after_a_silence_that_grows_up_to_a_bound() -> None:
     p = welcomed(producer())
     p.append(batch(1, 0, 0), 0.0)
     sent(p)
     greeted = [now for now in np.arange(0, 40, 0.5) if ("Hello", 10) in sent(p, float(now))]
-    assert [later - earlier for earlier, later in zip(greeted, greeted[1:], strict=False)] == [2, 4, 8, 16]
+    assert [later - earlier for earlier, later in zip(greeted, greeted[1:], strict=False)] == [2, *[4] * 8]
 
 
-def test_a_greeting_that_nobody_answers_is_repeated_more_and_more_rarely() -> None:
+def test_a_greeting_that_nobody_answers_is_repeated_more_rarely_up_to_a_bound() -> None:
     p = producer()
     greeted = [now for now in np.arange(0, 60, 0.5) if ("Hello", 11) in sent(p, float(now))]
-    assert greeted == [0, 1, 3, 7, 15, 31]
+    assert greeted == [0, 1, 3, *range(7, 60, 4)]
+
+
+def test_rows_that_are_owed_wait_for_no_more_than_four_timeouts_however_long_the_silence_before() -> None:
+    p = producer()
+    times = [step / 10 for step in range(1000)]
+    greeted = [now for now in times if ("Hello", 10) in sent(p, now)]
+    p.append(batch(1, 1, 1), 100.0)
+    assert max(np.diff(greeted)) <= 4.1
+    p.on_answer(10, resume(10), 100.0)
+    p.on_answer(11, resume(11), 100.0)
+    assert sent(p, 100.0) == [(10, 0), (11, 0)]
+    assert ("Hello", 10) in [effect for tick in range(1, 42) for effect in sent(p, 100.0 + tick / 10)]
+
+
+def test_a_consumer_that_has_read_from_another_replica_for_long_misses_a_lost_batch_soon() -> None:
+    p = producer()
+    for now in range(0, 100, 5):
+        list(p.poll(float(now)))
+        p.on_answer(10, Standby(4, 1, 0, -1, []), float(now))
+        p.on_answer(11, Standby(4, 1, 0, -1, []), float(now))
+    p.append(batch(1, 1, 1), 100.0)
+    p.on_answer(10, resume(10), 100.0)
+    assert (10, 0) in sent(p, 100.0)
+    assert ("Hello", 10) in sent(p, 101.1)
 
 
 def test_an_idle_stream_does_not_greet_again_when_a_batch_comes_at_last() -> None:

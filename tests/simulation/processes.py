@@ -455,8 +455,10 @@ class WorkerProcess(Process):
             self.wake()
 
     def _note_stall(self, key: tuple[int, int], seconds: float) -> None:
-        self._copying.add(key)
-        self.sim.ledger.stall(*key, self.world.now, seconds)
+        """A deposed primary that does not know yet holds up nobody: another one leads its partition."""
+        if self.sim.leader_of(*key) == self.node:
+            self._copying.add(key)
+            self.sim.ledger.stall(*key, self.world.now, seconds)
 
     def die(self) -> None:
         super().die()

@@ -32,10 +32,13 @@ from tests.simulation.processes import IngressProcess, Process, WorkerProcess, d
 from tests.simulation.stalls import StallWatch
 from tests.simulation.world import World
 
-#: A run that has not ended so long after the last fault is stuck. Patience of a producer grows to 32 resend timeouts.
-LIMIT_S = 60.0
-#: A run with so many events goes round in circles; ordinary ones have some thousands.
+#: A run without any progress for so long after the last fault is stuck. The longest wait for something lost is a few
+#: seconds; a large state in tiny parts takes twenty.
+LIMIT_S = 40.0
+#: A run with so many events and no progress goes round in circles; ordinary ones have some thousands in all.
 EVENTS_MAX = 400_000
+#: How often the run is asked for its progress.
+LOOK_S = 1.0
 #: How often the controller looks at its clock.
 TICK_S = 0.025
 #: A worker that has been heard so recently will not be given up soon.
@@ -148,6 +151,10 @@ class Simulation:
         self._take_overs = 0
         self._taken_over = -1  # epoch of the last take-over
         self._calm_at = self.world.now + self.faults.calm_after_s
+        self._progress: tuple[int, ...] = ()
+        self._progress_at = self._calm_at
+        self._progress_events = 0
+        self._look_at = self.world.now
         self.world.after(TICK_S, self._tick)
         for rate, strike in [
             (self.faults.breaks_per_s, self.network.break_one),
@@ -178,8 +185,20 @@ class Simulation:
         """Raises Violation."""
         while not reached() and self.world.step():
             self.network.calm = self.world.now >= self._calm_at
-            if self.world.now > self._calm_at + LIMIT_S or self.world.events > EVENTS_MAX:
-                raise Violation("every run comes to its end", self._standing())
+            if self.world.now >= self._look_at:
+                self._look_at = self.world.now + LOOK_S
+                self._look_for_progress()
+
+    def _look_for_progress(self) -> None:
+        """A flow that multiplies its rows may take minutes with tiny logs: that is slow, and not stuck."""
+        repairs = self.controller.repairs
+        rows = sum(replica.rows_in for core in self._hosts() for replica in core.replicas.values() if replica.primary)
+        progress = (rows, repairs.done, len(self.controller._unfinished), self.counts["moves done"])
+        if progress != self._progress:
+            self._progress, self._progress_events = progress, self.world.events
+            self._progress_at = max(self._calm_at, self.world.now)
+        elif self.world.now > self._progress_at + LIMIT_S or self.world.events > self._progress_events + EVENTS_MAX:
+            raise Violation("every run comes to its end", self._standing())
 
     @property
     def _settled(self) -> bool:
@@ -221,6 +240,12 @@ class Simulation:
             f"{self.world.events} events at {self.world.now - 1000:.1f} s, phase {self.controller.phase}, "
             f"epoch {table.epoch if table else None}, may end: {self._may_end}; {'; '.join(waiting + jobs + additions)}"
         )
+
+    def leader_of(self, stage: int, partition: int) -> int | None:
+        """The worker of the primary, as the controller has it."""
+        table = self.controller.table
+        replicas = table.stages[stage][partition] if table is not None else ()
+        return replicas[0].worker if replicas else None
 
     def _core_of(self, node: int) -> StageWorker | None:
         process = self.by_node.get(node)
