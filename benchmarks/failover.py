@@ -36,7 +36,9 @@ LOOK_S, REPAIR_S = 4.0, 30.0
 CALM_S = 2.0
 #: The last so many are shown where the query fails.
 EVENTS = 40
-FAULTS = ("kill-executor", "kill-worker", "pause")
+#: Milliseconds. A row that arrives later after such a fault shows that some stream has stood still for longer than detection,
+#: take-over and reading on take, however well everything else flows. A pause is noticed after the heartbeat time-out.
+OLDEST_MS = {"kill-executor": 1000.0, "kill-worker": 400.0, "pause": 1500.0}
 
 
 class Counts(flux.Aggregate):
@@ -49,6 +51,7 @@ class Fault:
     at: float
     worker: int
     repaired_s: float | None = None
+    oldest_ms: float | None = None
 
 
 @dataclass
@@ -131,8 +134,18 @@ class Faults:
 
 
 def run(
-    fault: str, rate: int, times: int, replicas: int, partitions: int, peer: bool, console: Console, **options: Any
+    fault: str,
+    rate: int,
+    times: int,
+    replicas: int,
+    partitions: int,
+    peer: bool,
+    console: Console,
+    oldest_ms: float | None = None,
+    **options: Any,
 ) -> Report:
+    """``oldest_ms``: the age that no row may exceed, in milliseconds; None: that of ``OLDEST_MS``."""
+    bound = OLDEST_MS[fault] if oldest_ms is None else oldest_ms
     spark, startup = session.start(
         3, 2, 1024, **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"}
     )
@@ -140,14 +153,23 @@ def run(
         result: dict[str, Any] = {"benchmark": "failover", "fault": fault, "rate": rate, "times": times}
         result |= {"replicas": replicas, "partitions": partitions, "spark_startup_s": round(startup, 2)}
         measured, line = _measure(spark, fault, rate, times, replicas, partitions, console, **options)
-        result |= measured
+        result |= measured | {"oldest_ms_bound": bound}
         if peer:
             result["peer_gap_ms_max"] = measure_peer(spark, rate, console)
             result["ratio"] = round(result["peer_gap_ms_max"] / result["gap_ms_max"], 1)
     finally:
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
-    return Report(result, [line])
+    return Report(result, [line], failed=_too_old(result))
+
+
+def _too_old(result: dict[str, Any]) -> str | None:
+    """Why the run counts as failed; None: no row was too old."""
+    oldest, bound = result["oldest_ms_max"], result["oldest_ms_bound"]
+    if oldest is None or oldest <= bound:
+        return None
+    late = sum(age > bound for age in result["oldest_ms"])
+    return f"rows were up to {oldest:.0f} ms old after {late} of {len(result['oldest_ms'])} faults, {bound:g} ms are allowed"
 
 
 def _measure(
@@ -192,6 +214,9 @@ def _measure(
         Mark(fault.at, fault.at + (fault.repaired_s or 0.0), f"{kind}, until whole again") for fault in faults.done
     ]
     line = of_arrivals("rows", seen, marks, start_at, float(seen.at.max(initial=start_at)))
+    note_oldest(seen, faults.done)
+    for number, fault in enumerate(faults.done, 1):
+        console.print(f"  {kind} {number}: oldest row {fault.oldest_ms or 0.0:.0f} ms", highlight=False)
     return _summary(seen, faults.done, start_at) | {
         "faults": len(faults.done),
         **seen.exactness(expected),
@@ -204,6 +229,15 @@ def _measure(
         "take_overs": progress.get("takeOvers", 0),
         "epoch": progress.get("epoch", 0),
     }, line
+
+
+def note_oldest(seen: Seen, faults: list[Fault]) -> None:
+    """The age of the oldest row that arrived between each fault and the next one: what stands still until the table changes
+    again is as old as that."""
+    ends = [*(fault.at for fault in faults[1:]), np.inf]
+    for fault, end in zip(faults, ends, strict=True):
+        ages = seen.age_ms[seen.between(fault.at, end)]
+        fault.oldest_ms = percentile(ages, 100)
 
 
 def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]:
@@ -220,7 +254,11 @@ def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]
     before = (times > start_at + WARM_UP_S / 2) & (times < first - 0.1)
     after = ~during & (times > first)
     calm_gaps = np.diff(times[before]) * 1e3
+    oldest = [fault.oldest_ms for fault in faults if fault.oldest_ms is not None]
     return {
+        "oldest_ms_max": percentile(oldest, 100),
+        "oldest_ms_p50": percentile(oldest, 50),
+        "oldest_ms": oldest,
         "gap_ms_max": percentile(gaps, 100),
         "gap_ms_p50": percentile(gaps, 50),
         "gap_before_ms_max": percentile(calm_gaps, 100),

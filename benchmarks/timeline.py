@@ -42,11 +42,13 @@ class Line:
 
 @dataclass
 class Report:
-    """``figures`` are what is printed; ``lines`` what is drawn, each from its own beginning."""
+    """``figures`` are what is printed; ``lines`` what is drawn, each from its own beginning; ``failed``: why the command that
+    prints it ends with an error."""
 
     figures: dict[str, Any]
     lines: list[Line] = field(default_factory=list)
     latency: str = "latency (ms)"
+    failed: str | None = None
 
 
 def of_arrivals(name: str, seen: Seen, marks: Iterable[Mark], start: float, end: float) -> Line:

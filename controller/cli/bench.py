@@ -86,12 +86,16 @@ class FaultKind(StrEnum):
 def failover(
     fault: Annotated[FaultKind, typer.Option(help="What happens to a worker.")] = FaultKind.kill_executor,
     rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 50_000,
-    times: Annotated[int, typer.Option(min=1, max=200, help="How many faults, one after the other.")] = 5,
+    times: Annotated[int, typer.Option(min=1, max=1000, help="How many faults, one after the other.")] = 5,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Copies of each partition.")] = 2,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 3,
     peer: Annotated[
         bool, typer.Option("--peer", help="Also kill an executor under Spark Structured Streaming.")
     ] = False,
+    oldest_ms: Annotated[
+        float | None,
+        typer.Option(min=1, help="Fail if a row gets older than this. [default: by fault, 400 for kill-worker]"),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +103,8 @@ def failover(
     from benchmarks import failover as benchmark
 
     console = _prepare(as_json, out)
-    _finish(benchmark.run(fault.value, rate, times, replicas, partitions, peer, console), console, as_json, out)
+    report = benchmark.run(fault.value, rate, times, replicas, partitions, peer, console, oldest_ms)
+    _finish(report, console, as_json, out)
 
 
 @bench.command()
@@ -166,3 +171,6 @@ def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -
             console.print(f"written: {path}")
     if as_json:
         print(json.dumps(result))
+    if report.failed is not None:
+        console.print(f"failed: {report.failed}")
+        raise typer.Exit(1)
