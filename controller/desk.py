@@ -77,7 +77,8 @@ class Core(Protocol):
 
 @dataclass(frozen=True)
 class About:
-    """Who the query is; ``metrics``: address at which its metrics are served."""
+    """Who the query is; ``metrics``: address at which its metrics are served. It ``started`` at this time of the wall
+    clock, and ``began`` at this one of the controller's; None: the same."""
 
     id: str
     name: str | None
@@ -85,6 +86,10 @@ class About:
     pid: int
     started: float
     metrics: str = ""
+    began: float | None = None
+
+    def uptime_s(self, now: float) -> float:
+        return round(max(now - (self.started if self.began is None else self.began), 0.0), 3)
 
 
 class Desk:
@@ -184,7 +189,7 @@ class Desk:
             phase=core.phase,
             error=None if core.error is None else str(core.error),
             started=about.started,
-            uptime_s=round(max(now - about.started, 0.0), 3),
+            uptime_s=about.uptime_s(now),
             epoch=-1 if core.table is None else core.table.epoch,
             rows_in=report.get("totalInputRows", 0),
             rows_per_s=report.get("processedRowsPerSecond", 0.0),

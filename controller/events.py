@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 #: Events kept for ``lastProgress`` and the history.
@@ -53,8 +53,10 @@ class History:
         self.kept: deque[Event] = deque(maxlen=HISTORY_KEPT)
         # Bounded as well: a controller without a shell that asks for the news must not grow.
         self._news: deque[Event] = deque(maxlen=HISTORY_KEPT)
+        self.wall_ahead = 0.0  # of the wall clock, which events show, to the controller's ``now``
 
     def note(self, event: Event) -> None:
+        event = replace(event, at=event.at + self.wall_ahead)
         self.kept.append(event)
         self._news.append(event)
 

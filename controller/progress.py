@@ -46,8 +46,11 @@ class Progress:
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
 
-    def make(self, members: Membership, rows: int, epoch: int, now: float) -> dict[str, Any]:
-        """``rows`` that the query has read so far, each counted once."""
+    def make(
+        self, members: Membership, rows: int, epoch: int, now: float, wall: float | None = None
+    ) -> dict[str, Any]:
+        """``rows`` that the query has read so far, each counted once. Rates go by ``now``, the timestamp is the ``wall``
+        clock's."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
@@ -57,7 +60,7 @@ class Progress:
         result = {
             "id": self.query_id,
             "name": self.name,
-            "timestamp": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "timestamp": datetime.fromtimestamp(wall or now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "epoch": epoch,
             "numInputRows": int(rows - before),
             "totalInputRows": rows,

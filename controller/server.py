@@ -51,7 +51,10 @@ class Server:
         name: str | None,
         application: str = "",
     ) -> None:
-        self.core = Controller(plan, slots, time.time())
+        began, started = time.monotonic(), time.time()
+        self.core = Controller(plan, slots, began)
+        # Events show the wall clock's time of the start and what has passed since: that clock may be set back.
+        self.core.repairs.events.wall_ahead = started - began
         self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
         self.started = threading.Event()
         self.finished = threading.Event()
@@ -60,7 +63,7 @@ class Server:
         self._host = host
         self._keys = keys
         self._report = Progress(plan, query_id, name)
-        about = About(query_id, name, application, os.getpid(), time.time())
+        about = About(query_id, name, application, os.getpid(), started, began=began)
         self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
@@ -110,7 +113,7 @@ class Server:
 
         def command() -> list[Tell]:
             try:
-                result, effects = act(time.time())
+                result, effects = act(time.monotonic())
             except FluxError as error:
                 done.set_exception(error)  # refused: nothing has changed
                 return []
@@ -124,7 +127,7 @@ class Server:
         end = time.monotonic() + ANSWER_S
         while not wait([done], ALIVE_EVERY_S).done:
             if not self._thread.is_alive() and not done.done():
-                return act(time.time())[0]  # nobody else uses the core any more
+                return act(time.monotonic())[0]  # nobody else uses the core any more
             if time.monotonic() > end:
                 raise QueryTimeout(f"the controller's thread has not answered within {ANSWER_S:g} s")
         return done.result()
@@ -154,12 +157,12 @@ class Server:
                 self._bound.put(error)
                 return
             self._bound.put(Rendezvous(port.endpoint, self._keys, self._plan.secret, lifelines.endpoint))
-            progress_at = time.time() + self._plan.settings.progress_interval
+            progress_at = time.monotonic() + self._plan.settings.progress_interval
             while not self._close.is_set():
                 try:
                     self._turn(sockets, port, lifelines)
-                    if time.time() >= progress_at and self.core.phase == "running":
-                        progress_at = time.time() + self._plan.settings.progress_interval
+                    if time.monotonic() >= progress_at and self.core.phase == "running":
+                        progress_at = time.monotonic() + self._plan.settings.progress_interval
                         self._note_progress()
                 except Exception as error:
                     self._failed(port, error)
@@ -189,16 +192,16 @@ class Server:
                 try:
                     if len(frames) != 1:
                         raise ProtocolError(f"a report has one frame, {len(frames)} came")
-                    self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.time()))
+                    self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.monotonic()))
                 except ProtocolError:
                     self.core.refused += 1
         if self._service.port in ready:
-            self._tell(port, self._service.answer(time.time()))
+            self._tell(port, self._service.answer(time.monotonic()))
         for worker in lifelines.poll():
-            self._tell(port, self.core.on_closed(worker, time.time()))
+            self._tell(port, self.core.on_closed(worker, time.monotonic()))
         while not self._commands.empty():
             self._tell(port, self._commands.get()())
-        self._tell(port, self.core.on_tick(time.time()))
+        self._tell(port, self.core.on_tick(time.monotonic()))
         self._log_events()
         if self.core.phase != before:
             if self.core.phase in ("finished", "ended"):
@@ -222,7 +225,7 @@ class Server:
     def _note_progress(self) -> None:
         core = self.core
         epoch = core.table.epoch if core.table else -1
-        report = self._report.make(core.members, core.inputs.total, epoch, time.time())
+        report = self._report.make(core.members, core.inputs.total, epoch, time.monotonic(), time.time())
         self.progress.append(report | core.report())
         self._service.observe()
 

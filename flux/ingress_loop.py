@@ -67,7 +67,7 @@ class Ingress:
         core = IngressTask(self.plan, self.source, self.partition, attempt)
         try:
             for order in early:
-                self._on_order(core, order, time.time())
+                self._on_order(core, order, time.monotonic())
             return self._send(core, batches)
         except FluxError as error:
             if not (isinstance(error, RefusedError) and error.code == "stale"):
@@ -89,13 +89,13 @@ class Ingress:
             for part in split(batch, settings.batch_max_rows, settings.batch_max_bytes):
                 while not core.has_room:
                     self._turn(core, WAIT_S)
-                core.append(part, time.time())
+                core.append(part, time.monotonic())
                 self._turn(core, 0)
-        core.finish(time.time())
+        core.finish(time.monotonic())
         while not core.drained:
             self._turn(core, WAIT_S)
         self._drained = True
-        self._beat(core, time.time())
+        self._beat(core, time.monotonic())
         while not self._dismissed:
             self._turn(core, WAIT_S)
         return core.streams.rows
@@ -108,7 +108,8 @@ class Ingress:
         return self.input.ended
 
     def _turn(self, core: IngressTask, wait_s: float) -> None:
-        now = time.time()
+        now = time.monotonic()
+        core.wall_ahead = time.time() - now
         self._turns += 1
         for effect in core.poll(now):
             self.links.send(effect)

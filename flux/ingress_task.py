@@ -37,6 +37,7 @@ class IngressTask:
         }  # fmt: skip
         self.streams = SourceStreams(edges, list(self.producers.values()), self.source.name)
         self.first_row_at: float | None = None
+        self.wall_ahead = 0.0  # of the wall clock to ``now``, renewed by the shell; rows carry the wall clock's time
 
     @property
     def has_room(self) -> bool:
@@ -47,12 +48,13 @@ class IngressTask:
         return self.streams.drained
 
     def append(self, batch: pa.RecordBatch, now: float) -> None:
+        created = now + self.wall_ahead
         if self.first_row_at is None:
-            self.first_row_at = now
-        self.streams.append(conform(batch, self.source.schema, f"source {self.source.name}"), now)
+            self.first_row_at = created
+        self.streams.append(conform(batch, self.source.schema, f"source {self.source.name}"), created)
 
     def finish(self, now: float) -> None:
-        self.streams.finish(now)
+        self.streams.finish(now + self.wall_ahead)
 
     def on_table(self, table: Table, now: float) -> None:
         for stream, producer in self.producers.items():

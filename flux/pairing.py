@@ -89,8 +89,9 @@ class Pairing:
         """When ``poll`` must be called again at the latest."""
         return min(self._tell_at if self._untold else math.inf, self._again_at)
 
-    def poll(self, now: float, busy: bool) -> Iterator[ToWorker]:
-        """At once if there is nothing else to do; while there is, a few steps travel together."""
+    def poll(self, now: float, busy: bool, wall_ahead: float = 0.0) -> Iterator[ToWorker]:
+        """At once if there is nothing else to do; while there is, a few steps travel together. Steps are ordered at the
+        wall clock's time, which is ``wall_ahead`` of ``now``."""
         if now >= self._again_at:
             self._again_at = now + self._again_s / 2
             self._untold |= dict.fromkeys(key for key, replica in self._replicas.items() if replica.order.peers)
@@ -101,7 +102,7 @@ class Pairing:
         self._untold.clear()
         for replica in leaders:
             if replica.order.peers:
-                replica.decide_ahead(now)
+                replica.decide_ahead(now + wall_ahead)
         for worker, items in outgoing(leaders, now, self._again_s).items():
             yield ToWorker(worker, Orders(self._secret, items))
 

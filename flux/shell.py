@@ -98,7 +98,7 @@ class ControllerLink:
         self.about: Register | None = None
         self.malformed = 0
         self._silence_max_s = silence_max_s
-        self._heard = time.time()
+        self._heard = time.monotonic()
         self._silent_since: float | None = None  # first seen, and nothing heard after that
 
     def report(self, message: ToController) -> None:
@@ -117,7 +117,7 @@ class ControllerLink:
             except ProtocolError:
                 self.malformed += 1
                 continue
-            self._heard, self._silent_since = time.time(), None
+            self._heard, self._silent_since = time.monotonic(), None
             yield order
 
     def check(self, now: float) -> None:
@@ -140,7 +140,7 @@ def register(
     message = control.about = Register(secret=rendezvous.secret, host=socket.gethostname(), pid=os.getpid(), **about)
     asked = 0.0
     while True:
-        now = time.time()
+        now = time.monotonic()
         control.check(now)
         if now - asked >= REGISTER_EVERY_S:
             if asked and _closed(rendezvous.endpoint):

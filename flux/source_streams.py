@@ -54,7 +54,7 @@ class SourceStreams:
     def drained(self) -> bool:
         return all(producer.drained for producer in self.producers)
 
-    def append(self, batch: pa.RecordBatch, now: float) -> None:
+    def append(self, batch: pa.RecordBatch, created: float) -> None:
         """The batch is copied while it is clustered: the caller may reuse its memory."""
         self.rows += batch.num_rows
         self.batches += 1
@@ -67,8 +67,8 @@ class SourceStreams:
             else:
                 turn = (producer.stream.producer + producer.next_sequence) % edge.partitions
                 data = whole(batch, turn, edge.partitions, producer.order)
-            producer.append(data, now, self._checksum)
+            producer.append(data, created, self._checksum)
 
-    def finish(self, now: float) -> None:
+    def finish(self, created: float) -> None:
         for producer in self.producers:
-            producer.finish(now)
+            producer.finish(created)

@@ -3,6 +3,9 @@
 Events come in through ``on_*``; ``work`` applies one step; ``poll`` gives the effects. What a worker sends to itself
 goes the same way as what it sends to others, without leaving this file: no frames, no copy.
 
+``now`` is the monotonic clock: time-outs and polls go by it. What operators and rows are told is the wall clock, which
+may be set back: ``wall_ahead`` of the other.
+
 Left to others: frames, sockets, clocks and the source iterators (worker), placement (the controller's table).
 """
 
@@ -104,6 +107,7 @@ class StageWorker:
         self.first_row_at: float | None = None
         self.finished_at: float | None = None
         self.ticked = False  # the last step was for timers
+        self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
         self.log_meter = Meter()
         self._clock = clock
         self._workers = workers
@@ -118,7 +122,7 @@ class StageWorker:
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
-        self._tick_at = np.inf  # the earliest timer of an operator here that is still to come; 0: look again
+        self._tick_at = np.inf  # the earliest timer of an operator here that is still to come, wall clock; 0: look again
         self._pairing = Pairing(
             self.replicas, plan.secret, plan.settings, self.counters, self._turns.wake, self._report_through
         )  # fmt: skip
@@ -580,26 +584,26 @@ class StageWorker:
 
     def work(self, now: float) -> bool:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
-        if now >= self._tick_at:
-            self._wake_for_timers(now)
-        replica = self._turns.next(now)
+        if now + self.wall_ahead >= self._tick_at:
+            self._wake_for_timers(now + self.wall_ahead)
+        replica = self._turns.next(now, self.wall_ahead)
         if replica is None:
             return False
         self._step(replica, now)
         return True
 
-    def _wake_for_timers(self, now: float) -> None:
+    def _wake_for_timers(self, wall: float) -> None:
         """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over."""
         self._tick_at = np.inf
         for key, replica in self.replicas.items():
-            if replica.timer_at <= now:
+            if replica.timer_at <= wall:
                 self._turns.wake(key)
             else:
                 self._tick_at = min(self._tick_at, replica.timer_at)
 
     def _step(self, replica: Replica, now: float) -> None:
-        started = self._clock()
-        slices = replica.step(now)
+        started, wall = self._clock(), now + self.wall_ahead
+        slices = replica.step(wall)
         replica.busy_s += self._clock() - started
         self.ticked = not slices and replica.kind is StepKind.TICK
         if replica.context.timers.pending:
@@ -613,9 +617,9 @@ class StageWorker:
             if slice_.last and not any(inbound.waiting.values()):
                 self._credit.release(slice_.stream)
         if slices and not slices[0].last:
-            self.latencies[replica.stage.id].append(now - replica.context.created)
+            self.latencies[replica.stage.id].append(wall - replica.context.created)
         if replica.finished and not replica.outlets:
-            self.finished_at = now
+            self.finished_at = wall
         self._report_through(replica)
 
     def _report_through(self, replica: Replica) -> None:
@@ -652,12 +656,13 @@ class StageWorker:
     def on_source(self, source: int, partition: int, batch: pa.RecordBatch | None, now: float) -> None:
         """The next batch of a source; None: it has ended."""
         streams = self.sources[source, partition]
+        created = now + self.wall_ahead
         if batch is None:
-            streams.finish(now)
+            streams.finish(created)
         else:
             if self.first_row_at is None:
-                self.first_row_at = now
-            streams.append(conform(batch, self.plan.sources[source].schema, f"source {streams.name}"), now)
+                self.first_row_at = created
+            streams.append(conform(batch, self.plan.sources[source].schema, f"source {streams.name}"), created)
 
     # ---- effects
 
@@ -689,7 +694,7 @@ class StageWorker:
                 else:
                     yield effect
         # After the rows that were just read here: their order goes with what there was to say.
-        yield from self._pairing.poll(now, busy=bool(self._turns))
+        yield from self._pairing.poll(now, busy=bool(self._turns), wall_ahead=self.wall_ahead)
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):
@@ -700,7 +705,7 @@ class StageWorker:
 
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
-        return min(self._ack_at, self._timers_at, self._tick_at, self._pairing.due())
+        return min(self._ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due())
 
     def _flush_acks(self) -> None:
         self._ack_at = np.inf

@@ -51,19 +51,20 @@ class Turns:
     def forget(self, key: Key) -> None:
         self._ready.discard(key)
 
-    def next(self, now: float) -> Replica | None:
-        """One that is ready for a step; None: nobody is."""
-        if not self._goes_on(now) and not self._pass_on(now):
+    def next(self, now: float, wall_ahead: float = 0.0) -> Replica | None:
+        """One that is ready for a step; None: nobody is. Timers go by the wall clock, ``wall_ahead`` of ``now``."""
+        wall = now + wall_ahead
+        if not self._goes_on(now, wall) and not self._pass_on(now, wall):
             return None
         self._steps += 1
         return self._replicas[self._order[0][0]]
 
-    def _goes_on(self, now: float) -> bool:
+    def _goes_on(self, now: float, wall: float) -> bool:
         """Whether the partition whose turn it is applies one more step in it."""
         in_time = 0 < self._steps < STEPS_IN_TURN and now - self._began < TURN_S
-        return in_time and self._is_ready(self._order[0][0], now)
+        return in_time and self._is_ready(self._order[0][0], wall)
 
-    def _pass_on(self, now: float) -> bool:
+    def _pass_on(self, now: float, wall: float) -> bool:
         self._steps, self._began = 0, now
         ready = self._ready
         for _ in range(len(self._order) if ready else 0):
@@ -71,14 +72,14 @@ class Turns:
             stage = self._order[0]
             for _ in range(len(stage)):
                 stage.rotate(-1)
-                if stage[0] in ready and self._is_ready(stage[0], now):
+                if stage[0] in ready and self._is_ready(stage[0], wall):
                     return True
         return False
 
-    def _is_ready(self, key: Key, now: float) -> bool:
+    def _is_ready(self, key: Key, wall: float) -> bool:
         if key not in self._ready:
             return False
-        if not self._replicas[key].ready(now):
+        if not self._replicas[key].ready(wall):
             self._ready.discard(key)  # whatever makes it ready again puts it back
             return False
         return True

@@ -107,7 +107,7 @@ class Worker:
     def _loop(self, core: StageWorker, early: list[FromController]) -> None:
         try:
             for order in early:
-                self._on_order(core, order, time.time())
+                self._on_order(core, order, time.monotonic())
             while True:
                 self._turn(core)
         except (Stopped, Fenced, SystemExit, KeyboardInterrupt):
@@ -117,7 +117,8 @@ class Worker:
 
     def _turn(self, core: StageWorker) -> None:
         self._turns += 1
-        now = time.time()
+        now = time.monotonic()
+        core.wall_ahead = time.time() - now
         busy = self._work(core, now)
         # Timers without end would keep the rows out.
         busy |= self._read_sources(core, idle=not busy or core.ticked)
@@ -137,7 +138,7 @@ class Worker:
     # ---- in
 
     def _receive(self, core: StageWorker, ready: Any) -> None:
-        now = time.time()
+        now = time.monotonic()
         if ready is self.port:
             for connection, frames in self.port.receive():
                 self._on_frames(core, connection, frames, now)
@@ -218,10 +219,10 @@ class Worker:
 
     def _read_sources(self, core: StageWorker, idle: bool) -> bool:
         """Whether anything was read."""
-        batches, now = 0, time.time()
+        batches, now = 0, time.monotonic()
         if self._read_when.begins(idle, now):
             while self._read_when.goes_on(batches, now) and self._read(core, now):
-                batches, now = batches + 1, time.time()
+                batches, now = batches + 1, time.monotonic()
         return batches > 0
 
     def _read(self, core: StageWorker, now: float) -> bool:
@@ -326,8 +327,8 @@ class Worker:
         )
         failure = Failure(node=core.worker, kind=kind, message=message)
         self.control.report(failure)
-        end = time.time() + FAREWELL_S
-        while time.time() < end:
+        end = time.monotonic() + FAREWELL_S
+        while time.monotonic() < end:
             if self.control.link in self.sockets.wait(0.1):
                 for order in self.control.orders():
                     refuse_rejected(order)

@@ -72,6 +72,7 @@ class Process:
         self.node = -1
         self.dead = False
         self.paused_until = 0.0
+        self.wall_ahead = 0.0  # of its wall clock to its monotonic one
         self.slowness = 1.0
         self.endpoints: dict[int, str] = {}
         self.control = sim.network.link(sim.controller_hears, self._hear_control, data=False)
@@ -104,6 +105,8 @@ class Process:
         if self.node < 0:
             self._register()
         else:
+            assert self.core is not None
+            self.core.wall_ahead = self.wall_ahead
             self.turn()
         if self.inbox:
             self.wake(TURN_S * self.slowness)
