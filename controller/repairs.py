@@ -24,6 +24,9 @@ __all__ = ["ASK_EVERY_S", "DIVERGENCES_MAX", "Event", "Repairs"]
 
 #: Times that one partition's replica is built anew after a divergence; an operator that is not deterministic would go on.
 DIVERGENCES_MAX = 3
+#: Copies that have agreed for so long, since there were enough of them again, are counted from nothing: what happens that
+#: rarely is a fault of a machine rather than a habit of the operator, and must not end a query of months.
+DIVERGENCE_CALM_S = 600.0
 
 
 class Repairs:
@@ -35,7 +38,7 @@ class Repairs:
         self.done = 0
         self.take_overs = 0
         self._unsafe: set[tuple[int, int, int, int]] = set()  # stage, partition, worker, incarnation
-        self._divergences: dict[tuple[int, int], int] = {}
+        self._divergences: dict[tuple[int, int], tuple[int, float]] = {}  # how often, and when calm began
         self._census = Census(plan)
 
     # ---- safety
@@ -149,6 +152,8 @@ class Repairs:
             return None
         self.forget(addition)
         self.attempts.succeeded(addition.key)
+        if addition.key in self._divergences:
+            self._divergences[addition.key] = self._divergences[addition.key][0], now
         return addition
 
     def note_repair(self, addition: Addition, now: float) -> None:
@@ -194,7 +199,8 @@ class Repairs:
         meant = any((r.worker, r.incarnation) == (message.worker, message.incarnation) for r in replicas[1:])
         if not meant:
             return False
-        self._divergences[key] = self._divergences.get(key, 0) + 1
+        times, calm_since = self._divergences.get(key, (0, now))
+        self._divergences[key] = (1 if now - calm_since > DIVERGENCE_CALM_S else times + 1), now
         addition = self.under_way.get(key)
         if addition is not None and addition.worker == message.worker:
             del self.under_way[key]
@@ -203,7 +209,7 @@ class Repairs:
         return True
 
     def too_divergent(self) -> tuple[int, int] | None:
-        return next((key for key, times in self._divergences.items() if times > DIVERGENCES_MAX), None)
+        return next((key for key, (times, _) in self._divergences.items() if times > DIVERGENCES_MAX), None)
 
     # ---- reports
 

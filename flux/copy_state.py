@@ -32,13 +32,12 @@ _LogTuple = tuple[bytes | None, bytes, bytes, int, bool, int, float]
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream's input goes on, and what tells a retried producer apart."""
+    """Where a stream's input goes on, and what tells a retried producer apart: the ``marks`` of the stream."""
 
     stream: StreamId
     next: int
     incarnation: int
-    checksum_at: int
-    checksum: int
+    marks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,15 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
     return Photograph(
         replica.where,
         replica.state(),
-        tuple(
-            Position(i.stream, i.next_to_apply(replica.partition), i.incarnation, i.checksum_at, i.checksum)
-            for i in inbounds
-        ),
+        tuple(_position(inbound, replica.partition) for inbound in inbounds),
         tuple(_output(outlet.producer) for outlet in replica.outlets),
         replica.operator.snapshot(),
     )
+
+
+def _position(inbound: Inbound, partition: int) -> Position:
+    marks = tuple((mark.sequence, mark.checksum) for mark in inbound.marks.shown())
+    return Position(inbound.stream, inbound.next_to_apply(partition), inbound.incarnation, marks)
 
 
 def room_for(nbytes: int) -> np.ndarray:

@@ -8,7 +8,7 @@ lost one is seen and leads to a new handshake (Reset).
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -34,12 +34,19 @@ class Hello(Message, frozen=True):
     worker: int = -1
 
 
+class Mark(NamedTuple):
+    """A point of a source's stream: its running checksum through ``sequence``."""
+
+    sequence: int
+    checksum: int
+
+
 class Resume(Message, frozen=True):
     """Consumer: send from here on. ``next`` has (partition, next sequence needed) for every partition hosted.
 
-    ``through``, ``behind``: what is applied already, as in Ack. ``checksum`` is the running checksum of the stream
-    through sequence ``checksum_at`` (-1: nothing yet) as an earlier incarnation sent it. ``granted`` is the number of
-    payload bytes that may be sent under this nonce, counted from its start."""
+    ``through``, ``behind``: what is applied already, as in Ack. ``granted`` is the number of payload bytes that may be
+    sent under this nonce, counted from its start. ``shown``: points of the stream as earlier incarnations sent it, by
+    sequence: the last is the newest received, and some of the others are applied."""
 
     edge: int
     producer: int
@@ -49,8 +56,7 @@ class Resume(Message, frozen=True):
     through: int
     behind: list[tuple[int, int]]
     granted: int
-    checksum_at: int = -1
-    checksum: int = 0
+    shown: list[Mark] = []
 
 
 class Data(Message, frozen=True):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
 from flux.log import Entry, Log, Meter
-from flux.messages import Ack, Data, Hello, Install, Orders, Refuse, Reset, Resume, Standby
+from flux.messages import Ack, Data, Hello, Install, Mark, Orders, Refuse, Reset, Resume, Standby
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -131,24 +131,26 @@ class Producer:
         return self.log.end
 
     def floor(self) -> tuple[int, int] | None:
-        """Where a retried producer may begin: a batch through which all is applied, and the checksum of the stream through
+        """Where a retried producer may begin: a batch through which all is applied, and the checksum of the stream before
         it. What is only received does not count: a new replica may come to need it; and that last batch is made once
         more, because it may be the end of the stream. None: not all workers have answered yet, or a new replica is about
         to get its state, which is worth waiting for: without it everything has to be made again; (0, 0): at the start."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
-        start = self._shown_through(min(int(cursor.acked.min()) for cursor in self._cursors.values()))
-        if start == 0 and self._now < self._patient_until:
+        found = self._known_before(min(int(cursor.acked.min()) for cursor in self._cursors.values()))
+        if found == (0, 0) and self._now < self._patient_until:
             known = [np.where(cursor.coming, _NOT_MINE, cursor.acked).min() for cursor in self._cursors.values()]
-            if self._shown_through(int(min(known))) > 0:
+            if self._known_before(int(min(known))) != (0, 0):
                 return None
-        return (start, self._expected[start][0]) if start else (0, 0)
+        return found
 
-    def _shown_through(self, applied: int) -> int:
-        return max((at for at in self._expected if at <= applied), default=0)
+    def _known_before(self, applied: int) -> tuple[int, int]:
+        """The last batch through ``applied`` before which somebody has shown the checksum, and that."""
+        at = max((at for at in self._expected if at < applied), default=-1)
+        return (at + 1, self._expected[at][0]) if at >= 0 else (0, 0)
 
     def begin_at(self, sequence: int, checksum: int) -> None:
-        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: through ``sequence``."""
+        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it."""
         assert not self.log
         assert self.log.base == 0
         self.log.base, self._checksum = sequence, checksum
@@ -241,8 +243,8 @@ class Producer:
         cursor = self._cursors.get(worker)
         if cursor is None or self._outdated(cursor, message.epoch, now):
             return
-        if message.checksum_at >= 0:
-            self._check(worker, message)
+        for mark in message.shown:
+            self._check(worker, mark)
         cursor.answered = True
         wanted = np.full(self.partitions, _NOT_MINE, np.int64)
         for partition, sequence in message.next:
@@ -341,13 +343,13 @@ class Producer:
 
     # ---- determinism of a retried producer
 
-    def _check(self, worker: int, message: Resume) -> None:
-        if message.checksum_at >= self.log.end:
+    def _check(self, worker: int, mark: Mark) -> None:
+        if mark.sequence >= self.log.end:
             if self.finished:
-                raise self._not_deterministic(message.checksum_at, worker)
-            self._expected[message.checksum_at] = (message.checksum, worker)
-        elif message.checksum_at >= self.log.base:
-            self._compare(message.checksum_at, message.checksum, worker)
+                raise self._not_deterministic(mark.sequence, worker)
+            self._expected[mark.sequence] = (mark.checksum, worker)
+        elif mark.sequence >= self.log.base:
+            self._compare(mark.sequence, mark.checksum, worker)
 
     def _compare(self, sequence: int, expected: int, worker: int) -> None:
         if self.log[sequence].checksum != expected:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from flux.messages import Ack, Data, Reset, Resume
+from flux.marks import Marks
+from flux.messages import Ack, Data, Mark, Reset, Resume
 from partitioning.ids import StreamId
 
 
@@ -61,7 +62,8 @@ class Counters:
 class Inbound:
     """``received[p]``: next sequence partition p needs. Only the partitions in ``hosted`` are kept up."""
 
-    def __init__(self, stream: StreamId, input: int, partitions: int, credit: int) -> None:
+    def __init__(self, stream: StreamId, input: int, partitions: int, credit: int, marked: bool = True) -> None:
+        """``marked``: its producer may have to read its input again, and keeps checksums."""
         self.stream = stream
         self.input = input
         self.credit = credit
@@ -76,9 +78,9 @@ class Inbound:
         self.broken = False
         self.received_bytes = 0
         self.held_bytes = 0
-        self.checksum_at = -1
-        self.checksum = 0
-        self.shown = (-1, 0)  # checksum_at and checksum as the producer's earlier lives had left them
+        self.marks = Marks()
+        self.shown: list[Mark] = []  # the marks as the producer's earlier lives had left them
+        self._marked = marked
         self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
         self.ack_due = False
         self.unacked_bytes = 0
@@ -91,7 +93,7 @@ class Inbound:
         """Start over on a new connection."""
         if 0 <= self.incarnation < incarnation:
             # Kept and shown with every Resume to this life, because the first one may be lost.
-            self.shown = (self.checksum_at, self.checksum)
+            self.shown = self.marks.shown()
         self.incarnation = incarnation
         self.connection = connection
         self.epoch = epoch
@@ -105,7 +107,7 @@ class Inbound:
         ack = self.ack(epoch, hosted, awaited)
         return Resume(
             *self.stream, self.nonce, epoch, [(p, int(self.received[p])) for p in hosted.tolist()],
-            ack.through, ack.behind, ack.granted, *self.shown,
+            ack.through, ack.behind, ack.granted, self.shown,
         )  # fmt: skip
 
     def leave(self) -> None:
@@ -137,8 +139,10 @@ class Inbound:
         packet = Packet(self, nbytes, 0)
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         self.received[hosted] = np.maximum(self.received[hosted], message.sequence + 1)
-        if message.sequence > self.checksum_at:
-            self.checksum_at, self.checksum = message.sequence, message.checksum
+        if self._marked and message.sequence > self.marks.newest.sequence:
+            self.marks.newest = Mark(message.sequence, message.checksum)
+            if message.sequence >= self.marks.due:
+                self.marks.keep(lambda: self._applied_by_all(hosted))
         packet.pending = sum(slice_.held for _, slice_ in slices)
         if packet.pending:
             self.held_bytes += nbytes
@@ -224,6 +228,18 @@ class Inbound:
         """Sequence of the first batch that the partition's state does not have yet."""
         waiting = self.waiting.get(partition)
         return waiting[0] if waiting else int(self.received[partition])
+
+    def _applied_by_all(self, hosted: np.ndarray) -> int:
+        return min((self.next_to_apply(partition) for partition in hosted.tolist()), default=0) - 1
+
+    def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
+        """A replica comes from another worker, which had read the stream for it so far, last from this life of its
+        producer. Shown to a life that has greeted already, too: its marks here may all lie beyond that position."""
+        if self.connection is None and marks and marks[-1].sequence > self.marks.newest.sequence:
+            self.incarnation = incarnation
+        self.marks.merge(marks)
+        shown = {mark.sequence: mark for mark in (*self.shown, *marks)}
+        self.shown = [shown[sequence] for sequence in sorted(shown)]
 
     def ack(self, epoch: int, hosted: np.ndarray, awaited: Sequence[int] = ()) -> Ack:
         """Cumulative ack of everything applied, and the credit that follows from what is still held. ``awaited``:

@@ -26,7 +26,6 @@ class SourceStreams:
         self.batches = 0
         self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
         self._checksum = 0
-        self._known = False  # the checksum is that through the first batch to be read
         self._awaited = False  # some worker has answered
 
     def place(self) -> bool:
@@ -41,7 +40,6 @@ class SourceStreams:
             known = [floor for floor in floors if floor is not None]
             if len(known) == len(floors):
                 self.start, self._checksum = min(known)
-                self._known = self.start > 0
                 for producer in self.producers:
                     producer.begin_at(self.start, self._checksum)
         return self.start is not None
@@ -59,8 +57,7 @@ class SourceStreams:
         self.rows += batch.num_rows
         self.batches += 1
         # Of the rows as they were read: how they are clustered depends on the table of the day.
-        self._checksum = self._checksum if self._known else extend(self._checksum, batch)
-        self._known = False
+        self._checksum = extend(self._checksum, batch)
         for edge, producer in zip(self.edges, self.producers, strict=True):
             if edge.key:
                 data = cluster_by_key(batch, edge.key, edge.partitions, producer.order)

@@ -35,6 +35,7 @@ from flux.messages import (
     Hello,
     Install,
     Installed,
+    Mark,
     Orders,
     OrdersSeen,
     Refuse,
@@ -356,9 +357,10 @@ class StageWorker:
         inbound = self._inbound.get(stream)
         if inbound is None:
             edge = self.plan.edges[stream.edge]
-            inbound = Inbound(stream, edge.input, edge.partitions, self._credit.floor)
+            of_source = edge.stage is None
+            inbound = Inbound(stream, edge.input, edge.partitions, self._credit.floor, marked=of_source)
             self._inbound[stream] = inbound
-            self._credit.admit(inbound, of_source=edge.stage is None)
+            self._credit.admit(inbound, of_source)
         return inbound
 
     def _welcome(self, connection: Hashable, hello: Hello, stream: StreamId) -> None:
@@ -521,9 +523,7 @@ class StageWorker:
         for position in state.positions:
             inbound = self._inbound_of(position.stream)
             inbound.received[partition] = position.next
-            if inbound.connection is None and position.checksum_at > inbound.checksum_at:
-                inbound.incarnation = position.incarnation
-                inbound.checksum_at, inbound.checksum = position.checksum_at, position.checksum
+            inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
         # Also streams that the other did not know: their handshakes are without this partition.
         for stream, inbound in self._inbound.items():
             if stream.edge in replica.stage.edges_in:

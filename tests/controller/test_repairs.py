@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.attempts import ASK_EVERY_S
-from controller.repairs import DIVERGENCES_MAX
+from controller.repairs import DIVERGENCE_CALM_S, DIVERGENCES_MAX
 from flux.control import (
     CopyState,
     Goodbye,
@@ -291,6 +291,25 @@ def test_an_operator_that_is_not_deterministic_ends_the_query() -> None:
     c = Cluster(slots=2)
     for _ in range(DIVERGENCES_MAX + 1):
         diverged(c, 1)
+        if c.core.error is None:
+            c.caught_up(safe=False)
+            c.caught_up(safe=True)
+    assert "its operator is not deterministic" in str(c.core.error)
+
+
+def test_divergences_that_are_far_apart_do_not_add_up() -> None:
+    c = Cluster(slots=2)
+    for _ in range(3 * DIVERGENCES_MAX):
+        diverged(c, 1)
+        c.tick(2 * DIVERGENCE_CALM_S)  # without a second copy nothing is compared: this is no calm
+        c.caught_up(safe=False)
+        c.caught_up(safe=True)
+        c.tick(DIVERGENCE_CALM_S + 1)
+    assert c.core.error is None
+    for _ in range(DIVERGENCES_MAX + 1):
+        assert c.core.error is None
+        diverged(c, 1)
+        c.tick(2 * DIVERGENCE_CALM_S)
         if c.core.error is None:
             c.caught_up(safe=False)
             c.caught_up(safe=True)

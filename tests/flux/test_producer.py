@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError, RefusedError
-from flux.messages import Ack, Data, Hello, Refuse, Reset, Resume, Standby
+from flux.messages import Ack, Data, Hello, Mark, Refuse, Reset, Resume, Standby
 from flux.producer import MESSAGE_BYTES, Producer
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -298,7 +298,7 @@ def retried() -> Producer:
 
 def test_a_retry_makes_again_what_is_applied_and_sends_what_is_not() -> None:
     p = retried()
-    p.on_answer(10, resume(10, needed=2, checksum_at=1, checksum=101), 0.0)
+    p.on_answer(10, resume(10, needed=2, shown=[Mark(1, 101)]), 0.0)
     p.on_answer(11, resume(11, needed=0), 0.0)
     for sequence in range(3):
         p.append(batch(1, 0, 0), 0.0, checksum=100 + sequence)
@@ -308,7 +308,7 @@ def test_a_retry_makes_again_what_is_applied_and_sends_what_is_not() -> None:
 
 def test_a_retry_that_reads_other_rows_is_an_error_that_names_the_partition() -> None:
     p = retried()
-    p.on_answer(10, resume(10, needed=1, checksum_at=0, checksum=100), 0.0)
+    p.on_answer(10, resume(10, needed=1, shown=[Mark(0, 100)]), 0.0)
     with pytest.raises(NonDeterministicInputError, match=r"partition 1 .* at or before batch 0 than worker 10"):
         p.append(batch(1, 0, 0), 0.0, checksum=999)
 
@@ -317,19 +317,19 @@ def test_other_rows_are_found_out_also_when_the_worker_answers_late() -> None:
     p = retried()
     p.append(batch(1, 0, 0), 0.0, checksum=999)
     with pytest.raises(NonDeterministicInputError):
-        p.on_answer(10, resume(10, needed=1, checksum_at=0, checksum=100), 0.0)
+        p.on_answer(10, resume(10, needed=1, shown=[Mark(0, 100)]), 0.0)
 
 
 def test_nothing_is_forgotten_before_every_worker_has_said_what_it_has() -> None:
     p = retried()
     p.append(batch(0, 0, 0), 0.0, checksum=999)  # an empty batch is of no use to anyone, but for the comparison
     with pytest.raises(NonDeterministicInputError):
-        p.on_answer(10, resume(10, needed=1, checksum_at=0, checksum=100), 0.0)
+        p.on_answer(10, resume(10, needed=1, shown=[Mark(0, 100)]), 0.0)
 
 
 def test_a_retry_that_reads_less_is_an_error() -> None:
     p = retried()
-    p.on_answer(10, resume(10, needed=3, checksum_at=2, checksum=102), 0.0)
+    p.on_answer(10, resume(10, needed=3, shown=[Mark(2, 102)]), 0.0)
     p.append(batch(1, 0, 0), 0.0, checksum=100)
     with pytest.raises(NonDeterministicInputError, match="batch 2"):
         p.finish(0.0)
@@ -339,13 +339,13 @@ def test_a_retry_that_reads_less_is_an_error_also_when_the_worker_answers_late()
     p = retried()
     p.finish(0.0)
     with pytest.raises(NonDeterministicInputError, match="batch 2"):
-        p.on_answer(10, resume(10, needed=3, checksum_at=2, checksum=102), 0.0)
+        p.on_answer(10, resume(10, needed=3, shown=[Mark(2, 102)]), 0.0)
 
 
 def test_a_retry_of_a_finished_task_has_nothing_to_send() -> None:
     p = retried()
     for worker in (10, 11):
-        p.on_answer(worker, resume(worker, needed=2, checksum_at=1, checksum=100), 0.0)
+        p.on_answer(worker, resume(worker, needed=2, shown=[Mark(1, 100)]), 0.0)
     p.append(batch(1, 1, 0), 0.0, checksum=100)
     p.finish(0.0)
     assert p.drained
@@ -362,7 +362,7 @@ def reader_while_a_replica_is_added() -> Producer:
     made.on_table(Table(5, (replicas,), (), {10: "", 11: ""}), 0, 0.0)
     list(made.poll(0.0))
     everything = [(0, 8), (1, 8), (2, 8)]
-    made.on_answer(10, Resume(4, 1, 1, 5, everything, 7, [], 1 << 20, checksum_at=7, checksum=77), 0.0)
+    made.on_answer(10, Resume(4, 1, 1, 5, everything, 7, [], 1 << 20, [Mark(6, 66), Mark(7, 77)]), 0.0)
     made.on_answer(11, Resume(4, 1, 1, 5, [], 7, [(1, -1)], 1 << 20), 0.0)
     return made
 
@@ -371,10 +371,35 @@ def test_a_new_reader_waits_for_the_state_of_a_replica_that_is_being_added() -> 
     p = reader_while_a_replica_is_added()
     assert p.floor() is None, "else all would be read again from the start"
     p.on_answer(11, Resume(4, 1, 2, 5, [(1, 8)], 7, [], 1 << 20), 0.0)
-    assert p.floor() == (7, 77)
+    assert p.floor() == (7, 66)
 
 
 def test_a_new_reader_does_not_wait_for_ever_for_a_replica_that_is_being_added() -> None:
     p = reader_while_a_replica_is_added()
     list(p.poll(1.0))
     assert p.floor() == (0, 0)
+
+
+def test_a_new_reader_begins_behind_what_everybody_has_applied_however_long_the_queues_are() -> None:
+    """What is received and still waits is not there for whoever gets a copy of the state: only what is applied counts."""
+    p = retried()
+    marks = [Mark(at, 100 + at) for at in (1, 3, 5, 8)]
+    p.on_answer(10, Resume(4, 1, 1, 0, [(0, 9), (2, 9)], 4, [], 1 << 20, marks), 0.0)
+    assert p.floor() is None, "worker 11 has not answered"
+    p.on_answer(11, Resume(4, 1, 1, 0, [(1, 9)], 6, [], 1 << 20, marks[-1:]), 0.0)
+    assert p.floor() == (4, 103)
+
+
+def test_all_that_is_read_again_is_compared_the_first_batch_included() -> None:
+    for rows in (105, 999):
+        p = retried()
+        for worker in (10, 11):
+            mine = [(number, 6) for number, place in enumerate(PLACES) if place == worker]
+            p.on_answer(worker, Resume(4, 1, 1, 0, mine, 5, [], 1 << 20, [Mark(4, 104), Mark(5, 105)]), 0.0)
+        p.begin_at(*(p.floor() or ()))
+        assert p.next_sequence == 5
+        if rows == 105:
+            p.append(batch(1, 0, 0), 0.0, checksum=rows)
+        else:
+            with pytest.raises(NonDeterministicInputError, match="at or before batch 5"):
+                p.append(batch(1, 0, 0), 0.0, checksum=rows)

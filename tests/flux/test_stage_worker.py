@@ -146,7 +146,7 @@ def test_rows_are_taken_applied_and_acked() -> None:
     core = worker(planned(SINK, ack_interval=0.005))
     feeder = Feeder(core)
     (resume,) = feeder.hello()
-    assert (resume.next, resume.through, resume.checksum_at) == ([(0, 0)], -1, -1)
+    assert (resume.next, resume.through, resume.shown) == ([(0, 0)], -1, [])
     assert feeder.send(0, 1, 2) == []
     assert work(core) == 1
     assert kept(core) == [[1, 2]]
