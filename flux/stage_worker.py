@@ -123,7 +123,8 @@ class StageWorker:
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
-        self._tick_at = np.inf  # the earliest timer of an operator here that is still to come, wall clock; 0: look again
+        # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
+        self._tick_at = np.inf
         self._pairing = Pairing(
             self.replicas, plan.secret, plan.settings, self.counters, self._turns.wake, self._report_through
         )  # fmt: skip
