@@ -57,10 +57,11 @@ class Progress:
         everyone = [stats for _, stats in workers] + ingress
         stages = [self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))]
         before = self._counts.get("input", 0)
+        shown = datetime.fromtimestamp(wall or now, UTC)
         result = {
             "id": self.query_id,
             "name": self.name,
-            "timestamp": datetime.fromtimestamp(wall or now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "timestamp": shown.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "epoch": epoch,
             "numInputRows": int(rows - before),
             "totalInputRows": rows,
