@@ -46,9 +46,7 @@ class Progress:
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
 
-    def make(
-        self, members: Membership, rows: int, epoch: int, now: float, wall: float | None = None
-    ) -> dict[str, Any]:
+    def make(self, members: Membership, rows: int, epoch: int, now: float, wall: float | None = None) -> dict[str, Any]:
         """``rows`` that the query has read so far, each counted once. Rates go by ``now``, the timestamp is the ``wall``
         clock's."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
