@@ -27,7 +27,7 @@ class Losing(Sweeping):
         """A worker that may live: should it, its task ends well, and another slot is open in its place. Spark bears only
         a few tasks that fail, and would count each false suspicion."""
         self._lost(member, why, now)
-        if self.phase == "running":
+        if self.phase in ("running", "finished"):
             self._fence(member)
 
     def _fence(self, member: Member) -> None:
@@ -46,8 +46,7 @@ class Losing(Sweeping):
             return
         readers = self._readers(member.node)
         table, orphans = without_worker(self.table, member.node, self.repairs.is_safe, readers)
-        if self.phase == "finished":  # what has been handed on is no loss
-            orphans = [(stage, partition) for stage, partition in orphans if self.plan.stages[stage].collects]
+        orphans = self._missed(orphans)
         if orphans:
             self._end(self._all_gone(member, orphans, why))
             return
@@ -57,6 +56,12 @@ class Losing(Sweeping):
         self.moving.reconcile(table, now)
         self._publish(table)
         self._sweep(now)
+
+    def _missed(self, orphans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Partitions without a safe copy that the query cannot do without: what has been handed on is no loss."""
+        if self.phase != "finished":
+            return orphans
+        return [(stage, partition) for stage, partition in orphans if self.plan.stages[stage].collects]
 
     def _all_gone(self, member: Member, orphans: list[tuple[int, int]], why: str) -> QueryFailed:
         lost = [f"{self.plan.stages[stage].name}/{partition}" for stage, partition in orphans]
@@ -86,7 +91,7 @@ class Losing(Sweeping):
             if quiet <= settings.heartbeat_timeout or self.table is None:
                 continue
             _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
-            if not orphans or quiet > settings.heartbeat_last_timeout:
+            if not self._missed(orphans) or quiet > settings.heartbeat_last_timeout:
                 self._give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
                 if self.phase == "ended":
                     return

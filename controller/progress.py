@@ -39,6 +39,7 @@ class Progress:
     plan: Plan
     query_id: str
     name: str | None
+    run_id: str = ""
     _then: float | None = None
     _counts: dict[str, float] = field(default_factory=dict)
     _by_stage: list[PartitionCounts] = field(init=False)
@@ -58,6 +59,7 @@ class Progress:
         shown = datetime.fromtimestamp(wall or now, UTC)
         result = {
             "id": self.query_id,
+            "runId": self.run_id,
             "name": self.name,
             "timestamp": shown.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "epoch": epoch,

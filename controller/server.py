@@ -50,6 +50,7 @@ class Server:
         query_id: str,
         name: str | None,
         application: str = "",
+        run_id: str = "",
     ) -> None:
         began, started = time.monotonic(), time.time()
         self.core = Controller(plan, slots, began)
@@ -62,8 +63,10 @@ class Server:
         self._plan = plan
         self._host = host
         self._keys = keys
-        self._report = Progress(plan, query_id, name)
+        self._report = Progress(plan, query_id, name, run_id)
         about = About(query_id, name, application, os.getpid(), started, began=began)
+        #: Asked in the controller's thread about an error that ends the query: the same, or what is behind it.
+        self.explain: Callable[[FluxError], FluxError] = lambda error: error
         self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
@@ -204,6 +207,8 @@ class Server:
         self._tell(port, self.core.on_tick(time.monotonic()))
         self._log_events()
         if self.core.phase != before:
+            if self.core.error is not None:
+                self.core.error = self.explain(self.core.error)
             if self.core.phase in ("finished", "ended"):
                 self._note_progress()
             self._announce()

@@ -141,6 +141,9 @@ class Controller(Operating):
         if self.phase == "ended":
             self._effects.append(Tell(connection, Stop(reason="the query has ended")))
             return
+        if message.role == "egress":
+            self._show_table(connection, message)
+            return
         known = self.members.attempt(message)
         if known is not None and message.attempt == known.about.attempt and message.node in (-1, known.node):
             known.connection, known.heard = connection, now
@@ -161,6 +164,12 @@ class Controller(Operating):
                     self._tell(known, Rejected(reason="another attempt of this task has registered"))
                 self._admit(connection, message, now)
         # else: the older attempt is alive; this one asks again until that changes
+
+    def _show_table(self, connection: Hashable, message: Register) -> None:
+        """To a task that fetches output: it asks again when who has it does not answer."""
+        if self.table is not None:
+            self._effects.append(Tell(connection, Welcome(node=-1, incarnation=message.attempt)))
+            self._effects.append(Tell(connection, NewTable(table=self.table, complete=self.complete)))
 
     def _turn_away(self, connection: Hashable, message: Register, replaced: bool) -> None:
         """A process that was given up, or ``replaced`` by another attempt, comes back."""
@@ -257,8 +266,9 @@ class Controller(Operating):
                     f"{count(self.slots, 'free task slot')}, and can executors reach the driver?"
                 )
             )
+        if self.phase in ("running", "finished"):
+            self._silent(now)  # output that is to be fetched has copies too
         if self.phase == "running":
-            self._silent(now)
             self._rebalance(now)
             self._sweep(now)
         return self._take()

@@ -18,7 +18,8 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class Register(Control, frozen=True):
     """A process joins. ``role`` is "worker" or "ingress"; ``index`` is the Spark partition of its task and ``attempt``
-    the number of the task's attempt, which only grows. ``node``: the id that this life of the process has already, if
+    the number of the task's attempt, which only grows. An "egress" task takes no part: it asks for the newest table, as
+    often as it wants. ``node``: the id that this life of the process has already, if
     it has lost its connection and comes on another."""
 
     secret: bytes

@@ -11,10 +11,12 @@ import psutil
 import pyarrow as pa
 from pyspark import TaskContext
 
+from flux.egress_loop import Egress
 from flux.ingress_loop import Ingress
 from flux.plan import Plan
 from flux.shell import Rendezvous, Stopped
 from flux.worker import Worker
+from spark_integration.schema import recast
 
 #: How long an ingress task that is told to stop throws away input before it fails. Spark kills it before that.
 DRAIN_S = 30.0
@@ -54,6 +56,20 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
         yield pa.RecordBatch.from_pydict(
             {"partition": pa.array([partition], pa.int32()), "rows": pa.array([rows], pa.int64())}
         )
+
+    return run
+
+
+def egress_function(plan: Plan, rendezvous: Rendezvous, stage: int, schema: pa.Schema) -> ArrowFunction:
+    """A task for each partition of the collecting stage: its number in, its rows out, as ``schema`` has them."""
+    settings = plan.settings
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        attempt = _context().taskAttemptId()
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                egress = Egress(rendezvous, stage, partition, settings.controller_timeout, settings.ordered)
+                yield from (recast(rows, schema) for rows in egress.batches(attempt))
 
     return run
 

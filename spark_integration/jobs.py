@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
+
+log = logging.getLogger("flux")
 
 
 class Jobs:
@@ -46,12 +50,20 @@ class Jobs:
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def cancel(self) -> None:
-        self._context.cancelJobGroup(self._group)
+        """Nothing to do where Spark was stopped: its jobs went with it."""
+        try:
+            self._context.cancelJobGroup(self._group)
+        except (Py4JError, AttributeError, OSError) as error:
+            log.debug("jobs of %s are not cancelled: %s", self._group, error)
 
 
 def reason_of(error: BaseException) -> str:
     """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
-    text = (isinstance(error, CapturedException) and error._desc) or str(error)
+    return line_of((isinstance(error, CapturedException) and error._desc) or str(error)) or type(error).__name__
+
+
+def line_of(text: str) -> str:
+    """The same of its text."""
     lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     raised = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception", "Failed", "Timeout"))]
-    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:2000]
+    return (raised[-1] if raised else lines[0] if lines else "")[:2000]

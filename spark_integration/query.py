@@ -6,10 +6,14 @@ long-running Spark tasks, ingress in an ordinary Spark job over the user's DataF
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import secrets
 import threading
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,27 +23,49 @@ from controller.explain import explain
 from controller.server import Server
 from controller.wording import count
 from flux.api import Flow, Source
-from flux.errors import FluxError, QueryTimeout, UsageError
+from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
 from flux.plan import Plan
 from flux.settings import Settings
+from flux.shell import Rendezvous
 from flux.transport import Keys
-from spark_integration.elastic import LOOK_S, Elastic
+from spark_integration.console import put_bar_away, put_bar_back
+from spark_integration.elastic import ASK_SPARK_S, LOOK_S, Elastic
 from spark_integration.executor import ingress_function
-from spark_integration.jobs import Jobs
+from spark_integration.jobs import Jobs, reason_of
 from spark_integration.operate import Operated
+from spark_integration.retries import Retries
 from spark_integration.schema import for_spark, to_arrow
-from spark_integration.session import for_bulk_transfer
+from spark_integration.session import for_bulk_transfer, session_stopped
 from spark_integration.settings import (
     Need,
     Room,
+    check_copies,
     count_slots,
+    executors_at_most,
+    failures_at_most,
+    grows_on_demand,
+    has_one_executor,
     is_case_sensitive,
     is_local,
+    live_slots,
     read_settings,
     room_for_workers,
+    says_where_copies_go,
+    slots_at_first,
     task_slots,
+    told_of_copies,
 )
 from spark_integration.shipping import check_shipping
+
+log = logging.getLogger("flux")
+
+#: Why a query ends whose Spark is gone.
+STOPPED = (
+    "Spark's session was stopped while the query was running. End the query first: query.stop(), or wait for it with "
+    "query.awaitTermination()"
+)
+#: How long a program that ends waits for each query that still runs, before its tasks are cancelled and after that.
+EXIT_S = 10.0
 
 _active: dict[str, Query] = {}
 _active_lock = threading.Lock()
@@ -67,15 +93,23 @@ class Query(Operated):
         self._sources = sources
         self._name = name
         self._settings = plan.settings
+        self._run_id = str(uuid.uuid4())
         self._jobs = Jobs(spark, f"flux-{plan.query}")
         self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
         keys = Keys.make() if _encrypted(spark, plan.settings) else None
         host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
         context = spark.sparkContext
         application = f"{context.appName} ({context.applicationId})"
-        self._server = Server(plan, need.workers, host, keys, plan.query, name, application)
+        self._server = Server(plan, need.workers, host, keys, plan.query, name, application, self._run_id)
+        self._server.explain = self._explain
+        self._retries = Retries(spark, f"flux-{plan.query}-ingress", name or plan.query)
+        self._look_at = 0.0
         self._elastic = Elastic(spark, plan, self._server, self._jobs, self._room)
         self._terminated = threading.Event()
+        self._output: DataFrame | None = None
+        self._output_lock = threading.Lock()
+        self._fetching = False
+        self._asked = ""
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
 
     # ---- like StreamingQuery
@@ -83,6 +117,12 @@ class Query(Operated):
     @property
     def id(self) -> str:
         return self._plan.query
+
+    @property
+    def runId(self) -> str:  # noqa: N802
+        """Of this run. Another run of the same flow is another query, with another ``id`` too: none goes on where one has
+        stopped."""
+        return self._run_id
 
     @property
     def name(self) -> str | None:
@@ -104,8 +144,8 @@ class Query(Operated):
         """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow."""
         phase = self._server.phase
         messages = {
-            "starting": f"Waiting for {count(self._need.workers, 'worker')}",
-            "running": "Processing rows",
+            "starting": f"Waiting for {count(self._need.workers, 'worker')}{self._asked}",
+            "running": "Processing rows" + (f"; {self._retries.text}" if self._retries.text else ""),
             "finished": "All output is there",
             "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error}",
         }
@@ -129,10 +169,16 @@ class Query(Operated):
         return self._server.error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: whether it ended."""
+        """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: whether it ended.
+
+        A query with ``keep_output=True`` has ended when all output is there. That stays until ``toDF`` or ``stop``, and the
+        workers, which keep it, with their task slots too."""
         if timeout is not None and timeout <= 0:
             raise UsageError(f"timeout must be positive, got {timeout!r}")
-        ended = self._terminated.wait(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        ended = self._server.finished.wait(timeout)
+        if ended and self._server.phase != "finished":  # it leaves nothing behind, and that takes a moment
+            ended = self._terminated.wait(None if end is None else max(end - time.monotonic(), 0))
         if ended and self._server.error is not None:
             raise self._server.error
         return ended if timeout is not None else None
@@ -158,10 +204,33 @@ class Query(Operated):
 
     def _start(self) -> None:
         self._rendezvous = self._server.start()
+        put_bar_away(self._spark)
         with _active_lock:
             _active[self.id] = self
+        self._asked = self._ask_for_executors()
         self._elastic.start(self._rendezvous, list(range(self._need.workers)))
         self._supervisor.start()
+
+    def _ask_for_executors(self) -> str:
+        """Tasks that wait are what dynamic allocation goes by; people are told. Empty if nothing has to be asked for."""
+        if not grows_on_demand(self._spark):
+            return ""
+        wanted, there = (
+            self._need.workers + self._need.others,
+            live_slots(self._spark) - sum(slots_taken(self).values()),
+        )
+        if wanted <= there:
+            return ""
+        asked = (
+            f": {max(there, 0)} of {count(wanted, 'task slot')} are there, and Spark is asked for more (dynamic allocation). "
+            f"They may take {self._settings.workers_timeout:g} s (spark.flux.workers.timeout)"
+        )
+        log.warning("query %s waits for %s%s", self._name or self.id, count(self._need.workers, "worker"), asked)
+        return asked
+
+    def _cancel(self) -> None:
+        self._ingress.cancel()
+        self._jobs.cancel()
 
     def _start_ingress(self, index: int, source: Source) -> None:
         name = self._plan.sources[index].name
@@ -193,8 +262,9 @@ class Query(Operated):
                 if source.dataframe is not None:
                     self._start_ingress(index, source)
         while not self._server.ended.wait(LOOK_S):
-            self._elastic.look(self._rendezvous)
+            self._look()
         try:
+            self._end_fetch()
             if self._ingress.join(1.0):
                 self._ingress.cancel()  # whatever they still read, nobody wants it
             if self._jobs.join(self._settings.stop_timeout if self._server.error is None else 5.0):
@@ -203,22 +273,84 @@ class Query(Operated):
             self._ingress.join(self._settings.stop_timeout)
         finally:
             self._server.close(10.0)
+            put_bar_back(self._spark)
             with _active_lock:
                 _active.pop(self.id, None)
             self._terminated.set()
 
+    def _look(self) -> None:
+        """What goes wrong here is no reason to end a query that runs."""
+        if session_stopped(self._spark):
+            self._server.job_failed("Spark", STOPPED)
+            return
+        try:
+            self._elastic.look(self._rendezvous)
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + ASK_SPARK_S
+                self._retries.look()
+        except Exception as error:
+            if not session_stopped(self._spark):
+                log.warning("query %s: cannot look after its workers: %s", self.id, error)
+
+    def _explain(self, error: FluxError) -> FluxError:
+        """Executors that go with their session look as if they were lost."""
+        if session_stopped(self._spark, ask_jvm=True):
+            return QueryFailed(STOPPED)
+        if isinstance(error, QueryTimeout) and self._asked:
+            return QueryTimeout(
+                f"{error} Spark was asked for more (dynamic allocation) and did not give enough in time"
+            )
+        return error
+
     def toDF(self) -> DataFrame:  # noqa: N802
         """Wait for the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint; the
-        query ends with that. For a query of one flow that was started with ``keep_output=True``."""
-        from spark_integration.egress import fetch_all
-
+        query ends with that. Asked again: the same DataFrame. For a query of one flow that was started with
+        ``keep_output=True``; UsageError if it was stopped before its output was fetched."""
         if not any(stage.collects for stage in self._plan.stages):
             raise UsageError("the query does not keep its output: start it with keep_output=True")
+        with self._output_lock:
+            if self._output is None:
+                try:
+                    self.wait_for_output()
+                    self._output = self._fetch()
+                finally:
+                    self.stop()
+            return self._output
+
+    def _fetch(self) -> DataFrame:
+        from spark_integration.egress import fetch_all
+
+        context = self._spark.sparkContext
+        self._fetching = True
         try:
-            self.wait_for_output()
-            return fetch_all(self)
+            if self._server.phase == "finished":
+                context.addJobTag(self._fetch_tag)
+                return fetch_all(self)
+        except Exception as error:
+            if self._server.error is not None:
+                raise self._server.error from None
+            if self._server.phase == "finished":
+                raise QueryFailed(f"the output could not be fetched: {reason_of(error)}") from error
         finally:
-            self.stop()
+            self._fetching = False
+            if not session_stopped(self._spark):
+                context.removeJobTag(self._fetch_tag)
+        if self._server.error is not None:
+            raise self._server.error
+        raise UsageError(
+            f"query {self._name or self.id} was stopped before its output was fetched: start the flow again"
+        )
+
+    @property
+    def _fetch_tag(self) -> str:
+        return f"flux-{self.id}-egress"
+
+    def _end_fetch(self) -> None:
+        """Its tasks would ask for output that is gone, as often as Spark retries them."""
+        end = time.monotonic() + self._settings.stop_timeout
+        while self._fetching and time.monotonic() < end and not session_stopped(self._spark):
+            self._spark.sparkContext.cancelJobsWithTag(self._fetch_tag)
+            time.sleep(LOOK_S)
 
     def _room(self, slots: int) -> Room:
         return room_for_workers(self._need, slots, slots_taken(self))
@@ -248,17 +380,29 @@ class Query(Operated):
             self._terminated.wait(3 * self._settings.stop_timeout)
             raise self._server.error
 
-    def endpoints(self) -> dict[int, str]:
-        assert self._server.core.table is not None
-        return self._server.core.table.endpoints
-
-    def owner(self, stage: int, partition: int) -> int:
-        assert self._server.core.table is not None
-        return self._server.core.table.stages[stage][partition][0].worker
+    @property
+    def spark(self) -> SparkSession:
+        return self._spark
 
     @property
-    def keys(self) -> Keys | None:
-        return self._rendezvous.keys
+    def rendezvous(self) -> Rendezvous:
+        return self._rendezvous
+
+
+def _stop_all(of_process: int = os.getpid()) -> None:
+    """At the end of the program: Spark's JVM goes with it, and workers that it takes along look like crashes."""
+    for query in active_queries() if os.getpid() == of_process else []:
+        log.warning("the program ends while query %s is running: it is stopped", query.name or query.id)
+        try:
+            query.stop(EXIT_S)
+        except QueryTimeout:
+            query._cancel()
+            query._terminated.wait(EXIT_S)
+        except Exception as error:
+            log.warning("query %s: %s", query.id, error)
+
+
+atexit.register(_stop_all)
 
 
 def start_query(
@@ -276,7 +420,11 @@ def start_query(
     spark = spark or _session(sources)
     settings = read_settings(spark, options)
     spark_tasks = keep_output or any(source.dataframe is not None for source in sources)
-    need = count_slots(settings.workers, spark_tasks, task_slots(spark), slots_taken())
+    shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
+    if shared:
+        settings = replace(settings, same_executor=True)
+    at_first = slots_at_first(spark) if grows_on_demand(spark) else None
+    need = count_slots(settings.workers, spark_tasks, task_slots(spark), slots_taken(), _copies(flows), at_first)
     plan = compile_plan(
         flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
         collect=need.workers if keep_output else 0, case_sensitive=is_case_sensitive(spark),
@@ -285,9 +433,18 @@ def start_query(
         if stage.collects:
             for_spark(stage.schemas[0], f"stage {stage.name}")
     check_shipping(plan)
+    check_copies(plan, need.workers, executors_at_most(spark))
     query = Query(spark, plan, need, sources, name)
+    if shared and (told := told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))):
+        log.warning("query %s: %s", name or query.id, told)
     query._start()
     return query
+
+
+def _copies(flows: list[Flow]) -> int:
+    """The most of any stage; whether they are numbers is checked with the rest of the flow."""
+    wanted = [flow.stage.replicas for flow in topological(flows)]
+    return max((copies for copies in wanted if isinstance(copies, int)), default=1)
 
 
 def _sources(flows: list[Flow]) -> list[Source]:

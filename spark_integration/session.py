@@ -55,3 +55,15 @@ def _transfer_settings(rows: int) -> dict[str, Any]:
         # A worker that waits for rows is not idle in the sense of this limit.
         "spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "0",
     }
+
+
+def session_stopped(spark: SparkSession, ask_jvm: bool = False) -> bool:
+    """Whether the session's context was stopped, as far as this process knows; ``ask_jvm``: or is being stopped, or its JVM
+    is gone."""
+    jsc = spark.sparkContext._jsc
+    if jsc is None or not ask_jvm:
+        return jsc is None
+    try:
+        return bool(jsc.sc().isStopped())
+    except (Py4JError, OSError, AttributeError):
+        return True

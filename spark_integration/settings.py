@@ -11,14 +11,28 @@ from pyspark.sql import SparkSession
 
 from controller.wording import count
 from flux.errors import UsageError
+from flux.plan import Plan
 from flux.settings import PREFIX, Settings
+
+#: Master with so many executors of so many cores on this machine.
+LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]"
+#: So many task slots, and executors, are as many as one likes; Spark's own default is beyond.
+UNLIMITED = 1 << 20
 
 
 def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
+    return Settings.of(_given(spark), **options)
+
+
+def says_where_copies_go(spark: SparkSession, options: dict[str, Any]) -> bool:
+    """Whether somebody has decided if replicas may share an executor."""
+    return "same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
+
+
+def _given(spark: SparkSession) -> dict[str, str]:
     # The context's own configuration holds what was given at start; the session's may have been changed since.
     conf = {key: value for key, value in spark.sparkContext.getConf().getAll() if key.startswith(PREFIX)}
-    conf.update({key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)})
-    return Settings.of(conf, **options)
+    return conf | {key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)}
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -30,11 +44,49 @@ def is_case_sensitive(spark: SparkSession) -> bool:
     return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
-def task_slots(spark: SparkSession) -> int:
-    """How many tasks can run at once when every executor is there."""
+def has_one_executor(spark: SparkSession) -> bool:
+    """Master local, local[N], local[N,F]: the driver is the executor."""
+    return re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) is not None
+
+
+def grows_on_demand(spark: SparkSession) -> bool:
+    """Whether Spark gets more executors when tasks wait (dynamic allocation)."""
+    conf = spark.sparkContext.getConf()
+    return str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true" and not has_one_executor(spark)
+
+
+def executors_at_most(spark: SparkSession) -> int | None:
+    """None: there is no limit, or it is not known."""
     context = spark.sparkContext
-    per_task = int(context.getConf().get("spark.task.cpus", "1"))
-    return max(_cores(spark) // per_task, 1)
+    if has_one_executor(spark):
+        return 1
+    limits = []
+    if match := re.fullmatch(LOCAL_CLUSTER, str(context.master)):
+        limits.append(int(match[1]))
+    limit = "spark.dynamicAllocation.maxExecutors" if grows_on_demand(spark) else "spark.executor.instances"
+    if (given := context.getConf().get(limit)) is not None and int(given) < UNLIMITED:
+        limits.append(int(given))
+    return min(limits, default=None)
+
+
+def task_slots(spark: SparkSession) -> int:
+    """How many tasks can run at once when every executor is there; UNLIMITED where Spark gets as many as are asked for."""
+    executors = executors_at_most(spark)
+    if executors is None and grows_on_demand(spark):
+        return UNLIMITED
+    return max(_cores(spark, executors) // _cores_per_task(spark), 1)
+
+
+def slots_at_first(spark: SparkSession) -> int:
+    """How many tasks can run at once without asking Spark for more executors."""
+    conf = spark.sparkContext.getConf()
+    keys = ("dynamicAllocation.initialExecutors", "dynamicAllocation.minExecutors", "executor.instances")
+    executors = max(int(conf.get(f"spark.{key}", "0") or 0) for key in keys)
+    return max(_cores(spark, executors) // _cores_per_task(spark), live_slots(spark))
+
+
+def _cores_per_task(spark: SparkSession) -> int:
+    return int(spark.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
 
 
 def live_slots(spark: SparkSession) -> int:
@@ -43,18 +95,25 @@ def live_slots(spark: SparkSession) -> int:
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
-def _cores(spark: SparkSession) -> int:
+def failures_at_most(spark: SparkSession) -> int:
+    """So often a task may fail; with the last failure its job does."""
     context = spark.sparkContext
-    conf = context.getConf()
+    if has_one_executor(spark):
+        match = re.fullmatch(r"local\[[^,]+,\s*(\d+)\]", str(context.master))
+        return int(match[1]) if match else 1
+    return int(context.getConf().get("spark.task.maxFailures", "4") or 4)
+
+
+def _cores(spark: SparkSession, executors: int | None) -> int:
+    """Of so many executors."""
+    context = spark.sparkContext
     master = str(context.master)
     if match := re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", master):
         return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
-    if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
-        return int(match[1]) * int(match[2])
-    instances = conf.get("spark.executor.instances") or conf.get("spark.dynamicAllocation.maxExecutors")
-    if instances is not None and int(instances) < 1 << 20:
-        return int(instances) * int(conf.get("spark.executor.cores", "1") or 1)
-    return int(context.defaultParallelism)
+    if executors is None:
+        return int(context.defaultParallelism)
+    match = re.fullmatch(LOCAL_CLUSTER, master)
+    return executors * int(match[2] if match else context.getConf().get("spark.executor.cores", "1") or 1)
 
 
 @dataclass(frozen=True)
@@ -88,12 +147,21 @@ def _held(taken: dict[str, int]) -> str:
     return "".join(f", {count} held by query {name}" for name, count in taken.items())
 
 
-def count_slots(wanted_workers: int, spark_tasks: bool, slots: int, taken: dict[str, int]) -> Need:
-    """UsageError with the arithmetic in it if there are too few. ``taken``: slots held by other queries, by name."""
+def count_slots(
+    wanted_workers: int,
+    spark_tasks: bool,
+    slots: int,
+    taken: dict[str, int],
+    copies: int = 1,
+    at_first: int | None = None,
+) -> Need:
+    """UsageError with the arithmetic in it if there are too few. ``taken``: slots held by other queries, by name;
+    ``copies`` of a partition, each in a worker of its own; ``at_first``: slots that are there where others come on demand."""
     others = 1 if spark_tasks else 0
     free = slots - sum(taken.values())
-    default = free // 2 if spark_tasks else free
-    workers = wanted_workers or max(default, 1)
+    there = free if at_first is None else at_first - sum(taken.values())
+    default = there // 2 if spark_tasks else there
+    workers = wanted_workers or max(default, copies, 1)
     if workers + others > free:
         held = _held(taken)
         feeding = " + 1 for the Spark tasks that read the input or fetch the output" if others else ""
@@ -103,3 +171,34 @@ def count_slots(wanted_workers: int, spark_tasks: bool, slots: int, taken: dict[
             f"local[{workers + others + slots - free}]), or set spark.flux.workers lower"
         )
     return Need(workers, others)
+
+
+def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
+    """UsageError where it is known before the start that there are not enough workers, or executors, for all copies.
+    ``executors``: at most so many, None if that is not known."""
+    apart = not plan.settings.same_executor
+    for stage in plan.stages:
+        if stage.replicas > workers:
+            raise UsageError(
+                f"stage {stage.name} wants replicas={stage.replicas}, each copy in a worker of its own, and the query has "
+                f"{count(workers, 'worker')}: set spark.flux.workers to {stage.replicas} or more, or replicas lower"
+            )
+        if apart and executors is not None and stage.replicas > executors:
+            raise UsageError(
+                f"stage {stage.name} wants replicas={stage.replicas} on different executors, and there are not more than "
+                f"{executors}: use more executors, or fewer replicas, or set "
+                "spark.flux.replicas.allowSameExecutor to true"
+            )
+
+
+def told_of_copies(plan: Plan, master: str, failures: int) -> str:
+    """What copies in the one executor of ``master`` are good for; empty if there are none."""
+    copied = [stage.name for stage in plan.stages if stage.replicas > 1 and not stage.collects]
+    if not copied:
+        return ""
+    cores = re.fullmatch(r"local\[([^,]+).*\]", master)
+    hint = "" if failures > 1 else f", if Spark may start its task again, as in local[{cores[1] if cores else 1},8]"
+    return (
+        f"master {master} has one executor, and all copies of {', '.join(copied)} are in it: good for trying things out. They "
+        f"go with the executor; from a Python worker that dies they take over{hint}"
+    )

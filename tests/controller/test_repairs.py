@@ -205,6 +205,26 @@ def test_a_silent_worker_is_given_up_if_others_have_what_it_has() -> None:
     assert 0 not in fenced[-1].endpoints, "it is told, in case it lives"
 
 
+def test_a_silent_worker_is_given_up_also_while_output_is_fetched_and_tasks_are_shown_the_newest_table() -> None:
+    c = Cluster(collect=1, replicas=2, heartbeat_timeout=0.5, heartbeat_last_timeout=60.0)
+    primary, copy = c.holders(0, 1)
+    c.report(primary, PartitionFinished(node=primary, stage=1, partition=0))
+    assert c.core.phase == "finished"
+    for seconds in (0.3, 0.3):
+        c.now += seconds
+        for node in {0, 1, 2} - {primary}:
+            c.report(node, Heartbeat(node=node, progress=1, stats={}))
+        c.tick(0.0)
+    assert c.holders(0, 1) == [copy]
+    c.take(c.core.on_report("task", register(0, "egress", attempt=9, edges=[]), c.now))
+    welcome, table = c.told("task")
+    assert (welcome.node, table.table.epoch) == (-1, c.table.epoch)
+    assert c.core.members.ingress == {}, "it takes no part"
+    c.take(c.core.on_stop())
+    c.take(c.core.on_report("task", register(0, "egress", attempt=9, edges=[]), c.now))
+    assert c.told("task")[-1] == Stop(reason="the query has ended")
+
+
 def test_workers_are_not_taken_for_silent_because_the_controller_stood_still() -> None:
     c = Cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=10.0)
     c.tick(0.1)

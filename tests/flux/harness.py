@@ -43,8 +43,11 @@ class Rows(list):
 class ThreadQuery:
     """``feed`` every source, then ``wait``. To be used in a with statement: everything ends with it."""
 
-    def __init__(self, *flows: Flow, workers: int = 2, encrypted: bool = False, **options: Any) -> None:
-        self.plan = compile_plan(list(flows), Settings.of(None, **options), lambda schema: schema, "q", SECRET)
+    def __init__(
+        self, *flows: Flow, workers: int = 2, encrypted: bool = False, collect: int = 0, **options: Any
+    ) -> None:
+        settings = Settings.of(None, **options)
+        self.plan = compile_plan(list(flows), settings, lambda schema: schema, "q", SECRET, collect)
         self.keys = Keys.make() if encrypted else None
         self.server = Server(self.plan, workers, "127.0.0.1", self.keys, "q", None)
         self.rendezvous = self.server.start()

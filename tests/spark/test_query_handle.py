@@ -58,10 +58,10 @@ def test_progress_reports_have_what_a_streaming_query_has_and_they_add_up(spark:
     assert query.lastProgress == reports[-1]
     for report in reports:
         assert {
-            "id", "name", "timestamp", "numInputRows", "inputRowsPerSecond", "processedRowsPerSecond", "totalInputRows",
+            "id", "runId", "name", "timestamp", "numInputRows", "inputRowsPerSecond", "processedRowsPerSecond", "totalInputRows",
             "epoch", "backlog", "peakLogBytes", "stages", "workers",
         } <= report.keys()  # fmt: skip
-        assert report["id"] == query.id
+        assert (report["id"], report["runId"]) == (query.id, query.runId)
         assert report["name"] is None
         assert [stage["name"] for stage in report["stages"]] == ["Nothing"]
         assert report["stages"][0]["partitions"] == 4
@@ -171,3 +171,39 @@ def test_a_cancelled_spark_job_ends_the_query_with_a_reason(spark: Any) -> None:
             query.awaitTermination(WAIT_S)
     finally:
         query.stop()
+
+
+@flux.stage(key="k", partitions=4, replicas=2)
+class Counts(flux.Aggregate):
+    n = flux.count()
+
+
+def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(spark: Any, caplog: Any) -> None:
+    df = spark.range(0, 1_000, 1, 3).selectExpr("id % 10 as k")
+    query = Counts(df).start(queryName="kept", keep_output=True)
+    assert query.awaitTermination(WAIT_S) is True
+    assert query.awaitTermination() is None
+    assert query.status["message"] == "All output is there"
+    found = query.toDF()
+    assert query.toDF() is found
+    assert sorted((row.k, row.n) for row in found.collect()) == [(k, 100) for k in range(10)]
+    assert not query.isActive
+    assert query.awaitTermination(1) is True
+    assert str(uuid.UUID(query.runId)) == query.runId != query.id
+    # On one executor copies share it, and one line says what that is good for.
+    told = [record.getMessage() for record in caplog.records if "has one executor" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("query kept: master local[4] has one executor, and all copies of Counts are in it")
+
+    stopped = Counts(df).start(keep_output=True)
+    stopped.stop()
+    began = time.monotonic()
+    with pytest.raises(flux.UsageError, match="was stopped before its output was fetched"):
+        stopped.toDF()
+    assert time.monotonic() - began < 5
+    for options, problem in (
+        ({"same_executor": "false"}, "stage Counts wants replicas=2 on different executors"),
+        ({"workers": 1}, "stage Counts wants replicas=2, each copy in a worker of its own"),
+    ):
+        with pytest.raises(flux.UsageError, match=problem):
+            Counts(df).start(**options)

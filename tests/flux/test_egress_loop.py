@@ -1,0 +1,73 @@
+"""Egress tasks: the output is fetched whole from whoever has it, also when that changes in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from harness import LIMIT_S, ThreadQuery, dataframe
+
+import flux
+from flux.egress_loop import Egress
+from flux.errors import Fenced
+from flux.shell import Stopped
+
+SCHEMA = pa.schema([("x", pa.int64()), ("wide", pa.string())])
+ROWS, WIDE = 2_000, "w" * 8192  # eight megabytes in each partition: two chunks
+COLLECTING = 1
+
+
+@flux.stage(partitions=2, replicas=2, schema=SCHEMA)
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@pytest.fixture
+def query() -> Iterator[ThreadQuery]:
+    """All output is there, several chunks of each partition, and two copies of it."""
+    options = {"operate": False, "same_executor": True, "batch_max_rows": 100}
+    with ThreadQuery(same(dataframe(SCHEMA)), collect=2, **options) as query:
+        query.started().feed([[pa.record_batch([pa.array(range(ROWS)), pa.repeat(WIDE, ROWS)], schema=SCHEMA)]])
+        assert query.server.finished.wait(LIMIT_S)
+        assert query.server.phase == "finished", query.server.error
+        yield query
+
+
+def fetching(query: ThreadQuery, partition: int) -> Iterator[pa.RecordBatch]:
+    return Egress(query.rendezvous, COLLECTING, partition, 60.0).batches(attempt=1)
+
+
+def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [value for batch in batches for value in batch.column(0).to_pylist()]
+
+
+def lose(query: ThreadQuery, worker: int) -> None:
+    query.server.order(lambda now: query.server.core.on_closed(worker, now))
+
+
+def test_output_is_fetched_whole_and_as_often_as_one_asks(query: ThreadQuery) -> None:
+    for _ in range(2):
+        assert sorted(values(fetching(query, 0)) + values(fetching(query, 1))) == list(range(ROWS))
+
+
+def test_when_its_worker_is_lost_in_the_middle_the_rest_comes_from_the_copy(query: ThreadQuery) -> None:
+    expected = values(fetching(query, 0))
+    fetched = fetching(query, 0)
+    first = next(fetched)
+    assert query.server.core.table is not None
+    lose(query, query.server.core.table.stages[COLLECTING][0][0].worker)
+    assert values(iter([first, *fetched])) == expected, "nothing is missing, and nothing comes twice"
+    assert values(fetching(query, 0)) == expected, "a task that Spark starts again asks the newest table"
+    assert all(isinstance(error, Fenced) for error in query.raised)
+
+
+def test_a_task_whose_query_has_ended_ends_at_once(query: ThreadQuery) -> None:
+    fetched = fetching(query, 0)
+    next(fetched)
+    query.server.stop()
+    assert query.server.ended.wait(LIMIT_S)
+    with pytest.raises(Stopped, match="the query has ended"):
+        values(fetched)
+    with pytest.raises(Stopped):
+        values(fetching(query, 0))

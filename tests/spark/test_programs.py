@@ -1,0 +1,87 @@
+"""What a program of a user's prints, in a process of its own: what Spark does behind a query is said, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+PROGRAM = """
+import sys, time
+import pyarrow as pa
+from pyspark.sql import SparkSession
+import flux
+
+def session():
+    builder = SparkSession.builder.master("local[3,3]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "true").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+def say(what):
+    print("###", what, file=sys.stderr, flush=True)
+
+def bad(batches):
+    raise ValueError("bad row 7")
+    yield
+
+def ticks(partition):
+    while True:
+        yield pa.RecordBatch.from_pydict({"k": [1, 2]})
+        yield None
+
+@flux.stage(key="k", partitions=2, replicas=2)
+class Counts(flux.Aggregate):
+    n = flux.count()
+
+spark = session()
+say("an input that fails")
+query = Counts(spark.range(9).mapInArrow(bad, "k long")).start(queryName="failing", workers=2)
+try:
+    query.awaitTermination()
+except flux.FluxError as error:
+    say(error)
+
+say("spark.stop()")
+query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(workers=2)
+while not (query.lastProgress and query.lastProgress["totalInputRows"]):
+    time.sleep(0.05)
+time.sleep(1.5)
+bar = spark.sparkContext._jsc.sc().progressBar().isDefined()
+spark.stop()
+try:
+    query.awaitTermination(60)
+except flux.FluxError as error:
+    say(error)
+say(f"active: {query.isActive}, bar: {bar}")
+
+spark = session()
+say("a program that ends")
+query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2)
+while not (query.lastProgress and query.lastProgress["totalInputRows"]):
+    time.sleep(0.05)
+"""
+
+
+def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    failing, stopped, ending = (part for part in done.stderr.split("### ") if part.startswith(("an ", "spark", "a ")))
+    assert "query failing: 1 task that read the input failed, the last with: ValueError: bad row 7" in failing
+    assert "Spark starts a task again until it has failed 3 times (spark.task.maxFailures)" in failing
+    assert "ingress of DataFrame' failed: ValueError: bad row 7" in done.stderr
+    assert "### Spark's session was stopped while the query was running" in done.stderr
+    assert "### active: False, bar: False" in done.stderr
+    assert "[Stage" not in stopped, "Spark's progress bar would stay for as long as the query runs"
+    assert "the program ends while query left is running: it is stopped" in ending
+    assert "Python worker exited unexpectedly" not in ending
+    assert "Traceback" not in ending
