@@ -63,6 +63,7 @@ class Server:
         self._plan = plan
         self._host = host
         self._keys = keys
+        self._title = name or query_id
         self._report = Progress(plan, query_id, name, run_id)
         about = About(query_id, name, application, os.getpid(), started, began=began)
         #: Asked in the controller's thread about an error that ends the query: the same, or what is behind it.
@@ -217,7 +218,9 @@ class Server:
         self.started.set()
         if self.core.phase in ("finished", "ended"):
             self.finished.set()
-        if self.core.phase == "ended":
+        if self.core.phase == "ended" and not self.ended.is_set():
+            if self.core.error is not None:
+                log.error("query %s failed: %s: %s", self._title, type(self.core.error).__name__, self.core.error)
             self.ended.set()
 
     def _log_events(self) -> None:

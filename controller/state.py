@@ -279,4 +279,6 @@ def _error(failure: Failure) -> FluxError:
     kind: Any = getattr(flux.errors, failure.kind, QueryFailed)
     if not (isinstance(kind, type) and issubclass(kind, FluxError)) or kind is flux.errors.RefusedError:
         kind = QueryFailed
-    return kind(failure.message)
+    error: FluxError = kind(failure.message)
+    error.traceback = failure.traceback
+    return error

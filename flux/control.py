@@ -141,11 +141,13 @@ class GoodbyeSeen(Control, frozen=True):
 
 
 class Failure(Control, frozen=True):
-    """Something failed that no retry can mend. ``kind`` is the class of the error that the user shall see."""
+    """Something failed that no retry can mend. ``kind`` is the class of the error that the user shall see, ``traceback`` that
+    of the user's code."""
 
     node: int
     kind: str
     message: str
+    traceback: str = ""
 
 
 class Stop(Control, frozen=True):

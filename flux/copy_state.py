@@ -111,7 +111,7 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
         replica.state(),
         tuple(_position(inbound, replica.partition) for inbound in inbounds),
         tuple(_output(outlet.producer) for outlet in replica.outlets),
-        replica.operator.snapshot(),
+        replica.snapshot(),
     )
 
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 
 class FluxError(Exception):
-    """Base of everything this project raises on purpose."""
+    """Base of everything this project raises on purpose. ``traceback``: of the user's code where that has raised, perhaps
+    in another process; the message ends with it. ``summary`` is the message without."""
+
+    traceback = ""
+
+    @property
+    def summary(self) -> str:
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.summary}\n\n{self.traceback}" if self.traceback else self.summary
 
 
 class UsageError(FluxError, ValueError):
@@ -37,7 +47,12 @@ class Fenced(FluxError):
 
 
 class UserCodeError(FluxError):
-    """Code given by the user raised. Names stage, partition, stream, sequence and the first bad row."""
+    """Code given by the user raised. Names stage, partition, stream, sequence and the first bad row, and ends with the
+    traceback of the user's code."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class SnapshotError(UserCodeError):

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from flux.batches import split
 from flux.control import (
-    Failure,
     FromController,
     Goodbye,
     GoodbyeSeen,
@@ -23,7 +22,7 @@ from flux.errors import FluxError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.plan import Plan
 from flux.prefetch import Prefetch
-from flux.shell import ControllerLink, Links, Rendezvous, refuse_rejected, register, short_collections
+from flux.shell import ControllerLink, Links, Rendezvous, failure_of, refuse_rejected, register, short_collections
 from flux.transport import Sockets
 from partitioning.warm_up import warm_up
 
@@ -71,7 +70,7 @@ class Ingress:
             return self._send(core, batches)
         except FluxError as error:
             if not (isinstance(error, RefusedError) and error.code == "stale"):
-                self.control.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
+                self.control.report(failure_of(-1, error))
             raise
 
     def _send(self, core: IngressTask, batches: Iterable[pa.RecordBatch]) -> int:

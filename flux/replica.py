@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from flux.batches import conform, given_batches, split
 from flux.checksum import extend
-from flux.errors import UserCodeError
+from flux.errors import SchemaError, UserCodeError
 from flux.messages import Entry, StepKind
 from flux.operator import Batches, Context, Operator
 from flux.order import OrderLog
@@ -32,6 +32,7 @@ from flux.receiver import Slice
 from flux.settings import Settings
 from flux.snapshot import encode_snapshot
 from flux.timers import Timers
+from flux.user_code import closed, user_traceback
 from partitioning.cluster import cluster_by_key, whole
 from partitioning.ids import StreamId
 
@@ -105,6 +106,8 @@ class Replica:
         self._ended: dict[int, set[int]] = {edge: set() for edge in stage.edges_in}
         self._expected: dict[int, set[int]] = {}
         self.operator = self._guard("open", None, self._open)
+        # A state that cannot travel cannot be repaired or moved: say so before there is any.
+        encode_snapshot(self.snapshot(), self.where)
         self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
 
     @property
@@ -127,8 +130,6 @@ class Replica:
     def _open(self) -> Operator:
         operator = self.stage.make()
         operator.open(self.context)
-        # A state that cannot travel cannot be repaired or moved: say so before there is any.
-        encode_snapshot(operator.snapshot(), self.where)
         return operator
 
     # ---- input
@@ -190,6 +191,9 @@ class Replica:
     def state_bytes(self) -> int:
         """About, without taking a snapshot."""
         return self._guard("state_bytes", None, self.operator.state_bytes) or self.copy_bytes
+
+    def snapshot(self) -> Any:
+        return self._guard("snapshot", None, self.operator.snapshot)
 
     def restore(self, snapshot: Any) -> None:
         self._guard("restore", None, lambda: self.operator.restore(snapshot))
@@ -435,7 +439,10 @@ class Replica:
         """Output batches checked and cut to size."""
         what = f"output of stage {self.stage.name}"
         for batch in given_batches(output):
-            checked = conform(batch, self.stage.output_schema, what)
+            try:
+                checked = conform(batch, self.stage.output_schema, what)
+            except SchemaError as error:  # no row is at fault
+                raise UserCodeError(f"{self.where}, {self._method}(): {error}") from None
             yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
 
     def _emit(self) -> bool:
@@ -457,7 +464,7 @@ class Replica:
                 outlet.send(batch, self.context.created)
 
     def close(self) -> None:
-        self._guard("close", None, self.operator.close)
+        closed(self.where, self.operator.close)
 
     # ---- whose fault
 
@@ -476,7 +483,7 @@ class Replica:
         if slices:
             names = ", ".join(f"stream {s.stream} sequence {s.sequence}" for s in slices[:3])
             text += f" (at {names}{', ...' if len(slices) > 3 else ''}; {self._first_bad_row(slices, type(error))})"
-        return UserCodeError(text)
+        return UserCodeError(text, user_traceback(error))
 
     def _first_bad_row(self, slices: list[Slice], kind: type[BaseException]) -> str:
         """Look for the shortest prefix that fails on a fresh operator: the failing one may be half-way through."""

@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import msgspec
 
 from flux.codec import decode_data, decode_order, encode, encode_batches
-from flux.control import FromController, Register, Rejected, Stop, ToController, Welcome
-from flux.errors import ProtocolError, QueryFailed, QueryTimeout
+from flux.control import Failure, FromController, Register, Rejected, Stop, ToController, Welcome
+from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout
 from flux.producer import ToWorker
 from flux.transport import Keys, Link, Sockets
+from flux.user_code import shortened
 from partitioning.table import Table
 
 #: How often a registration is repeated until it is answered.
@@ -176,6 +178,17 @@ def short_collections() -> None:
     gc.collect()
     if much:  # else there is only a task's own, which is not to stay for ever
         gc.freeze()
+
+
+def failure_of(node: int, error: Exception) -> Failure:
+    """What ends the query, as the controller is told. An error that is none of ours is a defect: with all of its frames."""
+    if isinstance(error, FluxError):
+        return Failure(
+            node=node, kind=type(error).__name__, message=shortened(error.summary), traceback=error.traceback
+        )
+    frames = shortened("".join(traceback.format_exception(error)).rstrip())
+    message = f"worker {node} ended by {type(error).__name__}: {error}"
+    return Failure(node=node, kind="QueryFailed", message=message, traceback=frames)
 
 
 class Stopped(Exception):

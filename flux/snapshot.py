@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import SnapshotError
+from flux.user_code import user_traceback
 
 #: Arrow data begins at a multiple of this, as it likes to, and is read in place where words are aligned.
 ALIGNMENT, WORD = 64, 8
@@ -48,7 +49,8 @@ def encode_snapshot(state: Any, where: str, head: bytes = b"", room: np.ndarray 
     except Exception as error:
         raise SnapshotError(
             f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({type(error).__name__}: {error}). "
-            "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads"
+            "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",
+            user_traceback(error),
         ) from error
     return _laid_out(head + _PICKLE, [memoryview(pickled), *raw], room)
 

@@ -21,7 +21,6 @@ from flux.codec import decode_batches, decode_data, encode
 from flux.control import (
     CopyState,
     EdgeComplete,
-    Failure,
     FromController,
     Goodbye,
     Heartbeat,
@@ -30,17 +29,27 @@ from flux.control import (
     RegisterAgain,
     Welcome,
 )
-from flux.errors import Fenced, FluxError, ProtocolError, UserCodeError
+from flux.errors import Fenced, ProtocolError, UserCodeError
 from flux.lifeline import hold
 from flux.messages import Data, Install
 from flux.plain import plain_batch
 from flux.plan import Plan
 from flux.producer import ToWorker
 from flux.read_turn import ReadTurn
-from flux.shell import ControllerLink, Links, Rendezvous, Stopped, refuse_rejected, register, short_collections
+from flux.shell import (
+    ControllerLink,
+    Links,
+    Rendezvous,
+    Stopped,
+    failure_of,
+    refuse_rejected,
+    register,
+    short_collections,
+)
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transfers import Aside
 from flux.transport import Port, Sockets, own_address
+from flux.user_code import closed, user_traceback
 from flux.worker_stats import load as load_of
 from flux.worker_stats import stats as stats_of
 from partitioning.warm_up import warm_up
@@ -203,9 +212,8 @@ class Worker:
         if key in self._read_turn:  # else it has come to its end
             self._read_turn.remove(key)
         reader = self._readers.pop(key, None)
-        close = getattr(reader, "close", None)
-        if close is not None:
-            close()
+        if hasattr(reader, "close"):
+            closed(self._source_name(*key), reader.close)
 
     def _open_source(self, core: StageWorker, source: int, partition: int) -> None:
         """Not before the first batch is wanted: a source that seeks has to know where to begin."""
@@ -268,9 +276,12 @@ class Worker:
             core.on_source(*key, unread.popleft(), now)
         return True
 
+    def _source_name(self, source: int, partition: int) -> str:
+        return f"source {self.plan.sources[source].name}, partition {partition}"
+
     def _source_failed(self, source: int, partition: int, error: Exception) -> UserCodeError:
-        name = self.plan.sources[source].name
-        return UserCodeError(f"source {name}, partition {partition}: {type(error).__name__}: {error}")
+        text = f"{self._source_name(source, partition)}: {type(error).__name__}: {error}"
+        return UserCodeError(text, user_traceback(error))
 
     # ---- work and out
 
@@ -319,13 +330,7 @@ class Worker:
 
     def _report_failure(self, core: StageWorker, error: Exception) -> None:
         """Tell the controller, which ends the query; the Spark task itself ends well, a retry could only fail again."""
-        kind = type(error).__name__ if isinstance(error, FluxError) else "QueryFailed"
-        message = (
-            str(error)
-            if isinstance(error, FluxError)
-            else f"worker {core.worker} ended by {type(error).__name__}: {error}"
-        )
-        failure = Failure(node=core.worker, kind=kind, message=message)
+        failure = failure_of(core.worker, error)
         self.control.report(failure)
         end = time.monotonic() + FAREWELL_S
         while time.monotonic() < end:
@@ -338,10 +343,9 @@ class Worker:
                         self.control.report(failure)
 
     def _close(self) -> None:
-        for reader in self._readers.values():
-            close = getattr(reader, "close", None)
-            if close is not None:
-                close()
+        for key, reader in self._readers.items():
+            if hasattr(reader, "close"):
+                closed(self._source_name(*key), reader.close)
         self._background.close()
         try:
             if self.core is not None:

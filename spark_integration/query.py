@@ -147,7 +147,7 @@ class Query(Operated):
             "starting": f"Waiting for {count(self._need.workers, 'worker')}{self._asked}",
             "running": "Processing rows" + (f"; {self._retries.text}" if self._retries.text else ""),
             "finished": "All output is there",
-            "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error}",
+            "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error.summary}",
         }
         progress = self.lastProgress
         waiting = bool(progress and progress["backlog"]["slices"])
