@@ -64,12 +64,12 @@ def sum(column: str) -> Measure:
 
 
 def min(column: str) -> Measure:
-    """Least value; NaN is greater than any number."""
+    """Least value; NaN is greater than any number, strings compare byte by byte."""
     return Measure("min", column)
 
 
 def max(column: str) -> Measure:
-    """Greatest value; NaN is greater than any number."""
+    """Greatest value; NaN is greater than any number, strings compare byte by byte."""
     return Measure("max", column)
 
 

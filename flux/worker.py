@@ -212,7 +212,7 @@ class Worker:
         if key in self._read_turn:  # else it has come to its end
             self._read_turn.remove(key)
         reader = self._readers.pop(key, None)
-        if hasattr(reader, "close"):
+        if reader is not None and hasattr(reader, "close"):
             closed(self._source_name(*key), reader.close)
 
     def _open_source(self, core: StageWorker, source: int, partition: int) -> None:

@@ -10,10 +10,12 @@ Law: the state depends on the rows and their order alone, not on how they were s
     mean     integers, float, double     double                     null
              decimal(p,s)                decimal(p+4,s+4), half up
     min max  those, boolean, date,       the column's type          null
-             time, timestamp, duration
+             time, timestamp, duration,
+             string, binary
 
-Decimals have at most 38 digits. NaN is greater than any number. An update that raises leaves the state
-unusable.
+Decimals have at most 38 digits. NaN is greater than any number. Strings and binaries compare byte by byte, as
+unsigned numbers, and the shorter comes first: Spark's order of strings (UTF8_BINARY), which is that of their code
+points. An update that raises leaves the state unusable.
 """
 
 from __future__ import annotations
@@ -31,17 +33,19 @@ from partitioning.columns import (
     FLOAT32,
     FLOAT64,
     UINT64,
+    bytes_column,
     decimal_column,
     fixed_column,
     kind_of,
     raw,
+    raw_bytes,
     validity_buffer,
 )
 from partitioning.errors import ColumnTypeError, SumOverflowError
-from partitioning.slot_tables import grown
+from partitioning.slot_tables import ARENA_BYTES_MIN, grown
 
 _NUMBERS = ("integers", "float", "double", "decimal128")
-_ORDERED = (*_NUMBERS, "boolean", "date", "time", "timestamp", "duration")
+_ORDERED = (*_NUMBERS, "boolean", "date", "time", "timestamp", "duration", "string", "binary")
 _DIGITS_MAX = 38
 _SIGN = -(1 << 63)
 
@@ -60,11 +64,7 @@ class Accumulator:
 
     def update(self, slots: np.ndarray, column: pa.Array | None, size: int) -> None:
         """Add the rows of ``column``, each to its slot; every slot is below ``size``."""
-        if size > self._room:
-            self._room = max(size, 2 * self._room, 64)
-            for name in self._arrays:
-                setattr(self, name, self._more(name, getattr(self, name), self._room))
-        self.size = max(self.size, size)
+        self._grow(size)
         if column is not None and (column.type != self.type or len(column) != len(slots)):
             # Kernels read by address: a wrong type or length would read outside of the column.
             raise TypeError(
@@ -95,6 +95,13 @@ class Accumulator:
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self._arrays)
+
+    def _grow(self, size: int) -> None:
+        if size > self._room:
+            self._room = max(size, 2 * self._room, 64)
+            for name in self._arrays:
+                setattr(self, name, self._more(name, getattr(self, name), self._room))
+        self.size = max(self.size, size)
 
     def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
         return grown(array, rows)
@@ -283,6 +290,95 @@ class MaxDecimal(MinDecimal):
     _turn = -1
 
 
+class MinBytes(Accumulator):
+    """The least string, in pieces of an arena: a slot's piece is used again while what comes fits into it, else a new one is
+    taken, and the arena is packed when it is full."""
+
+    name = "min"
+    _arrays = ("_heads", "_starts", "_rooms", "_sizes")
+    _greatest = False
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self.result_type = type_
+        self._heads = np.zeros(0, np.uint64)
+        self._starts, self._rooms = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._sizes = np.zeros(0, np.int64)  # -1: no value yet
+        self._arena = np.zeros(ARENA_BYTES_MIN, np.uint8)
+        self._meta = np.zeros(2, np.int64)  # bytes used, bytes wanted
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._arena.nbytes
+
+    def state(self) -> list[tuple[str, pa.Array]]:
+        return [("best", self._column(np.arange(self.size, dtype=np.int32), pa.large_binary()))]
+
+    def load(self, state: Iterable[tuple[str, pa.Array]]) -> None:
+        (best,) = (column for name, column in state if name == "best")
+        rows = len(best)
+        self._heads, self._arena = np.zeros(0, np.uint64), np.zeros(max(best.nbytes, ARENA_BYTES_MIN), np.uint8)
+        self._starts = self._rooms = self._sizes = np.zeros(0, np.int64)
+        self._meta = np.zeros(2, np.int64)
+        self.size = self._room = 0
+        # Values of slots that are still empty: each is the least.
+        first = 0
+        self._grow(rows)
+        for chunk in best.chunks if isinstance(best, pa.ChunkedArray) else [best]:
+            self._keep(np.arange(first, first + len(chunk), dtype=np.int32), chunk)
+            first += len(chunk)
+
+    def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
+        larger = grown(array, rows)
+        if name == "_sizes":
+            larger[len(array) :] = -1
+        return larger
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        assert column is not None
+        self._keep(slots, column)
+
+    def _keep(self, slots: np.ndarray, column: pa.Array) -> None:
+        done = 0
+        while True:
+            done = kernels.keep_least_strings(
+                slots, *raw_bytes(column), self._greatest, done,
+                self._heads, self._starts, self._rooms, self._sizes, self._arena, self._meta,
+            )  # fmt: skip
+            if done == len(slots):
+                return
+            self._make_room(int(self._meta[1]))
+
+    def _make_room(self, wanted: int) -> None:
+        """Pack the arena, into one that is at most half full then: packing again is far off."""
+        every = np.arange(len(self._sizes), dtype=np.int32)
+        offsets, packed = self._pieces(every)
+        self._starts, self._rooms = offsets[:-1].copy(), np.diff(offsets)
+        self._arena = grown(packed, max(2 * (len(packed) + wanted), ARENA_BYTES_MIN))
+        self._meta[0] = len(packed)
+
+    def _pieces(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(int64 offsets, bytes) of the values of the slots, one after the other."""
+        offsets = np.empty(len(slots) + 1, np.int64)
+        kernels.piece_ends(self._sizes, slots, offsets)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        kernels.copy_pieces(self._starts, self._sizes, self._arena, slots, data)
+        return offsets, data
+
+    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+        if isinstance(slots, slice):
+            slots = np.arange(slots.stop, dtype=np.int32)
+        return self._column(slots, self.result_type)
+
+    def _column(self, slots: np.ndarray, type_: pa.DataType) -> pa.Array:
+        return bytes_column(type_, *self._pieces(slots), self._sizes[slots] >= 0)
+
+
+class MaxBytes(MinBytes):
+    name = "max"
+    _greatest = True
+
+
 def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> Accumulator:
     """A new accumulator; ColumnTypeError if the measure is not defined for the type."""
     if measure == "count":
@@ -291,8 +387,10 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
         raise ValueError(f"{measure} needs a column")
     kind = kind_of(type_)
     if measure in ("min", "max"):
-        if kind is None or kind >= BYTES:
+        if kind is None:
             raise ColumnTypeError(measure, column, type_, _ORDERED)
+        if kind >= BYTES:
+            return (MinBytes if measure == "min" else MaxBytes)(column, type_)
         if kind == DECIMAL:
             return (MinDecimal if measure == "min" else MaxDecimal)(column, type_)
         return (Min if measure == "min" else Max)(column, type_)

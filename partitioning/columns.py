@@ -126,3 +126,13 @@ def decimal_column(type_: pa.DataType, low: np.ndarray, high: np.ndarray, valid:
     values[:, 0] = low
     values[:, 1] = high.view(np.uint64)
     return pa.Array.from_buffers(type_, len(low), [validity_buffer(valid), pa.py_buffer(values)])
+
+
+def bytes_column(type_: pa.DataType, offsets: np.ndarray, data: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+    """A string or binary column from its int64 offsets and bytes."""
+    if _KINDS[type_.id] == BYTES:
+        if offsets[-1] > np.iinfo(np.int32).max:
+            raise OverflowError(f"{len(offsets) - 1} values of {offsets[-1]} bytes do not fit one column of {type_}")
+        offsets = offsets.astype(np.int32)
+    buffers = [validity_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(type_, len(offsets) - 1, buffers)

@@ -663,3 +663,94 @@ def keep_least_decimals(
                 low[s] = a
                 high[s] = b
                 seen[s] = True
+
+
+# Least strings: each slot has a piece of the arena, ``starts`` and ``rooms``, and in it a value of ``sizes`` bytes (-1: none
+# yet). ``heads`` has the first eight bytes of it as a number that sorts as they do, so that most comparisons read no more.
+
+
+@kernel
+def _head(data: int, size: int) -> Word:
+    """The first eight bytes, filled with zeros, as a number that sorts as they do."""
+    w = _U0
+    for p in range(8):
+        w = w << np.uint64(8)
+        if p < size:
+            w |= np.uint64(_u8(data + p))
+    return w
+
+
+@kernel
+def _sooner(a: int, a_size: int, b: int, b_size: int) -> bool:
+    """Whether the bytes at ``a`` come before those at ``b``: as unsigned numbers, and the shorter first."""
+    for p in range(8, min(a_size, b_size)):  # the heads are equal
+        x, y = _u8(a + p), _u8(b + p)
+        if x != y:
+            return x < y
+    return a_size < b_size
+
+
+@kernel
+def keep_least_strings(
+    slots: Array, offsets: int, data: int, validity: int, offset: int, kind: int, greatest: bool, first: int,
+    heads: Array, starts: Array, rooms: Array, sizes: Array, arena: Array, meta: Array,
+) -> int:  # fmt: skip
+    """Keep the least value of each slot, or the greatest. meta: bytes of the arena used, bytes wanted. Stops at the row
+    for which the arena has no room, and returns its number."""
+    n = slots.size
+    home = arena.ctypes.data
+    used = meta[0]
+    done = n
+    for i in range(first, n):
+        j = offset + i
+        if validity != 0 and _bit(validity, j) == 0:
+            continue
+        s = slots[i]
+        start = _start(offsets, kind, j)
+        size = _start(offsets, kind, j + 1) - start
+        head = _head(data + start, size)
+        if sizes[s] >= 0:
+            if head == heads[s]:
+                there = home + starts[s]
+                if greatest:
+                    better = _sooner(there, sizes[s], data + start, size)
+                else:
+                    better = _sooner(data + start, size, there, sizes[s])
+            else:
+                better = (head > heads[s]) == greatest
+            if not better:
+                continue
+        if size > rooms[s]:
+            if used + size > arena.size:
+                meta[1] = size
+                done = i
+                break
+            starts[s] = used
+            rooms[s] = size
+            used += size
+        for p in range(size):
+            arena[starts[s] + p] = _u8(data + start + p)
+        heads[s] = head
+        sizes[s] = size
+    meta[0] = used
+    return done
+
+
+@kernel
+def piece_ends(sizes: Array, slots: Array, ends: Array) -> None:
+    """ends[i + 1] = where piece i ends when those of the slots are put one after the other; none has no bytes."""
+    total = 0
+    ends[0] = 0
+    for i in range(slots.size):
+        total += max(sizes[slots[i]], 0)
+        ends[i + 1] = total
+
+
+@kernel
+def copy_pieces(starts: Array, sizes: Array, arena: Array, slots: Array, out: Array) -> None:
+    at = 0
+    for i in range(slots.size):
+        s = slots[i]
+        for p in range(starts[s], starts[s] + max(sizes[s], 0)):
+            out[at] = arena[p]
+            at += 1

@@ -20,11 +20,11 @@ from partitioning import kernels
 from partitioning.columns import (
     BYTES,
     DECIMAL,
+    bytes_column,
     decimal_column,
     fixed_column,
     kind_of,
     raw,
-    validity_buffer,
 )
 from partitioning.hashing import check_key_type
 from partitioning.slot_tables import Rows, Strings, Words
@@ -184,9 +184,4 @@ class _Several:
 
 
 def _string_column(type_: pa.DataType, table: Strings, slots: np.ndarray, valid: np.ndarray | None) -> pa.Array:
-    offsets, data = table.strings(slots)
-    if kind_of(type_) == BYTES:
-        if offsets[-1] > np.iinfo(np.int32).max:
-            raise OverflowError(f"{len(slots)} keys of {offsets[-1]} bytes do not fit one column of {type_}")
-        offsets = offsets.astype(np.int32)
-    return pa.Array.from_buffers(type_, len(slots), [validity_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)])
+    return bytes_column(type_, *table.strings(slots), valid)

@@ -31,8 +31,8 @@ def warm_up() -> None:
         index.slots(columns)
         index.keys()
     slots = np.zeros(rows, np.int32)
-    for column in (numbers, numbers.cast(pa.float64()), decimals):
-        for measure in ("count", "sum", "min", "max", "mean"):
+    for column in (numbers, numbers.cast(pa.float64()), decimals, strings):
+        for measure in ("count", "min", "max") if column is strings else ("count", "sum", "min", "max", "mean"):
             made = accumulator(measure, "column", column.type)
             made.update(slots, column, 1)
             made.result()

@@ -393,7 +393,7 @@ def test_an_error_in_a_timer_names_the_method_and_the_partition() -> None:
     replica = alone(on_rows=lambda context, _: context.set_timer(11.0, "luck"), on_tick=tick)
     feed(replica, 0, 7)
     work(replica, 10.0)
-    with pytest.raises(UserCodeError, match=r"^stage Scripted, partition 0: on_timer\(\) raised ValueError: no luck$"):
+    with pytest.raises(UserCodeError, match=r"^stage Scripted, partition 0: on_timer\(\) raised ValueError: no luck\n"):
         work(replica, 11.0)
 
 

@@ -28,6 +28,7 @@ assert set(public.values()) == {1}, public
 
 class All(agg.Aggregate):
     n, c, s, a, b, m = agg.count(), agg.count("v"), agg.sum("v"), agg.min("v"), agg.max("v"), agg.mean("v")
+    least, greatest = agg.min("t"), agg.max("t")
 
 for key in (("i",), ("t",), ("i", "t", "v"), ()):
     for values in (pa.int8(), pa.float32(), pa.decimal128(5, 1), pa.uint64()):

@@ -56,6 +56,8 @@ def table() -> pa.Table:
             "moment": some([moment + step for step in steps], pa.timestamp("us", "UTC")),
             "flag": some([True, False], pa.bool_()),
             "nothing": pa.nulls(ROWS, pa.int32()),
+            "text": some(["", "a", "a\0", "b", "Z", "é", "\ue000", "\U00010000", "a longer word"], pa.string()),
+            "bytes": some([b"", b"\0", b"\x7f", b"\x80", b"\xff\xff", b"12345678", b"123456789"], pa.binary()),
         }
     )
 
@@ -63,7 +65,7 @@ def table() -> pa.Table:
 NUMBERS = ["byte", "short", "int", "long", "double", "odd", "float", "money", "huge", "fine", "nothing"]
 KINDS = {"count": agg.count, "sum": agg.sum, "min": agg.min, "max": agg.max, "mean": agg.mean}
 MEASURES = {"rows": agg.count()}
-for _column in [*NUMBERS, "day", "moment", "flag"]:
+for _column in [*NUMBERS, "day", "moment", "flag", "text", "bytes"]:
     for _kind in KINDS if _column in NUMBERS else ("count", "min", "max"):
         MEASURES[f"{_kind}_{_column}"] = KINDS[_kind](_column)
 Everything = type("Everything", (agg.Aggregate,), dict(MEASURES))
