@@ -41,7 +41,8 @@ A = TypeVar("A", bound=Answer)
 
 
 class RequestRefused(FluxError):
-    """The controller did not do what was asked, and nothing has changed. ``kind``: see ``controller.requests.Refused``."""
+    """The controller did not do what was asked, and nothing has changed. ``kind``: as in ``controller.requests.Refused``, or
+    "secret": it does not have ours, or does not accept it."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -55,8 +56,8 @@ class Client:
         self.connection = connection
         keys = Keys.make(connection.public_key.encode()) if connection.public_key else None
         self._numbers = itertools.count(1)
-        self._sockets = Sockets(keys, ANSWER_BYTES_MAX)
-        self._link = self._sockets.link(connection.endpoint)
+        self._sockets = Sockets(keys, connection.secret, ANSWER_BYTES_MAX)
+        self._link = self._sockets.link(connection.endpoint, sealed=True)
 
     def ask(self, request: Request, expected: type[A], timeout_s: float = ANSWER_S) -> A:
         """The answer. Unreachable if none comes in time; RequestRefused if the controller says no."""
@@ -64,7 +65,7 @@ class Client:
             raise Unreachable(f"query {self._name} has ended: nobody listens at {self.connection.endpoint}")
         number = next(self._numbers)
         numbered = msgspec.structs.replace(request, number=number)
-        self._link.send(encode_request(numbered, self.connection.secret))
+        self._link.send(encode_request(numbered))
         answer = self._wait(number, timeout_s)
         if isinstance(answer, Refused):
             raise RequestRefused(answer.kind, answer.reason)
@@ -81,6 +82,11 @@ class Client:
                     # One that could not be read is refused without its number. Others answer what we gave up waiting for.
                     if answer.number == number or (isinstance(answer, Refused) and answer.number == 0):
                         return answer
+            if self._link.problem:
+                raise RequestRefused(
+                    "secret",
+                    f"query {self._name}: {self._link.problem}: the connection file is another's or an old one",
+                )
         raise Unreachable(
             f"query {self._name} (process {self.connection.pid}) does not answer within {timeout_s:g} s at "
             f"{self.connection.endpoint}: is its driver paused or overloaded?"

@@ -41,7 +41,6 @@ from controller.requests import (
     Suggested,
     WantedMove,
     WorkerStatus,
-    WrongSecretError,
     decode_request,
 )
 from controller.rounds import Rounds
@@ -99,7 +98,6 @@ class Desk:
         self,
         core: Core,
         about: About,
-        secret: bytes,
         report: Callable[[], dict[str, Any] | None],
         metrics: Metrics,
         observe: Callable[[], None],
@@ -107,21 +105,17 @@ class Desk:
         self.refused = 0
         self._core = core
         self._about = about
-        self._secret = secret
         self._report = report
         self._metrics = metrics
         self._observe = observe
 
-    def handle(self, frames: Sequence[Any], now: float) -> tuple[bytes | None, list[Tell]]:
-        """The answer to a request, and the orders that it leads to. None: a stranger is not answered."""
+    def handle(self, frames: Sequence[Any], now: float) -> tuple[bytes, list[Tell]]:
+        """The answer to a request of somebody who has proved the operators' secret, and the orders that it leads to."""
         try:
-            request = decode_request(frames, self._secret)
-        except WrongSecretError as error:
-            self.refused += 1
-            return encode(Refused(kind="secret", reason=str(error))), []
+            request = decode_request(frames)
         except ProtocolError as error:
             self.refused += 1
-            return (encode(Refused(kind="request", reason=str(error))) if len(frames) == 2 else None), []
+            return encode(Refused(kind="request", reason=str(error))), []
         answer, effects = self.answer(request, now)
         return encode(msgspec.structs.replace(answer, number=request.number)), effects
 

@@ -1,13 +1,12 @@
 """What a person's commands ask of a running query's controller, and its answers (DESIGN 8).
 
-A request has two frames: the operators' secret of the connection file, and the request in the encoding of every Flux
-message (version, length, types checked). The secret is compared before the second frame is looked at. An answer has
-one frame and carries the number of its request.
+A request is one frame in the encoding of every Flux message (version, length, types checked), an answer too; it carries
+the number of its request. Both travel on a sealed connection whose ends have proved the operators' secret of the
+connection file to each other (``flux.handshake``), so nothing of a stranger's comes here.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -247,8 +246,7 @@ class Accepted(Answer, frozen=True):
 
 
 class Refused(Answer, frozen=True):
-    """Nothing was changed. ``kind``: "secret", "request" (it could not be read), "usage" (it cannot be carried out) or
-    "failed"."""
+    """Nothing was changed. ``kind``: "request" (it could not be read), "usage" (it cannot be carried out) or "failed"."""
 
     kind: str
     reason: str
@@ -260,21 +258,14 @@ _requests = msgspec.msgpack.Decoder(AnyRequest)
 _answers = msgspec.msgpack.Decoder(AnyAnswer)
 
 
-class WrongSecretError(ProtocolError):
-    """The request does not prove the secret of this query."""
+def encode_request(request: Request) -> list[bytes]:
+    return [encode(request)]
 
 
-def encode_request(request: Request, secret: bytes) -> list[bytes]:
-    return [secret, encode(request)]
-
-
-def decode_request(frames: Sequence[Any], secret: bytes) -> AnyRequest:
-    """WrongSecretError or ProtocolError; nothing is decoded before the secret is proved."""
-    if len(frames) != 2:
-        raise ProtocolError(f"a request has two frames, {len(frames)} came")
-    if not hmac.compare_digest(bytes(frames[0]), secret):
-        raise WrongSecretError("the secret is not that of this query: its connection file is another's or an old one")
-    return decode(_requests, frames[1], REQUEST_BYTES_MAX)
+def decode_request(frames: Sequence[Any]) -> AnyRequest:
+    if len(frames) != 1:
+        raise ProtocolError(f"a request has one frame, {len(frames)} came")
+    return decode(_requests, frames[0], REQUEST_BYTES_MAX)
 
 
 def decode_answer(frames: Sequence[Any]) -> AnyAnswer:

@@ -17,7 +17,7 @@ from controller.progress import Progress
 from controller.requests import AnyAnswer, AnyRequest, Refused
 from controller.service import Service
 from controller.state import Controller, Tell
-from flux.codec import decode_report, encode
+from flux.codec import HEADER_BYTES_MAX, decode_report, encode
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.lifeline import Lifelines
 from flux.plan import Plan
@@ -26,6 +26,8 @@ from flux.transport import Keys, Port, Sockets
 
 log = logging.getLogger("flux")
 
+#: The longest report, with its seal.
+REPORT_BYTES_MAX = HEADER_BYTES_MAX + 1024
 #: How soon a command of another thread is noticed.
 COMMAND_S = 0.01
 #: Progress reports that are kept, as many as a StreamingQuery keeps by default.
@@ -150,11 +152,11 @@ class Server:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        sockets = Sockets(self._keys, self._plan.settings.message_max_bytes)
+        sockets = Sockets(self._keys, self._plan.secret, self._plan.settings.message_max_bytes)
         lifelines: Lifelines | None = None
         try:
             try:
-                port = sockets.port(self._host)
+                port = sockets.port(self._host, REPORT_BYTES_MAX, sealed=True)
                 lifelines = Lifelines(self._host, self._plan.secret)
                 self._service.open(sockets, self._keys)
             except Exception as error:
@@ -199,6 +201,7 @@ class Server:
                     self._tell(port, self.core.on_report(connection, decode_report(frames[0]), time.monotonic()))
                 except ProtocolError:
                     self.core.refused += 1
+        self.core.refused += port.newly_refused() + lifelines.newly_refused()
         if self._service.port in ready:
             self._tell(port, self._service.answer(time.monotonic()))
         for worker in lifelines.poll():

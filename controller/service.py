@@ -55,9 +55,9 @@ class Service:
             self._about = replace(self._about, metrics=address)
             log.info("metrics of query %s are served at %s", self._about.id, address)
         secret = secrets.token_bytes(SECRET_BYTES)
-        self._desk = Desk(self._core, self._about, secret, self._report, self.metrics, self.observe)
+        self._desk = Desk(self._core, self._about, self._report, self.metrics, self.observe)
         if settings.operate:
-            self.port = sockets.port(HOST, REQUEST_BYTES_MAX, WAITING_MAX)
+            self.port = sockets.port(HOST, REQUEST_BYTES_MAX, WAITING_MAX, sealed=True, secret=secret)
             self._publish(secret, keys)
 
     def _publish(self, secret: bytes, keys: Keys | None) -> None:
@@ -104,10 +104,12 @@ class Service:
         if self.port is not None and self._desk is not None:
             for connection, frames in self.port.receive():
                 answer, orders = self._desk.handle(frames, now)
-                if answer is not None:
-                    self.port.send(connection, [answer])
+                self.port.send(connection, [answer])
                 effects.extend(orders)
         return effects
+
+    def _refused(self) -> int:
+        return (self._desk.refused if self._desk else 0) + (self.port.refused if self.port else 0)
 
     def note(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -119,7 +121,7 @@ class Service:
         try:
             self.metrics.observe(
                 core.phase, self._report(), levels(core.plan, core.table, core.repairs.is_safe), core.loads(),
-                len(core.moves_pending()), self._desk.refused if self._desk else 0,
+                len(core.moves_pending()), self._refused(),
             )  # fmt: skip
         except Exception:
             # Looking changes nothing, so a mistake in it must not end a query that runs well.

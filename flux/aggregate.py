@@ -82,6 +82,7 @@ class Aggregate(Operator):
     """Base class: subclasses list their measures as class attributes, and inherit those of their bases."""
 
     restores_in_background = True
+    snapshot_classes = ()
     _measures: dict[str, Measure] = {}
     _index: KeyIndex | None
 

@@ -32,6 +32,8 @@ REPLICAS_MAX = 3
 class FunctionOperator(Operator):
     """A plain function from batch to batch (or to an iterable of batches, or to None) as a stage without state."""
 
+    snapshot_classes = ()
+
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: Any) -> None:
         self._function = function
         self.schema = schema

@@ -16,7 +16,7 @@ from flux.control import FromController, ToController
 from flux.errors import ProtocolError
 from flux.messages import Data, DataPlane
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"FLX"
 PREFIX = MAGIC + bytes([VERSION])
 HEADER_BYTES_MAX = 4 << 20  # a table of 100,000 partitions fits; nothing legitimate comes near

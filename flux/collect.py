@@ -15,6 +15,8 @@ from flux.operator import Batches, Context, Operator
 
 
 class Collect(Operator):
+    snapshot_classes = ()
+
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._file: IO[bytes] | None = None

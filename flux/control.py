@@ -22,7 +22,6 @@ class Register(Control, frozen=True):
     often as it wants. ``node``: the id that this life of the process has already, if
     it has lost its connection and comes on another."""
 
-    secret: bytes
     role: str
     index: int
     attempt: int

@@ -23,6 +23,7 @@ from flux.producer import Producer
 from flux.receiver import Inbound
 from flux.replica import Replica
 from flux.snapshot import decode_snapshot, encode_snapshot
+from flux.unpickle import loads
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 
@@ -141,14 +142,15 @@ def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
     return whole.data
 
 
-def decode(data: bytes | memoryview) -> StateCopy:
-    """Only of bytes from a connection that has proved the query's secret. Arrow data stays a view into ``data``."""
+def decode(data: bytes | memoryview, classes: Sequence[type] | None = ()) -> StateCopy:
+    """Only of bytes signed with the query's secret. Arrow data stays a view into ``data``. ``classes``: as
+    ``Operator.snapshot_classes``."""
     view = memoryview(data).cast("B")
     (length,) = _LENGTH.unpack_from(view)
     end = _LENGTH.size + length
-    state = pickle.loads(view[_LENGTH.size : end])
+    state = loads(view[_LENGTH.size : end], (ReplicaState, Position, OutputLog, StreamId))
     assert isinstance(state, ReplicaState)
-    return StateCopy(state, decode_snapshot(view, end))
+    return StateCopy(state, decode_snapshot(view, end, classes))
 
 
 def restore(copy: StateCopy, replica: Replica) -> None:

@@ -37,7 +37,7 @@ class Egress:
         self._stage = stage
         self._partition = partition
         self._ordered = ordered
-        self._sockets = Sockets(rendezvous.keys)
+        self._sockets = Sockets(rendezvous.keys, rendezvous.secret)
         self._control = ControllerLink(self._sockets, rendezvous, controller_timeout)
         self._attempt = 0
         self._table: Table | None = None
@@ -71,7 +71,7 @@ class Egress:
 
     def fetch(self, offset: int) -> tuple[Chunk, bytes] | None:
         """Bytes from ``offset`` on; None: another worker has the output now, begin again."""
-        request = encode(Fetch(self._rendezvous.secret, self._stage, self._partition, offset))
+        request = encode(Fetch(self._stage, self._partition, offset))
         end = time.monotonic() + SILENCE_MAX_S
         while time.monotonic() < end:
             assert self._link is not None

@@ -35,7 +35,7 @@ class ProtocolError(FluxError):
 
 
 class RefusedError(ProtocolError):
-    """A consumer refuses a stream. ``code``: "secret", "stale" (a newer life of this producer is at work) or "edge"."""
+    """A consumer refuses a stream. ``code``: "stale" (a newer life of this producer is at work) or "edge"."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

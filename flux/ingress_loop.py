@@ -36,7 +36,7 @@ class Ingress:
         self.rendezvous = rendezvous
         self.source = source
         self.partition = partition
-        self.sockets = Sockets(rendezvous.keys, plan.settings.message_max_bytes)
+        self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets, plan.settings.message_max_bytes)
         self._ready = False

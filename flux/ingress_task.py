@@ -31,7 +31,7 @@ class IngressTask:
         self.producers = {
             StreamId(edge.id, partition): Producer(
                 StreamId(edge.id, partition), incarnation, edge.partitions, share, settings.resend_timeout,
-                plan.secret, self.meter,
+                self.meter,
             )
             for edge in edges
         }  # fmt: skip

@@ -1,22 +1,48 @@
 """A plain TCP connection from each worker to the controller that says one thing: this process is alive.
 
 When a process dies its kernel closes its sockets, so the controller learns of it in milliseconds, whatever else is
-under way; ZeroMQ hides such closings. The worker proves the query's secret and names itself, then nothing is said.
+under way; ZeroMQ hides such closings.
+
+    worker                              controller
+    nonce a                     ->
+                                <-      nonce b, code over a and b
+    name, code over a and b     ->      (then nothing is said)
+
+Both prove the query's secret by codes that are good for these nonces alone (``handshake``): what somebody has heard
+here is of no use to him, and the name, which only the two can read, cannot be said by anybody else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
+import secrets
 import selectors
 import socket
 import struct
+import time
+from dataclasses import dataclass, field
 
+from flux.handshake import MAC_BYTES, NONCE_BYTES, mac, same
 from flux.transport import host_and_port
 
 _NAME = struct.Struct("!q")
-#: Connections that have not named themselves yet; more are refused.
-STRANGERS_MAX = 1024
+_PROOF_BYTES = _NAME.size + MAC_BYTES
+#: Connections that have not named themselves yet; the oldest gives way.
+STRANGERS_MAX = 128
+#: How long a worker may take to name itself; one in a long step does not get to it, and nobody misses its lifeline so soon.
+STRANGER_S = 120.0
+#: Taken at one look.
+ACCEPTS_MAX = 64
+
+
+@dataclass
+class _Greeting:
+    """``asked``: the worker's nonce, ``answered``: ours, once it has been sent."""
+
+    since: float
+    said: bytes = b""
+    asked: bytes = b""
+    answered: bytes = field(default=b"", repr=False)
 
 
 class Lifelines:
@@ -24,6 +50,7 @@ class Lifelines:
 
     def __init__(self, host: str, secret: bytes) -> None:
         family = socket.getaddrinfo(host, None)[0][0]
+        self.refused = 0
         self._secret = secret
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.bind((host, 0))
@@ -32,7 +59,7 @@ class Lifelines:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._named: dict[socket.socket, int] = {}
-        self._greetings: dict[socket.socket, bytes] = {}
+        self._greetings: dict[socket.socket, _Greeting] = {}  # the oldest first
         bracketed = f"[{host}]" if ":" in host else host
         self.endpoint = f"tcp://{bracketed}:{self._listener.getsockname()[1]}"
 
@@ -44,19 +71,28 @@ class Lifelines:
             assert isinstance(connection, socket.socket)
             if connection is self._listener:
                 self._accept()
-            elif (worker := self._read(connection)) is not None:
+            elif connection.fileno() >= 0 and (worker := self._read(connection)) is not None:
                 closed.append(worker)
         return closed
 
+    def newly_refused(self) -> int:
+        """Since the last call."""
+        count, self.refused = self.refused, 0
+        return count
+
     def _accept(self) -> None:
+        now = time.monotonic()
         with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            if len(self._greetings) >= STRANGERS_MAX:
-                connection.close()
+            for _ in range(ACCEPTS_MAX):
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._greetings[connection] = _Greeting(now)
+                self._selector.register(connection, selectors.EVENT_READ)
+        while self._greetings:
+            oldest = next(iter(self._greetings))
+            if len(self._greetings) <= STRANGERS_MAX and now - self._greetings[oldest].since < STRANGER_S:
                 return
-            connection.setblocking(False)
-            self._greetings[connection] = b""
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._refuse(oldest)
 
     def _read(self, connection: socket.socket) -> int | None:
         try:
@@ -65,27 +101,47 @@ class Lifelines:
             return None
         except OSError:
             data = b""
-        if data and connection in self._greetings:
-            self._greet(connection, self._greetings[connection] + data)
-            return None
-        if data:
-            return None  # nothing is ever said after the name
-        self._selector.unregister(connection)
-        connection.close()
-        self._greetings.pop(connection, None)
-        return self._named.pop(connection, None)
-
-    def _greet(self, connection: socket.socket, said: bytes) -> None:
-        wanted = len(self._secret) + _NAME.size
-        if len(said) < wanted:
-            self._greetings[connection] = said
-            return
-        del self._greetings[connection]
-        if len(said) == wanted and hmac.compare_digest(said[: len(self._secret)], self._secret):
-            (self._named[connection],) = _NAME.unpack(said[len(self._secret) :])
-        else:
+        if not data:
             self._selector.unregister(connection)
             connection.close()
+            self._greetings.pop(connection, None)
+            return self._named.pop(connection, None)
+        if connection in self._greetings:
+            self._greet(connection, data)
+        return None  # nothing is ever said after the name
+
+    def _greet(self, connection: socket.socket, data: bytes) -> None:
+        greeting = self._greetings[connection]
+        greeting.said += data
+        wanted = _PROOF_BYTES if greeting.asked else NONCE_BYTES
+        if len(greeting.said) < wanted:
+            return
+        if len(greeting.said) > wanted:
+            self._refuse(connection)
+        elif not greeting.asked:
+            greeting.asked, greeting.said, greeting.answered = greeting.said, b"", secrets.token_bytes(NONCE_BYTES)
+            about = _about(self.endpoint, greeting.asked, greeting.answered)
+            try:
+                connection.sendall(greeting.answered + mac(self._secret, b"lifeline challenge", *about))
+            except OSError:
+                self._refuse(connection)
+        else:
+            self._name(connection, greeting)
+
+    def _name(self, connection: socket.socket, greeting: _Greeting) -> None:
+        about = _about(self.endpoint, greeting.asked, greeting.answered)
+        covered, shown = greeting.said[: _NAME.size], greeting.said[_NAME.size :]
+        if not same(shown, mac(self._secret, b"lifeline proof", *about, covered)):
+            self._refuse(connection)
+            return
+        del self._greetings[connection]
+        (self._named[connection],) = _NAME.unpack(_veil(self._secret, about, covered))
+
+    def _refuse(self, connection: socket.socket) -> None:
+        self.refused += 1
+        del self._greetings[connection]
+        self._selector.unregister(connection)
+        connection.close()
 
     def close(self) -> None:
         for connection in [*self._named, *self._greetings, self._listener]:
@@ -93,8 +149,51 @@ class Lifelines:
         self._selector.close()
 
 
-def hold(endpoint: str, secret: bytes, worker: int) -> socket.socket:
-    """The worker's end: keep it open as long as the worker lives."""
-    connection = socket.create_connection(host_and_port(endpoint), timeout=10)
-    connection.sendall(secret + _NAME.pack(worker))
-    return connection
+class Lifeline:
+    """The worker's end, open as long as the worker lives. ``raw`` is to be polled; what is heard there goes to ``hear``."""
+
+    def __init__(self, endpoint: str, secret: bytes, worker: int) -> None:
+        self._endpoint = endpoint
+        self._secret = secret
+        self._worker = worker
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._said = b""
+        self._connection = socket.create_connection(host_and_port(endpoint), timeout=10)
+        self._connection.setblocking(False)
+        self._connection.sendall(self._nonce)
+        self.raw = self._connection.fileno()
+
+    def hear(self) -> bool:
+        """False: nothing more will be heard. That the other end has closed, or is somebody else, means nothing here: who
+        hears nothing from the controller for long ends because of that."""
+        try:
+            data = self._connection.recv(1024)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._said += data
+        if not data or len(self._said) > NONCE_BYTES + MAC_BYTES:
+            return False
+        if len(self._said) == NONCE_BYTES + MAC_BYTES:
+            nonce, shown = self._said[:NONCE_BYTES], self._said[NONCE_BYTES:]
+            about = _about(self._endpoint, self._nonce, nonce)
+            if not same(shown, mac(self._secret, b"lifeline challenge", *about)):
+                return False
+            covered = _veil(self._secret, about, _NAME.pack(self._worker))
+            with contextlib.suppress(OSError):
+                self._connection.sendall(covered + mac(self._secret, b"lifeline proof", *about, covered))
+        return True
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _about(endpoint: str, asked: bytes, answered: bytes) -> tuple[bytes, bytes, bytes]:
+    return endpoint.encode(), asked, answered
+
+
+def _veil(secret: bytes, about: tuple[bytes, bytes, bytes], name: bytes) -> bytes:
+    """The name as only the two read it, and back."""
+    key = mac(secret, b"lifeline name", *about)
+    return bytes(one ^ other for one, other in zip(name, key, strict=False))

@@ -30,7 +30,6 @@ class Hello(Message, frozen=True):
     producer: int
     incarnation: int
     epoch: int
-    secret: bytes
     worker: int = -1
 
 
@@ -114,7 +113,7 @@ class Reset(Message, frozen=True):
 
 
 class Refuse(Message, frozen=True):
-    """Consumer: go away, and why. ``code``: "secret", "stale", "edge", "version", "epoch"."""
+    """Consumer: go away, and why. ``code``: "stale" or "edge"."""
 
     edge: int
     producer: int
@@ -125,7 +124,6 @@ class Refuse(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Egress task: give me bytes of the collected output of a partition of a collecting stage."""
 
-    secret: bytes
     stage: int
     partition: int
     offset: Natural
@@ -176,7 +174,6 @@ class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
 class Orders(Message, frozen=True):
     """Primaries to the other replicas on one worker: the order of steps."""
 
-    secret: bytes
     items: list[PartitionOrder]
 
 
@@ -204,9 +201,8 @@ class Install(Message, frozen=True):
     """Primary to a new replica: part of a copy of its state at a step boundary, in one payload frame (DESIGN 5, step 2).
 
     ``copy`` numbers the copies that this primary takes, ``offset`` says where in it the part begins, ``total`` how many
-    bytes it has. An empty part asks how far it has come."""
+    bytes it has; the last of them are its signature (``transfers.sign``). An empty part asks how far it has come."""
 
-    secret: bytes
     stage: int
     partition: int
     incarnation: int

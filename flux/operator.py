@@ -78,6 +78,14 @@ class Operator:
     #: True: ``restore`` may be called from another thread than the one that calls the rest, after ``open`` and before
     #: anything else, so that a large state does not hold up other partitions of its worker.
     restores_in_background: bool = False
+    #: Classes whose objects a snapshot may hold beside plain data (numbers, strings, collections, dates, decimals, numpy,
+    #: pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer.
+    snapshot_classes: tuple[type, ...] | None = None
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "snapshot" in cls.__dict__ and "snapshot_classes" not in cls.__dict__:
+            cls.snapshot_classes = None  # another snapshot than that of a built-in operator that it derives from
 
     #: The stage that it was made by when it was made by calling one, as in ``Sessions(gap=30)``.
     _stage: Any = None

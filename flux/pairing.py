@@ -62,7 +62,6 @@ class Pairing:
     def __init__(
         self,
         replicas: Mapping[Key, Replica],
-        secret: bytes,
         settings: Settings,
         counters: Counters,
         wake: Callable[[Key], None],
@@ -71,7 +70,6 @@ class Pairing:
         """``wake`` a replica that may have a step to apply by now; ``report_through`` one whose end may have been
         committed."""
         self._replicas = replicas
-        self._secret = secret
         self._counters = counters
         self._wake = wake
         self._report_through = report_through
@@ -104,10 +102,10 @@ class Pairing:
             if replica.order.peers:
                 replica.decide_ahead(now + wall_ahead)
         for worker, items in outgoing(leaders, now, self._again_s).items():
-            yield ToWorker(worker, Orders(self._secret, items))
+            yield ToWorker(worker, Orders(items))
 
     def on_orders(self, message: Orders) -> list[PartitionSeen]:
-        """The sender has proved the secret. What the secondaries here answer."""
+        """What the secondaries here answer."""
         answers = []
         for item in message.items:
             replica = self._replicas.get((item.stage, item.partition))

@@ -80,7 +80,6 @@ class Producer:
         partitions: int,
         log_bytes_max: int,
         resend_s: float,
-        secret: bytes = b"",
         meter: Meter | None = None,
         worker: int = -1,
         base: int = 0,
@@ -96,7 +95,6 @@ class Producer:
         self.rows = 0
         self.resent_handshakes = 0
         self._resend_s = resend_s
-        self._secret = secret
         self._worker = worker
         self._epoch = -1
         self._now = self._patient_until = 0.0
@@ -387,7 +385,6 @@ class Producer:
                         self.stream.producer,
                         self.incarnation,
                         self._epoch,
-                        self._secret,
                         self._worker,
                     ),
                 )

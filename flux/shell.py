@@ -8,7 +8,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ class Rendezvous:
 
     endpoint: str
     keys: Keys | None
-    secret: bytes
+    secret: bytes = field(repr=False)
     lifeline: str = ""
 
 
@@ -88,6 +88,11 @@ class Links:
                 continue
             yield worker, answer
 
+    def newly_malformed(self) -> int:
+        """Since the last call."""
+        count, self.malformed = self.malformed, 0
+        return count
+
     def __contains__(self, link: object) -> bool:
         return link in self._worker_of
 
@@ -96,7 +101,7 @@ class ControllerLink:
     """Registers, and hears orders; raises QueryTimeout when the controller stays silent for too long."""
 
     def __init__(self, sockets: Sockets, rendezvous: Rendezvous, silence_max_s: float) -> None:
-        self.link = sockets.link(rendezvous.endpoint)
+        self.link = sockets.link(rendezvous.endpoint, sealed=True)
         self.about: Register | None = None
         self.malformed = 0
         self._silence_max_s = silence_max_s
@@ -122,6 +127,12 @@ class ControllerLink:
             self._heard, self._silent_since = time.monotonic(), None
             yield order
 
+    def newly_malformed(self) -> int:
+        """Since the last call."""
+        count, self.malformed = self.malformed + self.link.refused, 0
+        self.link.refused = 0
+        return count
+
     def check(self, now: float) -> None:
         """To be called between looks at what has come."""
         if now - self._heard <= self._silence_max_s:
@@ -129,9 +140,10 @@ class ControllerLink:
         if self._silent_since is None:
             self._silent_since = now
         elif now - self._silent_since >= GRACE_S:
+            why = self.link.problem or "the driver is gone or cannot be reached"
             raise QueryTimeout(
                 f"nothing heard from the controller at {self.link.endpoint} for {self._silence_max_s:g} s "
-                "(spark.flux.controller.timeout); the driver is gone or cannot be reached"
+                f"(spark.flux.controller.timeout): {why}"
             )
 
 
@@ -139,7 +151,7 @@ def register(
     sockets: Sockets, control: ControllerLink, rendezvous: Rendezvous, **about: Any
 ) -> tuple[Welcome, list[FromController]]:
     """Repeat Register until it is answered; returns the answer and the orders that came with it, in order."""
-    message = control.about = Register(secret=rendezvous.secret, host=socket.gethostname(), pid=os.getpid(), **about)
+    message = control.about = Register(host=socket.gethostname(), pid=os.getpid(), **about)
     asked = 0.0
     while True:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """State of an operator as bytes and back.
 
 Arrow data travels as Arrow IPC, bytes as they are, everything else pickled, large arrays in it beside the pickle.
-Snapshots are only read back by workers of the same query, from connections that have proved its secret (DESIGN 8).
+Snapshots are only read back by workers of the same query, from copies signed with its secret (DESIGN 8).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import SnapshotError
+from flux.unpickle import loads
 from flux.user_code import user_traceback
 
 #: Arrow data begins at a multiple of this, as it likes to, and is read in place where words are aligned.
@@ -97,8 +98,9 @@ def _write(state: pa.RecordBatch | pa.Table, out: Any) -> None:
         writer.write(state)
 
 
-def decode_snapshot(data: bytes | memoryview, start: int = 0) -> Any:
-    """Of what follows the first ``start`` bytes. Arrow data stays a view into ``data``."""
+def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[type] | None = ()) -> Any:
+    """Of what follows the first ``start`` bytes. Arrow data stays a view into ``data``. ``classes``: as
+    ``Operator.snapshot_classes``."""
     view = memoryview(data).cast("B")
     kind = bytes(view[start : start + 1])
     if kind == _NONE:
@@ -115,7 +117,7 @@ def decode_snapshot(data: bytes | memoryview, start: int = 0) -> Any:
     if kind == _PICKLE:
         pickled, *arrays = _pieces(view, start + 1)
         # What is restored may be changed in place.
-        return pickle.loads(pickled, buffers=[memoryview(bytearray(a)) if a.readonly else a for a in arrays])
+        return loads(pickled, classes, [memoryview(bytearray(a)) if a.readonly else a for a in arrays])
     raise SnapshotError(f"not a snapshot: it starts with {kind!r}")
 
 

@@ -11,7 +11,6 @@ Left to others: frames, sockets, clocks and the source iterators (worker), place
 
 from __future__ import annotations
 
-import hmac
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -126,7 +125,7 @@ class StageWorker:
         # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
         self._tick_at = np.inf
         self._pairing = Pairing(
-            self.replicas, plan.secret, plan.settings, self.counters, self._turns.wake, self._report_through
+            self.replicas, plan.settings, self.counters, self._turns.wake, self._report_through
         )  # fmt: skip
         self.awaited: dict[tuple[int, int], int] = {}  # placed here, state not come yet -> incarnation
         self._secondary: dict[int, frozenset[int]] = {}  # stage -> partitions here that follow a primary elsewhere
@@ -253,7 +252,7 @@ class StageWorker:
         settings = self.plan.settings
         return Producer(
             stream, incarnation, edge.partitions, self.plan.log_share(edge.stage, self._workers), settings.resend_timeout,
-            self.plan.secret, self.log_meter, worker, base,
+            self.log_meter, worker, base,
         )  # fmt: skip
 
     def _install_sources(self, table: Table) -> None:
@@ -301,7 +300,7 @@ class StageWorker:
                 raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
     def knows(self, connection: Hashable, message: Data) -> bool:
-        """Whether this connection has proved the secret for this stream; only then is a payload worth decoding."""
+        """Whether this stream is read from this connection; only then is a payload worth decoding."""
         inbound = self._inbound.get(StreamId(message.edge, message.producer))
         return inbound is not None and inbound.connection == connection
 
@@ -339,9 +338,7 @@ class StageWorker:
 
     def _on_hello(self, connection: Hashable, hello: Hello, now: float) -> None:
         stream = StreamId(hello.edge, hello.producer)
-        if not hmac.compare_digest(hello.secret, self.plan.secret):
-            self._refuse(connection, stream, "secret", "wrong secret")
-        elif not 0 <= hello.edge < len(self.plan.edges) or hello.producer < 0:
+        if not 0 <= hello.edge < len(self.plan.edges) or hello.producer < 0:
             self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
         elif hello.epoch > self.epoch:
             # The producer has heard of a table that has not come here yet; answer when it has.
@@ -475,9 +472,6 @@ class StageWorker:
     # ---- order of steps
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
-        if not hmac.compare_digest(message.secret, self.plan.secret):
-            self.counters.refused += 1
-            return
         answers = self._pairing.on_orders(message)
         if answers:
             self._answer(connection, OrdersSeen(answers))
@@ -494,14 +488,17 @@ class StageWorker:
 
     def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
         """A part of a copy of a replica's state has come."""
-        if not hmac.compare_digest(message.secret, self.plan.secret):
-            self.counters.refused += 1
-        elif not self._transfers.on_install(connection, message, part, now):
+        if not self._transfers.on_install(connection, message, part, now):
             self.counters.stale += 1
+        self.counters.refused += self._transfers.newly_forged()
 
     def on_done(self, token: int, result: Any, now: float) -> None:
         """What was to be done aside is done."""
         self._transfers.on_done(token, result, now)
+        self.counters.refused += self._transfers.newly_forged()
+
+    def snapshot_classes(self, key: tuple[int, int]) -> tuple[type, ...] | None:
+        return self.plan.stages[key[0]].make().snapshot_classes
 
     def inbounds_of(self, replica: Replica) -> list[Inbound]:
         return [i for i in self._inbound.values() if i.stream.edge in replica.stage.edges_in]
@@ -567,9 +564,6 @@ class StageWorker:
         self._note_ack(inbound, now)
 
     def _on_fetch(self, connection: Hashable, fetch: Fetch) -> None:
-        if not hmac.compare_digest(fetch.secret, self.plan.secret):
-            self.counters.refused += 1
-            return
         replica = self.replicas.get((fetch.stage, fetch.partition))
         if replica is None or not isinstance(replica.operator, Collect) or not replica.through:
             self.counters.misrouted += 1

@@ -117,7 +117,7 @@ class _Run:
         self.operator.close()
         self.operator = self.stage.make()
         self.operator.open(self.context)
-        self.operator.restore(decode_snapshot(state))
+        self.operator.restore(decode_snapshot(state, classes=self.operator.snapshot_classes))
         self.context.timers.replace(pending)
 
     def until(self, moment: float) -> None:

@@ -6,10 +6,14 @@ makes a replica of them. What takes long is given away as ``Aside``: other parti
 
     Outgoing   memory is made ready -> next step boundary -> copied -> parts are sent until the other says done
     Incoming   parts are received -> decoded -> the operator restored -> the replica comes to life
+
+A copy ends with a code (HMAC) over all of it under the query's secret, and is not read without: who reads it makes the
+objects that it names. It is computed aside while the parts travel, and sent last.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +26,7 @@ from flux.background import Failed
 from flux.control import CopyState
 from flux.copy_state import Photograph, StateCopy, decode, joined, photograph, room_for
 from flux.errors import ProtocolError
+from flux.handshake import MAC_BYTES, mac, same
 from flux.messages import Install, Installed
 from flux.order import Peer
 from flux.producer import ToWorker
@@ -29,6 +34,7 @@ from flux.receiver import Inbound
 from flux.replica import Replica
 
 Key = tuple[int, int]
+_ABOUT = struct.Struct("!4q")
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Effect: do this in another thread and bring the result back by ``on_done``. ``what``: "room", "copy", "decode" or
-    "restore", of the replica of a partition."""
+    """Effect: do this in another thread and bring the result back by ``on_done``. ``what``: "room", "copy", "sign", "decode"
+    or "restore", of the replica of a partition."""
 
     token: int
     what: str
@@ -69,6 +75,9 @@ class Host(Protocol):
     replicas: dict[Key, Replica]
     awaited: dict[Key, int]
 
+    def snapshot_classes(self, key: Key) -> tuple[type, ...] | None:
+        """Of the operator of that stage: see ``Operator``."""
+
     def inbounds_of(self, replica: Replica) -> Iterable[Inbound]: ...
 
     def goes_on(self, key: Key) -> None:
@@ -92,6 +101,7 @@ class Outgoing:
     inline: bool = False
     room: np.ndarray | None = None
     data: memoryview = field(default_factory=lambda: memoryview(b""))
+    signature: bytes | None = None
     began: float = 0.0
     sent: int = 0
     acked: int = 0
@@ -100,6 +110,10 @@ class Outgoing:
     @property
     def key(self) -> Key:
         return self.order.stage, self.order.partition
+
+    @property
+    def total(self) -> int:
+        return len(self.data) + MAC_BYTES
 
 
 @dataclass
@@ -113,6 +127,11 @@ class Incoming:
     parts: list[bytes | memoryview] = field(default_factory=list)
     received: int = 0
     whole: bool = False
+
+
+def sign(secret: bytes, about: tuple[int, int, int, int], data: memoryview) -> bytes:
+    """Of the copy of a replica: stage, partition, incarnation and number of the copy."""
+    return mac(secret, b"copy of state", _ABOUT.pack(*about), data)
 
 
 class Transfers:
@@ -133,6 +152,7 @@ class Transfers:
         self._effects: deque[Effect] = deque()
         self._number = 0
         self._token = 0
+        self.forged = 0  # copies that did not bear the right signature
 
     # ---- the primary's side
 
@@ -200,28 +220,37 @@ class Transfers:
         replica.frozen -= 1
         replica.copy_bytes = len(data)
         out.phase, out.data, out.room, out.heard = "sending", memoryview(data).cast("B"), None, now
+        about = *out.key, out.order.incarnation, out.number
+        if out.inline:
+            out.signature = sign(self._secret, about, out.data)
+        else:
+            self._aside("sign", out.key, partial(sign, self._secret, about, out.data), partial(self._signed, out))
         peer = self._peer(replica, out.order)
         if peer is not None:
             peer.stall_ms, peer.copy_bytes = (self._clock() - out.began) * 1e3, len(data)
         self._host.goes_on(out.key)
 
+    def _signed(self, out: Outgoing, signature: bytes, now: float) -> None:
+        out.signature, out.heard = signature, now
+
     def _parts(self, out: Outgoing, now: float) -> Iterator[ToWorker]:
-        total = len(out.data)
+        total = out.total
         if out.sent > 0 and now - out.heard >= self._again_s:
             out.sent, out.heard = out.acked, now  # a connection has broken, and what was in it is lost
             if out.acked == total:
                 yield self._part(out, total, total)
-        while out.sent < total and out.sent < out.acked + self._limits.parts * self._limits.part_bytes:
-            end = min(out.sent + self._limits.part_bytes, total)
+        ready = total if out.signature is not None else len(out.data)
+        while out.sent < ready and out.sent < out.acked + self._limits.parts * self._limits.part_bytes:
+            end = min(out.sent + self._limits.part_bytes, len(out.data)) if out.sent < len(out.data) else total
             yield self._part(out, out.sent, end)
             out.sent = end
 
     def _part(self, out: Outgoing, start: int, end: int) -> ToWorker:
         order = out.order
-        message = Install(
-            self._secret, order.stage, order.partition, order.incarnation, out.number, start, len(out.data)
-        )
-        return ToWorker(order.worker, message, payload=out.data[start:end])
+        message = Install(order.stage, order.partition, order.incarnation, out.number, start, out.total)
+        signing = start == len(out.data) and end > start
+        payload = out.signature if signing else out.data[start:end]
+        return ToWorker(order.worker, message, payload=payload)
 
     def on_installed(self, worker: int, answer: Installed, now: float) -> None:
         name = answer.stage, answer.partition, worker, answer.incarnation
@@ -237,7 +266,7 @@ class Transfers:
     # ---- the new replica's side
 
     def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> bool:
-        """A part of a copy has come; its sender has proved the secret. False: of another life of the replica."""
+        """A part of a copy has come. False: of another life of the replica."""
         key = message.stage, message.partition
         if self._host.awaited.get(key) != message.incarnation:
             known = self._host.replicas.get(key)
@@ -263,13 +292,21 @@ class Transfers:
         return True
 
     def _receive(self, key: Key, found: Incoming, message: Install, now: float) -> None:
-        def read() -> StateCopy:
+        classes = self._host.snapshot_classes(key)
+        about = *key, found.incarnation, found.number
+
+        def read() -> StateCopy | None:
             whole = joined(found.parts)
             found.parts.clear()  # here, because to free so much takes its time too
-            return decode(whole)
+            data, signature = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
+            return decode(data, classes) if same(signature, sign(self._secret, about, data)) else None
 
-        def build(state: StateCopy, now: float) -> None:
-            if self._wanted(key, found):
+        def build(state: StateCopy | None, now: float) -> None:
+            if state is None:
+                self.forged += 1
+                if self._incoming.get(key) is found:
+                    del self._incoming[key]
+            elif self._wanted(key, found):
                 replica = self._host.build(key, found.incarnation, [output.base for output in state.outputs])
                 restore = partial(replica.restore, state.snapshot)
                 self._being_restored[id(replica)] = replica
@@ -323,6 +360,11 @@ class Transfers:
         if isinstance(result, Failed):
             raise result.error
         then(result, now)
+
+    def newly_forged(self) -> int:
+        """Since the last call."""
+        count, self.forged = self.forged, 0
+        return count
 
     def close(self) -> None:
         """End operators that were about to come to life. Nothing runs aside any more."""

@@ -5,7 +5,6 @@ One thread does everything, so that nothing needs a lock; ZeroMQ's own thread mo
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from flux.control import (
     Welcome,
 )
 from flux.errors import Fenced, ProtocolError, UserCodeError
-from flux.lifeline import hold
+from flux.lifeline import Lifeline
 from flux.messages import Data, Install
 from flux.plain import plain_batch
 from flux.plan import Plan
@@ -68,7 +67,7 @@ class Worker:
     def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
         self.plan = plan
         self.rendezvous = rendezvous
-        self.sockets = Sockets(rendezvous.keys, plan.settings.message_max_bytes)
+        self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets, plan.settings.message_max_bytes)
@@ -81,7 +80,7 @@ class Worker:
         self._read_when = ReadTurn()
         self._idle_until = 0.0
         self._rested_s = 0.0
-        self._lifeline: socket.socket | None = None
+        self._lifeline: Lifeline | None = None
         self._turns = 0
         self._beat_at = 0.0
         self._load_at = 0.0
@@ -109,7 +108,8 @@ class Worker:
             role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
         )  # fmt: skip
         if self.rendezvous.lifeline:
-            self._lifeline = hold(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
+            self._lifeline = Lifeline(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
+            self.sockets.add(self._lifeline)
         self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
         self._loop(self.core, early)
 
@@ -154,6 +154,9 @@ class Worker:
         elif ready is self.control.link:
             for order in self.control.orders():
                 self._on_order(core, order, now)
+        elif ready is self._lifeline:
+            if not self._lifeline.hear():
+                self.sockets.remove(self._lifeline)
         elif ready is self._bell:
             for token, result in self._background.done():
                 core.on_done(token, result, now)
@@ -318,6 +321,8 @@ class Worker:
 
     def _beat(self, core: StageWorker, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
+        core.counters.refused += self.port.newly_refused()
+        core.counters.malformed += self.links.newly_malformed() + self.control.newly_malformed()
         stats = stats_of(core)
         stats["rss_bytes"] = self._process.memory_info().rss
         stats["cpu_s"] = sum(self._process.cpu_times()[:2])

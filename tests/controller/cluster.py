@@ -31,7 +31,7 @@ def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
 def register(index: int, role: str = "worker", attempt: int = 0, **more: Any) -> Register:
     edges = [0] if role == "ingress" else []
     about = {"host": "h", "pid": 1, "executor": f"e{index}", "endpoint": f"at {index}", "edges": edges}
-    return Register(secret=SECRET, role=role, index=index, attempt=attempt, **{**about, **more})
+    return Register(role=role, index=index, attempt=attempt, **{**about, **more})
 
 
 class Cluster:

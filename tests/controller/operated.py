@@ -75,7 +75,7 @@ class FakeCore:
         self.suggested = [Move(0, 0, 0, 2, gain=0.25, cost=1 << 20), Move(0, 3, 0, 1, gain=0.125, cost=1 << 10)]
         for slot in range(3):
             about = Register(
-                secret=b"rows", role="worker", index=slot, attempt=slot, host="host", pid=100 + slot, executor=f"e{slot}",
+                role="worker", index=slot, attempt=slot, host="host", pid=100 + slot, executor=f"e{slot}",
                 endpoint=f"tcp://127.0.0.1:{slot}",
             )  # fmt: skip
             member = self.members.admit(f"connection {slot}".encode(), about, STARTED)
@@ -211,7 +211,7 @@ def counter(report: dict[str, Any] | None = REPORT) -> Counter:
             desk.refused,
         )
 
-    desk = Desk(core, about, SECRET, lambda: report, metrics, observe)
+    desk = Desk(core, about, lambda: report, metrics, observe)
     return Counter(core, desk, metrics)
 
 
@@ -230,7 +230,7 @@ def served(
     ready, stop = threading.Event(), threading.Event()
 
     def run() -> None:
-        sockets = Sockets(keys)
+        sockets = Sockets(keys, b"rows")
         try:
             service.open(sockets, keys)
             ready.set()

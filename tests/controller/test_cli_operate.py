@@ -349,7 +349,7 @@ def test_a_query_of_another_secret_refuses_and_changes_nothing(core: FakeCore, p
     forged = write(msgspec.structs.replace(connection, secret=b"guess"))
     result = run("fail", "1", "--yes")
     assert (result.exit_code, core.told) == (REFUSED, [])
-    assert "the secret is not that of this query" in result.stderr
+    assert "does not accept the secret of this query: the connection file is another's or an old one" in result.stderr
     forged.unlink()
 
 

@@ -8,15 +8,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
-import zmq
-from harness import Rows, ThreadQuery, dataframe
+from harness import Peer, Rows, ThreadQuery, dataframe
 from operated import served
 
 import flux
@@ -41,8 +40,10 @@ from controller.requests import (
     encode_request,
 )
 from controller.server import Server
+from flux.codec import PREFIX
 from flux.errors import Unreachable, UsageError
 from flux.settings import Settings
+from flux.transport import Sockets
 
 SCHEMA = pa.schema([("k", pa.int64())])
 WAIT_S = 30.0
@@ -256,73 +257,107 @@ def test_a_query_that_has_just_ended_is_unreachable_at_once() -> None:
 
 # ---- bad input at the port
 
-SECRET = b"s" * 32
-NONSENSE: dict[str, Callable[[bytes], list[bytes]]] = {
-    "garbage": lambda secret: [b"\x00\xff garbage" * 7],
-    "an empty frame": lambda secret: [b""],
-    "the secret alone": lambda secret: [secret],
-    "many frames": lambda secret: [secret, b"", b"", b""],
-    "a truncated request": lambda secret: [secret, encode_request(SetWorkers(workers=4), secret)[1][:-2]],
-    "garbage behind the secret": lambda secret: [secret, b"\xff" * 64],
-    "a wrong secret": lambda secret: encode_request(FailWorker(worker=1), SECRET),
-    "an empty secret": lambda secret: encode_request(FailWorker(worker=1), b""),
-    "half of the secret": lambda secret: encode_request(FailWorker(worker=1), secret[:16]),
+NONSENSE: dict[str, list[bytes]] = {
+    "garbage": [b"\x00\xff garbage" * 7],
+    "nothing": [b""],
+    "a truncated request": [encode_request(SetWorkers(workers=4))[0][:-2]],
+    "values nested without end": [PREFIX + b"\x81\xa4type" * 1000],
 }
 
 
 def test_nonsense_at_the_operators_port_is_counted_and_changes_nothing() -> None:
-    with served("clicks", "aa11") as core, zmq.Context() as context, ExitStack() as open_until_counted:
+    with served("clicks", "aa11") as core:
         connection = choose(None)
-        for nonsense in NONSENSE.values():
-            raw = open_until_counted.enter_context(context.socket(zmq.DEALER))
-            raw.linger = 0
-            raw.rcvtimeo = 5000
-            raw.connect(connection.endpoint)
-            frames = nonsense(connection.secret)
-            raw.send_multipart(frames)
-            if len(frames) == 2:
-                assert isinstance(decode_answer(raw.recv_multipart()), Refused)
+        for frames in NONSENSE.values():
+            with Peer(connection.endpoint, connection.secret, sealed=True) as peer:
+                peer.send(*frames)
+                answer = peer.recv()
+                assert answer is not None
+                assert isinstance(decode_answer(answer), Refused)
         with Client(connection) as client:
             refused = f'flux_requests_refused_total{{id="aa11",query="clicks"}} {float(len(NONSENSE))}'
             until(lambda: refused in client.ask(GetMetrics(), MetricsText).text)
         assert core.told == []
 
 
-def test_an_oversized_request_closes_its_connection_and_no_other() -> None:
-    with served("clicks", "aa11") as core, zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+@pytest.mark.parametrize("secret", [b"", b"s" * 32, b"rows"], ids=["none", "another", "that of the rows"])
+def test_a_wrong_secret_opens_nothing(secret: bytes) -> None:
+    with served("clicks", "aa11") as core:
         connection = choose(None)
-        with Client(connection) as client:
+        with Peer(connection.endpoint, secret, sealed=True, limit_s=0.3) as stranger:
+            assert not stranger.met()
+        with Peer(connection.endpoint, connection.secret, sealed=False) as stranger:
+            stranger.send(*encode_request(FailWorker(worker=1)))  # has proved it, and does not seal what it says
+            stranger.limit_s = 0.2
+            assert stranger.recv() is None
+        assert core.told == []
+
+
+def test_a_request_that_was_heard_cannot_be_made_again() -> None:
+    """By somebody on the way, on a connection of his own or on that of the operator."""
+    with served("clicks", "aa11") as core:
+        connection = choose(None)
+        with Peer(connection.endpoint, connection.secret, sealed=True) as peer:
+            assert peer.met()
+            assert peer.link._session is not None
+            sealed = peer.link._session.seal(encode_request(FailWorker(worker=1))[0])
+            for _ in range(3):
+                peer.link._send([sealed])
+            assert peer.recv() is not None
+            peer.limit_s = 0.2
+            assert peer.recv() is None
+        with Peer(connection.endpoint, connection.secret, sealed=True) as another:
+            assert another.met()
+            another.link._send([sealed])
+            another.limit_s = 0.2
+            assert another.recv() is None
+        assert [told[0] for told in core.told] == ["fail"]
+
+
+def test_an_oversized_request_closes_its_connection_and_no_other() -> None:
+    with served("clicks", "aa11") as core:
+        connection = choose(None)
+        with Client(connection) as client, Peer(connection.endpoint, connection.secret, sealed=True) as peer:
             assert client.ask(GetStatus(), Status).id == "aa11"
-            raw.linger = 0
-            raw.connect(connection.endpoint)
-            with raw.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
-                raw.send_multipart([connection.secret, bytes(REQUEST_BYTES_MAX + 1024)])
-                assert monitor.poll(5000), "still connected"
-                raw.disable_monitor()
+            assert peer.met()
+            before = peer.link._caller
+            peer.send(bytes(REQUEST_BYTES_MAX + 1024))
+            peer.limit_s = 1.0
+            assert peer.recv() is None
+            assert peer.met()
+            assert peer.link._caller is not before, "it is another connection"
             assert client.ask(GetStatus(), Status).id == "aa11"
         assert core.told == []
 
 
+class Deaf(Sockets):
+    """Takes one answer, and leaves the others where they are."""
+
+    def _socket(self, kind: int) -> Any:
+        raw = super()._socket(kind)
+        raw.rcvhwm = 1
+        return raw
+
+
 def test_answers_that_nobody_reads_do_not_pile_up_without_bound() -> None:
     asked = 2000  # the answers are more than what the kernel holds for a connection
-    with served("clicks", "aa11") as core, zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+    with served("clicks", "aa11") as core:
         looked: list[None] = []
         loads = core.loads
         core.loads = lambda: looked.append(None) or loads()
         connection = choose(None)
-        raw.linger = 0
-        raw.rcvhwm = 1
-        raw.connect(connection.endpoint)
-        for _ in range(asked):
-            raw.send_multipart(encode_request(GetMetrics(), connection.secret))
-        until(lambda: len(looked) >= asked)
-        with Client(connection) as client:
-            assert client.ask(GetStatus(), Status).id == "aa11"
-        read = 0
-        while raw.poll(500):
-            raw.recv()
-            read += 1
-        assert 0 < read < asked
+        with Peer(connection.endpoint, connection.secret, sealed=True, kind=Deaf) as peer:
+            assert peer.met()
+            for _ in range(asked):
+                peer.send(*encode_request(GetMetrics()))
+            until(lambda: len(looked) >= asked)
+            with Client(connection) as client:
+                assert client.ask(GetStatus(), Status).id == "aa11"
+            read = 0
+            peer.limit_s = 0.5
+            while peer.recv() is not None:
+                read += 1
+            assert 0 < read < asked
 
 
 def test_a_plain_peer_cannot_talk_to_an_encrypted_query() -> None:

@@ -45,11 +45,9 @@ def controller(slots: int = 2, collect: int = 0) -> Controller:
     return Controller(compile_plan([flow], settings, lambda s: s, "q", SECRET, collect), slots, now=0.0)
 
 
-def register(index: int, role: str = "worker", attempt: int = 0, secret: bytes = SECRET) -> Register:
+def register(index: int, role: str = "worker", attempt: int = 0) -> Register:
     edges = [0] if role == "ingress" else []
-    return Register(
-        secret=secret, role=role, index=index, attempt=attempt, host="h", pid=1, endpoint=f"at {index}", edges=edges
-    )
+    return Register(role=role, index=index, attempt=attempt, host="h", pid=1, endpoint=f"at {index}", edges=edges)
 
 
 def orders(effects: list[Tell], connection: str | None = None) -> list[FromController]:
@@ -86,13 +84,11 @@ def test_workers_that_never_come_are_an_error_that_names_their_slots() -> None:
     assert "missing: slots 0, 2." in str(c.error)
 
 
-def test_a_wrong_secret_is_rejected_and_its_reports_do_not_count() -> None:
+def test_reports_of_one_who_has_not_registered_do_not_count() -> None:
     c = controller(slots=1)
-    (order,) = orders(c.on_report("x", register(0, secret=b"other"), 1.0))
-    assert isinstance(order, Rejected)
     (again,) = orders(c.on_report("x", Failure(node=0, kind="QueryFailed", message="gone"), 1.0))
-    assert isinstance(again, RegisterAgain), "who reports on a connection that nobody knows has to prove the secret"
-    assert (c.phase, c.refused) == ("starting", 2)
+    assert isinstance(again, RegisterAgain), "who reports on a connection that nobody knows has to say who it is"
+    assert (c.phase, c.refused) == ("starting", 1)
 
 
 def test_a_registration_that_is_repeated_is_answered_again_with_the_same_id() -> None:

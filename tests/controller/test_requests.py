@@ -1,4 +1,4 @@
-"""Requests of operators on the wire: what proves the secret and is well-formed is read, everything else is refused."""
+"""Requests of operators on the wire: what is well-formed is read, everything else is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from controller.requests import (
     StartMoves,
     Suggest,
     WantedMove,
-    WrongSecretError,
     decode_answer,
     decode_request,
     encode_request,
@@ -33,8 +32,6 @@ from controller.requests import (
 from flux.codec import MAGIC, PREFIX, VERSION, encode
 from flux.control import PartitionFinished
 from flux.errors import ProtocolError
-
-SECRET = b"operators' own secret, 32 bytes."
 
 REQUESTS: list[AnyRequest] = [
     GetStatus(number=7),
@@ -53,7 +50,7 @@ REQUESTS: list[AnyRequest] = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
 def test_what_is_asked_is_what_arrives(request_: AnyRequest) -> None:
-    assert decode_request(encode_request(request_, SECRET), SECRET) == request_
+    assert decode_request(encode_request(request_)) == request_
 
 
 @pytest.mark.parametrize(
@@ -66,16 +63,6 @@ def test_what_is_asked_is_what_arrives(request_: AnyRequest) -> None:
 )
 def test_what_is_answered_is_what_arrives(answer: MetricsText | Accepted | Refused) -> None:
     assert decode_answer([encode(answer)]) == answer
-
-
-@pytest.mark.parametrize(
-    "wrong", [b"", SECRET[:-1], SECRET + b"x", b"\xff" * 32], ids=["none", "short", "long", "other"]
-)
-def test_without_the_secret_nothing_is_decoded(wrong: bytes) -> None:
-    with pytest.raises(WrongSecretError, match="connection file"):
-        decode_request([wrong, encode(GetStatus())], SECRET)
-    with pytest.raises(WrongSecretError):
-        decode_request([wrong, b"not a message at all"], SECRET)
 
 
 def spoilt(**fields: object) -> bytes:
@@ -112,12 +99,12 @@ BAD: dict[str, list[bytes]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_not_a_request_is_refused_by_name(name: str) -> None:
     with pytest.raises(ProtocolError):
-        decode_request([SECRET, *BAD[name]], SECRET)
+        decode_request(BAD[name])
 
 
 def test_an_oversized_request_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(ProtocolError, match=str(REQUEST_BYTES_MAX)):
-        decode_request([SECRET, encode(GetStatus()) + bytes(REQUEST_BYTES_MAX)], SECRET)
+        decode_request([encode(GetStatus()) + bytes(REQUEST_BYTES_MAX)])
 
 
 def test_every_truncation_and_every_flipped_byte_is_refused_or_read_as_a_request() -> None:
@@ -126,13 +113,13 @@ def test_every_truncation_and_every_flipped_byte_is_refused_or_read_as_a_request
         whole = encode(request)
         for cut in range(len(whole)):
             with pytest.raises(ProtocolError):
-                decode_request([SECRET, whole[:cut]], SECRET)
+                decode_request([whole[:cut]])
         for at in range(len(whole)):
             for flip in (0x01, 0x80, 0xFF):
                 changed = bytearray(whole)
                 changed[at] ^= flip
                 try:
-                    decode_request([SECRET, bytes(changed)], SECRET)
+                    decode_request([bytes(changed)])
                 except ProtocolError:
                     pass
 
@@ -140,6 +127,6 @@ def test_every_truncation_and_every_flipped_byte_is_refused_or_read_as_a_request
 def test_random_bytes_are_refused() -> None:
     for length in range(200):
         with pytest.raises(ProtocolError):
-            decode_request([SECRET, os.urandom(length)], SECRET)
+            decode_request([os.urandom(length)])
         with pytest.raises(ProtocolError):
             decode_answer([os.urandom(length)])

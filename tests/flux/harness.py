@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from flux.api import Flow, Source
 from flux.errors import FluxError
 from flux.ingress_loop import Ingress
 from flux.settings import Settings
-from flux.transport import Keys
+from flux.transport import Keys, Sockets
 from flux.worker import Worker
 
 SECRET = b"the secret of this query"
@@ -38,6 +38,51 @@ class Rows(list):
 
     def sorted(self) -> list[dict[str, Any]]:
         return sorted(self, key=repr)
+
+
+class Peer:
+    """One who talks to a port of a query, after the handshake that ``secret`` and ``keys`` allow. To be used in a with
+    statement, like a socket."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        secret: bytes = SECRET,
+        keys: Keys | None = None,
+        sealed: bool = False,
+        limit_s: float = 5.0,
+        kind: type[Sockets] = Sockets,
+    ) -> None:
+        self.limit_s = limit_s
+        self._sockets = kind(keys, secret)
+        self.link = self._sockets.link(endpoint, sealed)
+        self._heard: list[list[bytes]] = []
+
+    def send(self, *frames: bytes) -> None:
+        self.met()
+        self.link.send(list(frames))
+
+    def met(self) -> bool:
+        """Whether both ends have proved the secret to each other within the limit."""
+        return self._until(lambda: self.link.ready)
+
+    def recv(self) -> list[bytes] | None:
+        """The next message; None if none comes within the limit."""
+        self._until(lambda: self._heard)
+        return self._heard.pop(0) if self._heard else None
+
+    def _until(self, there: Callable[[], object]) -> bool:
+        end = time.monotonic() + self.limit_s
+        while not there() and time.monotonic() < end:
+            for ready in self._sockets.wait(min(0.05, max(end - time.monotonic(), 0))):
+                self._heard += [[bytes(frame) for frame in frames] for frames in ready.receive()]
+        return bool(there())
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sockets.close()
 
 
 class ThreadQuery:

@@ -28,7 +28,7 @@ TRUE = [
     for message in (
         Ack(0, 1, 2, 3, 4, [(5, 6)], 7),
         Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000),
-        Orders(b"", [PartitionOrder(0, 0, 1, 1, 5, [Entry(1.0, 1.0, [(0, 0, 7)])], 5)]),
+        Orders([PartitionOrder(0, 0, 1, 1, 5, [Entry(1.0, 1.0, [(0, 0, 7)])], 5)]),
         Reset(0, 1, "again"),
         Resume(0, 1, 2, 3, [(0, 1)], 4, [], 5),
         EdgeComplete(edge=0, producers=[0, 1, 2]),

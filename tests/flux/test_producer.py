@@ -26,7 +26,7 @@ def table(epoch: int = 0, places: tuple[int, ...] = PLACES, incarnations: tuple[
 
 
 def producer(log_bytes_max: int = 1 << 20, incarnation: int = 0) -> Producer:
-    made = Producer(StreamId(4, 1), incarnation, 3, log_bytes_max, resend_s=1.0, secret=b"s")
+    made = Producer(StreamId(4, 1), incarnation, 3, log_bytes_max, resend_s=1.0)
     made.on_table(table(), 0, 0.0)
     return made
 

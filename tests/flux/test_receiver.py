@@ -17,7 +17,7 @@ HOSTED = np.array([1, 3])
 
 
 def hello(incarnation: int = 0) -> Hello:
-    return Hello(*STREAM, incarnation, 0, b"")
+    return Hello(*STREAM, incarnation, 0)
 
 
 def greeted(credit: int = 1000, incarnation: int = 0) -> Inbound:

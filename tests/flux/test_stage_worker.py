@@ -106,8 +106,8 @@ class Feeder:
         self.core, self.connection, self.incarnation, self.producer = core, connection, incarnation, producer
         self.nonce, self.number, self.first = -1, 0, 0
 
-    def hello(self, epoch: int = 0, secret: bytes = SECRET) -> list[Any]:
-        self.core.on_data_plane(self.connection, Hello(0, self.producer, self.incarnation, epoch, secret), [], 0.0)
+    def hello(self, epoch: int = 0) -> list[Any]:
+        self.core.on_data_plane(self.connection, Hello(0, self.producer, self.incarnation, epoch), [], 0.0)
         answers = self.answers()
         if answers and isinstance(answers[-1], Resume):
             self.nonce, self.number, self.first = answers[-1].nonce, 0, answers[-1].next[0][1]
@@ -190,12 +190,11 @@ def test_a_worker_without_a_table_keeps_greetings_and_only_the_newest_of_each_st
 @pytest.mark.parametrize(
     ("hello", "code"),
     [
-        (Hello(0, 0, 0, 0, b"other"), "secret"),
-        (Hello(9, 0, 0, 0, SECRET), "edge"),
-        (Hello(0, -1, 0, 0, SECRET), "edge"),
+        (Hello(9, 0, 0, 0), "edge"),
+        (Hello(0, -1, 0, 0), "edge"),
     ],
 )
-def test_strangers_are_refused_and_change_nothing(hello: Hello, code: str) -> None:
+def test_streams_that_do_not_exist_are_refused_and_change_nothing(hello: Hello, code: str) -> None:
     core = worker(planned(SINK))
     core.on_data_plane("stranger", hello, [], 0.0)
     (effect,) = (e for e in core.poll(0.0) if isinstance(e, ToConnection))
@@ -478,7 +477,7 @@ def test_a_refusal_by_another_worker_is_an_error() -> None:
     plan = planned(flux.stage(partitions=1)(Split), SINK)
     core = worker(plan, others={(1, 0): 5})
     with pytest.raises(RefusedError):
-        core.on_answer(5, Refuse(1, 0, "secret", "wrong secret"), 0.0)
+        core.on_answer(5, Refuse(1, 0, "edge", "no such edge"), 0.0)
 
 
 def test_an_answer_for_a_stream_of_someone_else_changes_nothing() -> None:

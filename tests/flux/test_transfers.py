@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,7 +22,7 @@ from flux.plan import StagePlan
 from flux.producer import ToWorker
 from flux.replica import Replica
 from flux.settings import Settings
-from flux.transfers import Aside, Limits, ToSender, Transfers
+from flux.transfers import Aside, Limits, ToSender, Transfers, sign
 
 SCHEMA = pa.schema([("word", pa.string())])
 SOURCE, TARGET, INCARNATION = 0, 1, 7
@@ -64,6 +66,9 @@ class Host:
         self.awaited: dict[tuple[int, int], int] = {}
         self.built: list[Replica] = []
         self.went_on: list[tuple[int, int]] = []
+
+    def snapshot_classes(self, key: tuple[int, int]) -> tuple[type, ...]:
+        return ()
 
     def inbounds_of(self, replica: Replica) -> Iterable[Any]:
         return []
@@ -149,6 +154,7 @@ class Two:
         self.sender.on_copy_state(ORDER)
         self.do_aside("room")
         self.do_aside("copy")
+        self.do_aside("sign")
         return self
 
     def finish(self) -> None:
@@ -341,9 +347,68 @@ def test_a_copy_of_another_primary_takes_the_place_of_the_one_that_was_not_compl
 
 def test_a_part_beyond_the_end_is_malformed() -> None:
     two = Two()
-    message = Install(b"secret", *KEY, INCARNATION, 1, 0, 10)
+    message = Install(*KEY, INCARNATION, 1, 0, 10)
     with pytest.raises(ProtocolError, match="10 bytes goes to 11"):
         two.receiver.on_install("there", message, b"x" * 11, 0.0)
+
+
+class Spy:
+    """Unpickling it is noticed."""
+
+    noticed: list[str] = []
+
+    def __reduce__(self) -> Any:
+        return Spy.noticed.append, ("unpickled",)
+
+
+@pytest.mark.parametrize("limits", [SMALL, Limits()], ids=["aside", "at once"])
+def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: Limits) -> None:
+    """As somebody sends it who has got into a connection: he knows all but the secret."""
+    two = Two(limits)
+    data = pickle.dumps(Spy())
+    forged = struct.pack("<Q", len(data)) + data + b"N"
+    forged += sign(b"guess", (*KEY, INCARNATION, 1), memoryview(forged))
+    message = Install(*KEY, INCARNATION, 1, 0, len(forged))
+    assert two.receiver.on_install("there", message, forged, 0.0)
+    if limits is SMALL:
+        two.do_aside("decode")
+    assert two.receiver.newly_forged() == 1
+    assert (Spy.noticed, two.target.built, two.text) == ([], [], None)
+    two.copied() if limits is SMALL else two.sender.on_copy_state(ORDER)
+    two.finish() if limits is SMALL else two.carry()
+    assert two.text is not None, "and the true one is read"
+
+
+@pytest.mark.parametrize("changed", ["partition", "incarnation", "copy"])
+def test_a_signature_is_good_for_one_copy_of_one_replica(changed: str) -> None:
+    two = Two().copied()
+    data = b"".join(bytes(part) for part in _whole(two))
+    about = {"partition": KEY[1], "incarnation": INCARNATION, "copy": 1} | {changed: 9}
+    two.target.awaited[KEY[0], about["partition"]] = about["incarnation"]
+    message = Install(KEY[0], about["partition"], about["incarnation"], about["copy"], 0, len(data))
+    two.receiver.on_install("there", message, data, 0.0)
+    two.do_aside("decode")
+    assert two.receiver.newly_forged() == 1
+    assert two.target.built == []
+
+
+def _whole(two: Two) -> list[bytes]:
+    (out,) = two.sender._outgoing.values()
+    assert out.signature is not None
+    return [bytes(out.data), out.signature]
+
+
+def test_parts_travel_while_the_copy_is_signed() -> None:
+    two = Two()
+    two.sender.on_copy_state(ORDER)
+    two.do_aside("room")
+    two.do_aside("copy")
+    two.carry()
+    (found,) = two.receiver._incoming.values()
+    assert found.received == found.total - 32
+    two.do_aside("sign")
+    two.finish()
+    assert two.text == b"state" * 60
 
 
 def test_a_small_state_is_copied_and_restored_at_once() -> None:
@@ -358,6 +423,7 @@ def test_a_state_of_unknown_size_is_not_copied_at_once() -> None:
     two = Two(Limits(), text=b"")
     two.sender.on_copy_state(ORDER)
     two.do_aside("copy")
+    two.do_aside("sign")
     two.carry()
     assert two.text == b""
 

@@ -143,7 +143,7 @@ class Process:
             self._registered_at = self.world.now
             self.report(
                 Register(
-                    secret=self.sim.plan.secret, role=self.role, index=self.index, attempt=self.attempt, host="host",
+                    role=self.role, index=self.index, attempt=self.attempt, host="host",
                     pid=self.index, executor=self.executor, endpoint=str(self.attempt), edges=self.edges,
                     node=self.node,
                 )

@@ -1,0 +1,62 @@
+"""Connections that have proved nothing yet: how many there may be, for how long, and what they may send (DESIGN 8).
+
+ZeroMQ keeps a message until its last part has come, without a limit, before anybody here sees it. So what strangers
+send is limited where it arrives, by the operating system's count of bytes: a handshake needs a few hundred.
+
+No I/O: the doorman (transport) brings what happens and cuts the connections that are named.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+#: At once, at one port; the oldest gives way to another. Each costs two file descriptors, of which a process has 1,024.
+STRANGERS_MAX = 128
+#: Greeting and proof, with ZeroMQ's own handshake and heartbeats, are less than 2 KB.
+STRANGER_BYTES_MAX = 64 << 10
+#: Who is here for so long without a proof is cut; a process in a long step of the user's does not answer meanwhile, and who
+#: waits for it comes again.
+STRANGER_S = 30.0
+
+
+class Strangers:
+    """By file descriptor, the oldest first."""
+
+    def __init__(self) -> None:
+        self.cut = 0
+        self._since: OrderedDict[int, float] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._since
+
+    def came(self, connection: int, now: float) -> list[int]:
+        """Those that have to go for it."""
+        self._since[connection] = now
+        self._since.move_to_end(connection)
+        return self._gone([next(iter(self._since))] if len(self._since) > STRANGERS_MAX else [])
+
+    def left(self, connection: int) -> None:
+        """It has closed, or has proved the secret."""
+        self._since.pop(connection, None)
+
+    def too_much(self, received: Callable[[int], int], now: float) -> list[int]:
+        """Those that have been here for too long or have sent more than strangers need. They are still strangers until
+        ``cut_off``: a proof may have come meanwhile."""
+        return [
+            connection
+            for connection, since in self._since.items()
+            if now - since > STRANGER_S or received(connection) > STRANGER_BYTES_MAX
+        ]
+
+    def cut_off(self, connections: list[int]) -> list[int]:
+        return self._gone([connection for connection in connections if connection in self._since])
+
+    def _gone(self, connections: list[int]) -> list[int]:
+        for connection in connections:
+            del self._since[connection]
+        self.cut += len(connections)
+        return connections

@@ -1,0 +1,38 @@
+"""Connections that have proved nothing are few, short and say little."""
+
+from __future__ import annotations
+
+from flux.strangers import STRANGER_BYTES_MAX, STRANGER_S, STRANGERS_MAX, Strangers
+
+
+def test_who_sends_much_or_stays_long_has_to_go() -> None:
+    strangers = Strangers()
+    for connection in (3, 4, 5):
+        assert strangers.came(connection, 0.0) == []
+    sent = {3: STRANGER_BYTES_MAX, 4: STRANGER_BYTES_MAX + 1, 5: 0}
+    assert strangers.too_much(sent.__getitem__, 1.0) == [4]
+    assert strangers.cut_off([4]) == [4]
+    assert strangers.too_much(sent.__getitem__, STRANGER_S + 1) == [3, 5]
+
+
+def test_who_has_proved_the_secret_meanwhile_may_stay() -> None:
+    strangers = Strangers()
+    strangers.came(3, 0.0)
+    much = strangers.too_much(lambda _: 1 << 30, 1.0)
+    strangers.left(3)
+    assert strangers.cut_off(much) == []
+    assert (bool(strangers), strangers.cut) == (False, 0)
+
+
+def test_the_oldest_gives_way() -> None:
+    strangers = Strangers()
+    gone = [went for connection in range(STRANGERS_MAX + 10) for went in strangers.came(connection, float(connection))]
+    assert gone == list(range(10))
+    assert strangers.cut == 10
+
+
+def test_a_number_that_is_used_again_is_another_connection() -> None:
+    strangers = Strangers()
+    strangers.came(3, 0.0)
+    strangers.came(3, 20.0)
+    assert strangers.too_much(lambda _: 0, STRANGER_S + 1) == []
