@@ -6,21 +6,32 @@ values nested without end, and noise.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
+from harness import Peer, Rows, ThreadQuery, dataframe
 
-from controller.requests import FailWorker, GetStatus, StartMoves, WantedMove, decode_answer
+from controller.requests import FailWorker, GetStatus, StartMoves, WantedMove, decode_answer, decode_request
 from flux.codec import HEADER_BYTES_MAX, PREFIX, decode_data, decode_order, decode_report, encode
 from flux.control import EdgeComplete, Failure, Heartbeat, NewTable, Stop, TableSeen, Welcome
 from flux.errors import ProtocolError
+from flux.handshake import ACCEPTED, Caller, Gate, Session, Tickets
 from flux.messages import Ack, Data, Entry, Orders, PartitionOrder, Reset, Resume
 from partitioning.table import ReplicaAt, Table
 
 SEED = 11
-INPUTS = 4_000
+#: At each decoder; with those at the gate, the seals and the ports more than 20,000.
+INPUTS = 3_000
+#: Connections to the ports of a query that runs.
+STRANGERS = 400
+SCHEMA = pa.schema([("x", pa.int64())])
 
 TABLE = Table(3, (((ReplicaAt(0, 0), ReplicaAt(1, 3)),),), ((0,),), {0: "tcp://127.0.0.1:9", 1: "tcp://127.0.0.1:8"})
 TRUE = [
@@ -98,7 +109,12 @@ def _noise(rng: random.Random) -> bytes:
     return rng.choice([b"", PREFIX]) + rng.randbytes(rng.randrange(64))
 
 
-@pytest.mark.parametrize("decode", [decode_data, decode_order, decode_report, lambda frame: decode_answer([frame])])
+DECODERS: list[Callable[[bytes], object]] = [
+    decode_data, decode_order, decode_report, lambda frame: decode_request([frame]), lambda frame: decode_answer([frame])
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("decode", DECODERS, ids=["data", "orders", "reports", "requests", "answers"])
 def test_a_decoder_gives_a_message_or_refuses(decode: Callable[[bytes], object]) -> None:
     refused = 0
     for given in inputs(INPUTS):
@@ -107,6 +123,131 @@ def test_a_decoder_gives_a_message_or_refuses(decode: Callable[[bytes], object])
         except ProtocolError:
             refused += 1
     assert refused > INPUTS // 2
+
+
+# ---- the handshake
+
+SECRET, ENDPOINT = b"of this query", "tcp://127.0.0.1:9"
+
+
+def spoilt(rng: random.Random, whole: bytes) -> bytes:
+    """As it is, or with a byte changed, cut, longer, or noise of the same beginning."""
+    at = rng.randrange(len(whole))
+    return rng.choice(
+        [whole, whole[:at], whole + rng.randbytes(3), whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :],
+         whole[:5] + rng.randbytes(len(whole) - 5)]
+    )  # fmt: skip
+
+
+def test_at_the_gate_nobody_gets_in_without_the_secret() -> None:
+    """Greetings and proofs of strangers and of those who have seen true ones, in any order on few connections."""
+    rng = random.Random(SEED)
+    gate, true = Gate(SECRET, ENDPOINT), Caller(SECRET, ENDPOINT)
+    proof = true.hear([gate.hear("true", [true.greeting()])])
+    assert proof is not None
+    said = [
+        true.greeting(),
+        proof,
+        Caller(b"guess", ENDPOINT).greeting(),
+        Session(SECRET, ENDPOINT, b"", b"", False).seal(b"x"),
+    ]
+    answered = 0
+    for _ in range(INPUTS):
+        frames = [spoilt(rng, rng.choice(said)) for _ in range(rng.choice([0, 1, 1, 1, 1, 2]))]
+        connection = rng.randrange(500)
+        try:
+            answered += bool(gate.hear(connection, frames))
+        except ProtocolError:
+            pass
+        if rng.random() < 0.05:
+            gate.forget(connection)
+    assert answered
+    assert gate.sessions == {}
+
+
+def test_a_caller_takes_nobody_for_one_who_knows_the_secret() -> None:
+    rng = random.Random(SEED)
+    for _ in range(INPUTS // 4):
+        caller = Caller(SECRET, ENDPOINT)
+        challenge = Gate(b"guess", ENDPOINT).hear("c", [caller.greeting()])
+        for _ in range(3):
+            with pytest.raises(ProtocolError):
+                caller.hear([spoilt(rng, rng.choice([challenge, ACCEPTED, caller.greeting()]))])
+        assert caller.session is None
+
+
+def test_a_broken_seal_is_refused() -> None:
+    rng = random.Random(SEED)
+    one = Session(SECRET, ENDPOINT, b"a", b"b", accepting=False)
+    other = Session(SECRET, ENDPOINT, b"a", b"b", accepting=True)
+    for _ in range(INPUTS // 4):
+        sealed = one.seal(rng.choice(TRUE))
+        given = spoilt(rng, sealed)
+        if given != sealed:
+            with pytest.raises(ProtocolError):
+                other.open([given])
+        else:
+            other.open([given])
+    assert other._heard > 0
+
+
+def test_a_ticket_that_is_not_true_is_not_taken() -> None:
+    rng = random.Random(SEED)
+    tickets, shown = Tickets(SECRET, ENDPOINT), Caller(SECRET, ENDPOINT).ticket
+    assert tickets.take(shown)
+    assert not any(tickets.take(spoilt(rng, shown)) for _ in range(INPUTS // 4))
+
+
+# ---- open ports
+
+
+def conversation(rng: random.Random) -> bytes:
+    """What a ZeroMQ peer without a true ticket says first, spoilt."""
+    name = rng.choice([b"NULL", b"PLAIN", b"CURVE", b"GSSAPI"])
+    greeting = b"\xff" + bytes(8) + b"\x7f" + bytes([rng.choice([0, 1, 2, 3]), 0]) + name.ljust(20, b"\0") + bytes(32)
+    ticket = Caller(b"guess", ENDPOINT).ticket.hex().encode()
+    hello = b"\x05HELLO\x04flux" + bytes([len(ticket)]) + ticket
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack("!I", 6) + b"DEALER"
+    initiate = b"\x08INITIATE\x0bSocket-Type" + struct.pack("!I", 6) + b"DEALER"
+    said = greeting
+    for command in rng.choices([hello, ready, initiate, b"\x04PING\x00\x01"], k=3):
+        said += bytes([4, len(command)]) + command
+    for frame in rng.choices(TRUE, k=3):
+        said += bytes([rng.choice([0, 1])]) + bytes([min(len(frame), 255)]) + frame[:255]
+    return spoilt(rng, said) if rng.random() < 0.7 else said
+
+
+def test_open_ports_of_a_query_outlive_strangers() -> None:
+    """The port of its controller and its workers, and the lifeline, while rows flow."""
+    rng = random.Random(SEED)
+    rows = Rows()
+    gate = threading.Event()
+
+    def given() -> Iterator[pa.RecordBatch]:
+        while not gate.wait(0.01):
+            yield pa.RecordBatch.from_pydict({"x": [1, 2, 3]}, schema=SCHEMA)
+
+    with ThreadQuery(rows.stage(dataframe(SCHEMA))) as query:
+        query.started().feed([given()])
+        ends = [*query.ports(), query.rendezvous.endpoint, query.rendezvous.lifeline]
+        for number in range(STRANGERS):
+            host, _, port = ends[number % len(ends)].removeprefix("tcp://").rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=5) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(conversation(rng))
+                if rng.random() < 0.1:
+                    stranger.settimeout(0.02)
+                    stranger.recv(1024)
+        with Peer(query.rendezvous.endpoint, sealed=True) as peer:
+            assert peer.met()
+        before = len(rows)
+        end = time.monotonic() + 10
+        while len(rows) <= before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(rows) > before, "rows go on"
+        assert len(query.server.core.members.workers) == 2
+        gate.set()
+        query.wait()
+        assert query.raised == []
 
 
 def test_values_nested_without_end_are_refused_by_name() -> None:
