@@ -15,6 +15,8 @@ from flux.settings import Settings
 
 #: Longer lists of columns are cut.
 COLUMNS_MAX = 20
+#: So are longer arguments.
+ARGUMENTS_CHARS_MAX = 200
 
 
 def explain(plan: Plan, workers: int = 0) -> str:
@@ -64,7 +66,10 @@ def _what(stage: StagePlan, operator: Operator) -> str:
         return "keeps the output in the workers until Spark has fetched it"
     if isinstance(operator, Aggregate):
         return "aggregate, " + ", ".join(f"{name} = {measure}" for name, measure in operator._measures.items())
-    return "function" if isinstance(operator, FunctionOperator) else f"operator {type(operator).__name__}"
+    if isinstance(operator, FunctionOperator):
+        return "function"
+    arguments = getattr(getattr(stage.make, "__self__", None), "_arguments", "")[:ARGUMENTS_CHARS_MAX]
+    return f"operator {type(operator).__name__}" + (f"({arguments})" if arguments else "")
 
 
 def _origin(plan: Plan, edge: EdgePlan) -> str:

@@ -53,6 +53,9 @@ class Stage:
     A class that takes arguments is called with them first: ``Sessions(gap=30)`` makes an operator, as ever, and the
     operator called with inputs adds a stage whose operators are all made with these arguments."""
 
+    #: Of the operators, as they are written in a call.
+    _arguments = ""
+
     def __init__(
         self,
         target: Any,
@@ -143,6 +146,7 @@ class StageWith(Stage):
             stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode, stage.name
         )
         self._stage, self._args, self._kwargs = stage, args, kwargs
+        self._arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
 
     def make(self) -> Operator:
         return self._stage._made(self._args, self._kwargs)
@@ -152,8 +156,7 @@ class StageWith(Stage):
         return StageWith, (self._stage, self._args, self._kwargs)
 
     def __repr__(self) -> str:
-        given = [*map(repr, self._args), *(f"{name}={value!r}" for name, value in self._kwargs.items())]
-        return f"<flux stage {self.name}({', '.join(given)})>"
+        return f"<flux stage {self.name}({self._arguments})>"
 
 
 @overload

@@ -93,9 +93,6 @@ class _Parser:
         if word in _DECIMALS:
             precision, scale = (*self._numbers(2), 0, 0)[:2]
             return pa.decimal128(precision or 10, scale)
-        if word in ("CHAR", "CHARACTER", "VARCHAR"):
-            self._numbers(1)
-            return pa.string()
         if word == "ARRAY":
             (element,) = self._arguments(1)
             return pa.list_(pa.field("element", element))

@@ -71,6 +71,17 @@ def test_settings_show_in_the_policies() -> None:
         assert line in text.splitlines()
 
 
+def test_arguments_of_an_operator_are_shown() -> None:
+    @flux.stage
+    class Limit(flux.Operator):
+        def __init__(self, rows: int = 1) -> None:
+            self.rows = rows
+
+    rows = Source("flights", schema=FLIGHTS)
+    assert "stage Limit: operator Limit(rows=3)" in explained(Limit(rows=3)(rows)).splitlines()
+    assert "stage Limit: operator Limit" in explained(Limit(rows)).splitlines()
+
+
 def test_kept_output_and_sources_in_the_workers_are_told_apart() -> None:
     source = flux.source(lambda partition, start: [], schema=FLIGHTS, partitions=3, name="log")
     text = explained(late_only(source), collect=2)

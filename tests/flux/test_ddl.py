@@ -22,9 +22,9 @@ def test_names_types_and_nullability() -> None:
 
 
 def test_types_in_types() -> None:
-    schema = parse_ddl("m MAP<STRING, STRUCT<x: INT NOT NULL, y ARRAY<DATE>>>, s struct<>, v varchar(3)")
+    schema = parse_ddl("m MAP<STRING, STRUCT<x: INT NOT NULL, y ARRAY<DATE>>>, s struct<>")
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False), ("y", pa.list_(pa.field("element", pa.date32())))])
-    assert schema.types == [pa.map_(pa.string(), inner), pa.struct([]), pa.string()]
+    assert schema.types == [pa.map_(pa.string(), inner), pa.struct([])]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def test_types_in_types() -> None:
         ("", "expected the name of a column at 'its end'"),
         ("user", "expected a type at 'its end'"),
         ("user TEXT", "expected a type such as STRING, .*, not TEXT at 'TEXT'"),
+        ("user VARCHAR(3)", "expected a type such as STRING, .*, not VARCHAR"),
         ("a INT b INT", "expected a comma or the end at 'b INT'"),
         ("a INT,", "expected the name of a column"),
         ("a ARRAY INT", "expected < at 'INT'"),

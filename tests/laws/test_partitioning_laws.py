@@ -118,6 +118,7 @@ class Everything(agg.Aggregate):
     mean_i, mean_f, mean_d = agg.mean("i"), agg.mean("f"), agg.mean("d")
     least_i, least_f, least_d, least_t = agg.min("i"), agg.min("f"), agg.min("d"), agg.min("t")
     most_i, most_f, most_d, most_b = agg.max("i"), agg.max("f"), agg.max("d"), agg.max("b")
+    least_s, most_s = agg.min("s"), agg.max("s")
 
 
 TABLE = {
@@ -128,6 +129,7 @@ TABLE = {
     "d": (pa.decimal128(12, 2), st.none() | CENTS.map(lambda v: Decimal(v) / 100)),
     "t": (pa.date32(), st.none() | DAYS),
     "b": (pa.bool_(), st.none() | st.booleans()),
+    "s": (pa.string(), st.none() | st.text(st.sampled_from("a\0é\ue000\U00010000"), max_size=12)),
 }  # fmt: skip
 SCHEMA = pa.schema([(name, type_) for name, (type_, _) in TABLE.items()])
 
@@ -152,6 +154,8 @@ def expected_rows(rows: list[dict], key: tuple[str, ...]) -> list[dict]:
             answer[f"least_{measure}"] = min(have[c], key=rising, default=None)
             answer[f"most_{measure}"] = max(have[c], key=rising, default=None)
         answer["least_t"], answer["most_b"] = min(have["t"], default=None), max(have["b"], default=None)
+        answer["least_s"] = min(have["s"], key=str.encode, default=None)
+        answer["most_s"] = max(have["s"], key=str.encode, default=None)
         for c in "if":
             answer[f"mean_{c}"] = sum(float(v) for v in have[c]) / len(have[c]) if have[c] else None
         answer["mean_d"] = _half_up(sum(have["d"]), len(have["d"])) if have["d"] else None

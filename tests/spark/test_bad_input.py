@@ -41,6 +41,9 @@ def test_a_row_that_the_users_code_cannot_take_is_named_with_its_place(spark: An
     for part in ("stage Picky, partition ", "process() raised KeyError", "no such thing", "stream 0.", "sequence "):
         assert part in str(raised.value)
     assert "{'k': 4, 'v': 1234}" in str(raised.value)
+    assert f'  File "{__file__}", line ' in raised.value.traceback
+    assert ', in process\n    raise KeyError("no such thing")\n' in raised.value.traceback
+    assert "/flux/replica.py" not in raised.value.traceback
 
 
 def test_an_overflow_of_integers_names_the_column(spark: Any) -> None:

@@ -67,7 +67,7 @@ DDL = [
     "user STRING NOT NULL COMMENT 'who', n: bigint, `odd ``name` DOUBLE",
     "a TINYINT, b SMALLINT, c INT, d BYTE, e SHORT, f INTEGER, g LONG, h FLOAT, i REAL, j BOOLEAN",
     "a DECIMAL, b DECIMAL(7), c DEC(7,2), d NUMERIC(38,37)",
-    "a DATE, b TIMESTAMP, c TIMESTAMP_NTZ, d TIMESTAMP_LTZ, e BINARY, f VOID, g VARCHAR(3), h CHAR(2)",
+    "a DATE, b TIMESTAMP, c TIMESTAMP_NTZ, d TIMESTAMP_LTZ, e BINARY, f VOID",
     "a ARRAY<INT>, b MAP<STRING,DOUBLE>, c STRUCT<x: INT NOT NULL, y: ARRAY<STRUCT<z: DATE>>>, d STRUCT<>",
 ]
 
@@ -78,6 +78,8 @@ def test_schemas_are_read_by_the_test_kit_as_by_spark_and_types_that_do_not_fit_
 
     for ddl in DDL:
         assert parse_ddl(ddl).equals(to_arrow(spark, ddl)), ddl
+    with pytest.raises(flux.SchemaError, match=r"column 'v' of type varchar\(3\) cannot be taken"):
+        to_arrow(spark, "v VARCHAR(3)")
     with pytest.raises(flux.SchemaError, match="column 'odd' of type interval cannot be taken"):
         to_arrow(spark, spark.sql("SELECT 1 AS k, make_interval(1) AS odd"))
 
