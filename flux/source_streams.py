@@ -24,6 +24,8 @@ class SourceStreams:
         self.name = name
         self.rows = 0
         self.batches = 0
+        self.pauses = 0  # how often the source had nothing just now
+        self.ended = False
         self.start: int | None = None if seeks else 0  # batch to begin with; None: workers have not said yet
         self._checksum = 0
         self._awaited = False  # some worker has answered
@@ -67,5 +69,6 @@ class SourceStreams:
             producer.append(data, created, self._checksum)
 
     def finish(self, created: float) -> None:
+        self.ended = True
         for producer in self.producers:
             producer.finish(created)

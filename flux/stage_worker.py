@@ -24,6 +24,7 @@ from flux.collect import Collect
 from flux.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.copy_state import StateCopy, restore
 from flux.credit import Credit
+from flux.drained import Drained
 from flux.errors import Fenced, ProtocolError, QueryFailed
 from flux.log import Meter
 from flux.messages import (
@@ -122,6 +123,7 @@ class StageWorker:
         self._nonce = 0
         self._ack_at = np.inf
         self._timers_at = 0.0
+        self.drained = Drained()
         # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
         self._tick_at = np.inf
         self._pairing = Pairing(

@@ -263,6 +263,7 @@ class Worker:
             except Exception as error:
                 raise self._source_failed(*key, error) from error
             if batch is None:
+                core.sources[key].pauses += 1
                 return False
             if isinstance(batch, pa.RecordBatch):
                 batch = plain_batch(batch, self.plan.sources[key[0]].schema)  # whole, and then cut: a dictionary once

@@ -22,6 +22,8 @@ def stats(core: StageWorker) -> dict[str, Any]:
             for key, streams in core.sources.items()
             if streams.start is not None
         ],
+        "pauses": [(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
+        "drained": core.drained.look(producer.log for producer in core.producers.values()),
         "log_bytes": core.log_meter.bytes,
         "peak_log_bytes": core.log_meter.peak,
         "held_bytes": core.held_bytes,

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from controller.dag import compile_plan, topological
 from controller.explain import explain
 from controller.server import Server
+from controller.through import Through
 from controller.wording import count
 from flux.api import Flow, Source
 from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
@@ -64,6 +65,8 @@ STOPPED = (
     "Spark's session was stopped while the query was running. End the query first: query.stop(), or wait for it with "
     "query.awaitTermination()"
 )
+#: How often ``processAllAvailable`` looks: shorter than the interval of heartbeats, so that none is missed.
+THROUGH_LOOK_S = 0.02
 #: How long a program that ends waits for each query that still runs, before its tasks are cancelled and after that.
 EXIT_S = 10.0
 
@@ -182,6 +185,24 @@ class Query(Operated):
         if ended and self._server.error is not None:
             raise self._server.error
         return ended if timeout is not None else None
+
+    def processAllAvailable(self, timeout: float | None = None) -> None:  # noqa: N802
+        """Wait until all rows that the sources had to give at the time of the call have passed all stages; as in pyspark, meant
+        for tests. A DataFrame gives all its rows; a source in the workers has given all when it yields None or ends. Where all
+        sources come to an end: until the query has ended (with ``keep_output=True`` until all output is there). A source that
+        always has more keeps this waiting.
+
+        Raises the query's error. timeout: seconds, default no limit; QueryTimeout says what is still to come."""
+        if timeout is not None and timeout <= 0:
+            raise UsageError(f"timeout must be positive, got {timeout!r}")
+        end = None if timeout is None else time.monotonic() + timeout
+        through = Through(self._plan)
+        while what := self._server.look(lambda: through.look(self._server.core)):
+            if end is not None and time.monotonic() >= end:
+                raise QueryTimeout(f"after {timeout:g} s this is still to come: {what}")
+            self._server.finished.wait(THROUGH_LOOK_S)
+        if self._server.phase == "ended":
+            self.awaitTermination(None if end is None else max(end - time.monotonic(), 0.001))
 
     def stop(self, timeout: float | None = None) -> None:
         """End the query and wait until nothing of it is left: no task, thread, socket or file.

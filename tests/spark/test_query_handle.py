@@ -35,6 +35,8 @@ def test_a_running_query_tells_who_it_is_and_what_it_does(spark: Any) -> None:
         assert "clicks" in repr(query)
         assert query.exception() is None
         assert query.awaitTermination(0.2) is False
+        assert query.processAllAvailable() is None
+        assert query.isActive
         until(lambda: len(query.recentProgress) >= 4, "progress is not renewed")
     finally:
         query.stop()
@@ -43,6 +45,7 @@ def test_a_running_query_tells_who_it_is_and_what_it_does(spark: Any) -> None:
     assert query.status["isTriggerActive"] is False
     assert query.awaitTermination() is None
     assert query.awaitTermination(1) is True
+    assert query.processAllAvailable() is None
     assert query.exception() is None
     query.stop()  # a second time is no harm
     query.stop(timeout=1)
@@ -95,6 +98,8 @@ def test_await_termination_raises_what_ended_the_query(spark: Any) -> None:
         query.awaitTermination(WAIT_S)
     with pytest.raises(flux.UserCodeError):
         query.awaitTermination()
+    with pytest.raises(flux.UserCodeError):
+        query.processAllAvailable()
     assert isinstance(query.exception(), flux.UserCodeError)
     assert not query.isActive
     assert query.status["message"].startswith("Failed: stage Fussy")
@@ -181,6 +186,10 @@ class Counts(flux.Aggregate):
 def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(spark: Any, caplog: Any) -> None:
     df = spark.range(0, 1_000, 1, 3).selectExpr("id % 10 as k")
     query = Counts(df).start(queryName="kept", keep_output=True)
+    with pytest.raises(flux.QueryTimeout, match=r"after 0\.001 s this is still to come: "):
+        query.processAllAvailable(0.001)
+    query.processAllAvailable(WAIT_S)
+    assert query.phase == "finished", "a DataFrame is waited for to its end"
     assert query.awaitTermination(WAIT_S) is True
     assert query.awaitTermination() is None
     assert query.status["message"] == "All output is there"
