@@ -9,6 +9,7 @@ from controller.sweeping import Sweeping
 from flux.control import NewTable
 from flux.errors import QueryFailed
 from flux.plan import Plan
+from flux.pulse import Kind, Pulse
 
 
 class Losing(Sweeping):
@@ -21,6 +22,25 @@ class Losing(Sweeping):
         member = self.members.workers.get(worker)
         if member is not None:
             self._lost(member, "its connection closed", now)
+        return self._take()
+
+    def on_reset(self, worker: int) -> list[Tell]:
+        """The lifeline of a worker was reset, by its host or by something between: it is gone if it is silent as well."""
+        member = self.members.workers.get(worker)
+        if member is not None:
+            member.cut = True
+        return self._take()
+
+    def on_pulse(self, worker: int, pulse: Pulse, now: float) -> list[Tell]:
+        """The process of a worker is not stopped. Its loop, if it has not turned since the last pulse, is at something
+        long and cannot send heartbeats. One that turns has to send them: the controller may be out of its reach."""
+        member = self.members.workers.get(worker)
+        if member is not None:
+            before, member.pulse, member.cut = member.pulse, pulse, False
+            if pulse.busy and before is not None and before.turns == pulse.turns:
+                member.heard = now
+            else:
+                member.turned = now
         return self._take()
 
     def _give_up(self, member: Member, why: str, now: float) -> None:
@@ -86,15 +106,32 @@ class Losing(Sweeping):
             # It was this process that stood still: what workers said meanwhile has not been read yet.
             for member in self.members.workers.values():
                 member.heard += asleep
+                member.turned += asleep
         for member in list(self.members.workers.values()):
+            if self.phase == "ended" or self.table is None:
+                return
             quiet = now - member.heard
-            if quiet <= settings.heartbeat_timeout or self.table is None:
-                continue
-            _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
-            if not self._missed(orphans) or quiet > settings.heartbeat_last_timeout:
-                self._give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
-                if self.phase == "ended":
-                    return
+            beats = member.pulse is not None and quiet <= settings.heartbeat_timeout
+            if beats and now - member.turned > settings.step_timeout:
+                self._give_up(member, self._too_long(member, now - member.turned), now)
+            elif quiet > settings.heartbeat_timeout:
+                _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])
+                if not self._missed(orphans) or member.cut or quiet > settings.heartbeat_last_timeout:
+                    self._give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+
+    def _too_long(self, member: Member, seconds: float) -> str:
+        """What a worker is at, whose loop has not turned for so long."""
+        pulse, limit = member.pulse, f"for {seconds:.1f} s, longer than spark.flux.step.timeout"
+        if pulse is not None and pulse.kind == Kind.READ:
+            return f"source {self.plan.sources[pulse.what].name}, partition {pulse.partition} has given nothing {limit}"
+        if pulse is None or pulse.kind != Kind.STEP:
+            return f"its loop has stood still {limit}"
+        where = f"stage {self.plan.stages[pulse.what].name}, partition {pulse.partition}, step {pulse.step}"
+        known = member.in_step
+        if known is None or (known.stage, known.partition, known.step) != (pulse.what, pulse.partition, pulse.step):
+            return f"{where}: a call has run {limit}, and holds the interpreter lock, so its first row is not known"
+        row = f"; first row of the step: {known.row}" if known.row else ""
+        return f"{where}: {known.method}() has run {limit}{row}"
 
     def _readers(self, *without: int) -> list[int]:
         """Workers that may be given partitions of sources: rather those that stay."""

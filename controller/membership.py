@@ -11,18 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.wording import listed
-from flux.control import Register
+from flux.control import InStep, Register
+from flux.pulse import Pulse
 
 
 @dataclass
 class Member:
-    """A registered process. ``heard``: time of its last message; ``epoch``: of the table it goes by; ``left``: an
-    ingress task that has done its work; ``leaving``: a worker that is being emptied."""
+    """A registered process. ``heard``: time of its last sign of life; ``turned``: when its loop was last seen to turn, which
+    it does not in a long step; ``pulse``, ``in_step``: what it is at, as it said last; ``cut``: its lifeline was reset;
+    ``epoch``: of the table it goes by; ``left``: an ingress task that has done its work; ``leaving``: a worker that is
+    being emptied."""
 
     node: int
     connection: Hashable
     about: Register
     heard: float
+    turned: float = 0.0
+    pulse: Pulse | None = None
+    in_step: InStep | None = None
+    cut: bool = False
     stats: dict[str, Any] = field(default_factory=dict)
     progress: int = -1
     epoch: int = -1
@@ -37,7 +44,7 @@ class Membership:
         self._nodes = 0
 
     def admit(self, connection: Hashable, about: Register, now: float) -> Member:
-        member = Member(self._nodes, connection, about, now)
+        member = Member(self._nodes, connection, about, now, turned=now)
         self._nodes += 1
         if about.role == "worker":
             self.workers[member.node] = member

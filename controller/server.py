@@ -206,6 +206,10 @@ class Server:
             self._tell(port, self._service.answer(time.monotonic()))
         for worker in lifelines.poll():
             self._tell(port, self.core.on_closed(worker, time.monotonic()))
+        for worker in lifelines.reset():
+            self._tell(port, self.core.on_reset(worker))
+        for worker, pulse in lifelines.pulses():
+            self._tell(port, self.core.on_pulse(worker, pulse, time.monotonic()))
         while not self._commands.empty():
             self._tell(port, self._commands.get()())
         self._tell(port, self.core.on_tick(time.monotonic()))

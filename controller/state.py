@@ -26,6 +26,7 @@ from flux.control import (
     GoodbyeSeen,
     Heartbeat,
     HeartbeatSeen,
+    InStep,
     NewTable,
     PartitionFinished,
     Register,
@@ -86,8 +87,11 @@ class Controller(Operating):
         match message:
             case Heartbeat():
                 member.heard, member.stats, member.progress = now, message.stats, message.progress
+                member.turned = now
                 self._count(member, message.stats)
                 self._tell(member, HeartbeatSeen())
+            case InStep():
+                member.heard, member.in_step = now, message
             case TableSeen():
                 member.epoch = max(member.epoch, message.epoch)
                 self._sweep(now)
@@ -139,7 +143,7 @@ class Controller(Operating):
             return
         known = self.members.attempt(message)
         if known is not None and message.attempt == known.about.attempt and message.node in (-1, known.node):
-            known.connection, known.heard = connection, now
+            known.connection, known.heard, known.turned = connection, now, now
             self._greet(known)  # it asked again before our answer had arrived, or comes on another connection
         elif message.node >= 0:
             self._turn_away(connection, message, replaced=known is not None)

@@ -74,6 +74,18 @@ class Heartbeat(Control, frozen=True):
     stats: dict[str, Any]
 
 
+class InStep(Control, frozen=True):
+    """A worker is alive and in ``method`` of the user's code, for long: said beside its loop, which cannot. ``row``: the first
+    of the step, for people."""
+
+    node: int
+    stage: int
+    partition: int
+    step: int
+    method: str
+    row: str = ""
+
+
 class HeartbeatSeen(Control, frozen=True):
     """So that a worker without a controller notices and ends."""
 
@@ -156,7 +168,15 @@ class Stop(Control, frozen=True):
 
 
 ToController = (
-    Register | Heartbeat | TableSeen | ReplicaCaughtUp | ReplicaDiverged | PartitionFinished | Goodbye | Failure
+    Register
+    | Heartbeat
+    | InStep
+    | TableSeen
+    | ReplicaCaughtUp
+    | ReplicaDiverged
+    | PartitionFinished
+    | Goodbye
+    | Failure
 )
 FromController = (
     Welcome | Rejected | RegisterAgain | NewTable | EdgeComplete | HeartbeatSeen | CopyState | GoodbyeSeen | Stop

@@ -6,16 +6,22 @@ under way; ZeroMQ hides such closings.
     worker                              controller
     nonce a                     ->
                                 <-      nonce b, code over a and b
-    name, code over a and b     ->      (then nothing is said)
+    name, code over a and b     ->
+    pulses                      ->
 
 Both prove the query's secret by codes that are good for these nonces alone (``handshake``): what somebody has heard
-here is of no use to him, and the name, which only the two can read, cannot be said by anybody else.
+here is of no use to him, and the name, which only the two can read, cannot be said by anybody else. Pulses tell a
+process that is busy from one that is stopped (``flux.pulse``).
+
+A connection that is reset says less than one that is closed: something between the hosts may have done it. The worker
+opens another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import select
 import selectors
 import socket
 import struct
@@ -23,6 +29,7 @@ import time
 from dataclasses import dataclass, field
 
 from flux.handshake import MAC_BYTES, NONCE_BYTES, mac, same
+from flux.pulse import Heart, Pulse, parse
 from flux.transport import host_and_port
 
 _NAME = struct.Struct("!q")
@@ -31,6 +38,8 @@ _PROOF_BYTES = _NAME.size + MAC_BYTES
 STRANGERS_MAX = 128
 #: How long a worker may take to name itself; one in a long step does not get to it, and nobody misses its lifeline so soon.
 STRANGER_S = 120.0
+#: How long a worker tries to connect, and waits for its turn to name itself; it does nothing else meanwhile.
+CONNECT_S = 2.0
 #: Taken at one look.
 ACCEPTS_MAX = 64
 
@@ -60,6 +69,9 @@ class Lifelines:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._named: dict[socket.socket, int] = {}
         self._greetings: dict[socket.socket, _Greeting] = {}  # the oldest first
+        self._pulses: list[tuple[int, Pulse]] = []
+        self._rests: dict[socket.socket, bytes] = {}  # the beginning of a pulse whose rest has not come
+        self._reset: list[int] = []
         bracketed = f"[{host}]" if ":" in host else host
         self.endpoint = f"tcp://{bracketed}:{self._listener.getsockname()[1]}"
 
@@ -74,6 +86,16 @@ class Lifelines:
             elif connection.fileno() >= 0 and (worker := self._read(connection)) is not None:
                 closed.append(worker)
         return closed
+
+    def pulses(self) -> list[tuple[int, Pulse]]:
+        """Worker and pulse, as they have come since the last call."""
+        pulses, self._pulses = self._pulses, []
+        return pulses
+
+    def reset(self) -> list[int]:
+        """Workers whose connection was reset since the last call: they may live."""
+        reset, self._reset = self._reset, []
+        return reset
 
     def newly_refused(self) -> int:
         """Since the last call."""
@@ -100,15 +122,27 @@ class Lifelines:
         except BlockingIOError:
             return None
         except OSError:
-            data = b""
+            if (worker := self._forget(connection)) is not None:
+                self._reset.append(worker)
+            return None
         if not data:
-            self._selector.unregister(connection)
-            connection.close()
-            self._greetings.pop(connection, None)
-            return self._named.pop(connection, None)
+            return self._forget(connection)
         if connection in self._greetings:
             self._greet(connection, data)
-        return None  # nothing is ever said after the name
+        else:
+            self._hear_pulses(connection, data)
+        return None
+
+    def _forget(self, connection: socket.socket) -> int | None:
+        self._selector.unregister(connection)
+        connection.close()
+        self._greetings.pop(connection, None)
+        self._rests.pop(connection, None)
+        return self._named.pop(connection, None)
+
+    def _hear_pulses(self, connection: socket.socket, data: bytes) -> None:
+        pulses, self._rests[connection] = parse(self._rests.get(connection, b"") + data)
+        self._pulses += [(self._named[connection], pulse) for pulse in pulses]
 
     def _greet(self, connection: socket.socket, data: bytes) -> None:
         greeting = self._greetings[connection]
@@ -116,26 +150,27 @@ class Lifelines:
         wanted = _PROOF_BYTES if greeting.asked else NONCE_BYTES
         if len(greeting.said) < wanted:
             return
-        if len(greeting.said) > wanted:
+        if greeting.asked:
+            self._name(connection, greeting)
+        elif len(greeting.said) > wanted:
             self._refuse(connection)
-        elif not greeting.asked:
+        else:
             greeting.asked, greeting.said, greeting.answered = greeting.said, b"", secrets.token_bytes(NONCE_BYTES)
             about = _about(self.endpoint, greeting.asked, greeting.answered)
             try:
                 connection.sendall(greeting.answered + mac(self._secret, b"lifeline challenge", *about))
             except OSError:
                 self._refuse(connection)
-        else:
-            self._name(connection, greeting)
 
     def _name(self, connection: socket.socket, greeting: _Greeting) -> None:
         about = _about(self.endpoint, greeting.asked, greeting.answered)
-        covered, shown = greeting.said[: _NAME.size], greeting.said[_NAME.size :]
+        covered, shown = greeting.said[: _NAME.size], greeting.said[_NAME.size : _PROOF_BYTES]
         if not same(shown, mac(self._secret, b"lifeline proof", *about, covered)):
             self._refuse(connection)
             return
         del self._greetings[connection]
         (self._named[connection],) = _NAME.unpack(_veil(self._secret, about, covered))
+        self._hear_pulses(connection, greeting.said[_PROOF_BYTES:])  # the first may have come with the name
 
     def _refuse(self, connection: socket.socket) -> None:
         self.refused += 1
@@ -150,22 +185,29 @@ class Lifelines:
 
 
 class Lifeline:
-    """The worker's end, open as long as the worker lives. ``raw`` is to be polled; what is heard there goes to ``hear``."""
+    """The worker's end, open as long as the worker lives. ``raw`` is to be polled; what is heard there goes to ``hear``.
+    ``heart`` beats over it as soon as the worker has named itself."""
 
-    def __init__(self, endpoint: str, secret: bytes, worker: int) -> None:
+    def __init__(self, endpoint: str, secret: bytes, worker: int, heart: Heart | None = None) -> None:
         self._endpoint = endpoint
         self._secret = secret
         self._worker = worker
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._said = b""
-        self._connection = socket.create_connection(host_and_port(endpoint), timeout=10)
+        self._heart = heart
+        self._connection = socket.create_connection(host_and_port(endpoint), timeout=CONNECT_S)
         self._connection.setblocking(False)
         self._connection.sendall(self._nonce)
         self.raw = self._connection.fileno()
 
+    def hear_soon(self) -> None:
+        """Before a first long step, in which nothing is heard: wait for the turn to name itself, but not for long."""
+        if select.select([self.raw], [], [], CONNECT_S)[0]:
+            self.hear()
+
     def hear(self) -> bool:
         """False: nothing more will be heard. That the other end has closed, or is somebody else, means nothing here: who
-        hears nothing from the controller for long ends because of that."""
+        hears nothing from the controller for long ends because of that, and another may be opened."""
         try:
             data = self._connection.recv(1024)
         except BlockingIOError:
@@ -183,9 +225,13 @@ class Lifeline:
             covered = _veil(self._secret, about, _NAME.pack(self._worker))
             with contextlib.suppress(OSError):
                 self._connection.sendall(covered + mac(self._secret, b"lifeline proof", *about, covered))
+                if self._heart is not None:
+                    self._heart.start(self._connection)
         return True
 
     def close(self) -> None:
+        if self._heart is not None:
+            self._heart.stop()
         self._connection.close()
 
 

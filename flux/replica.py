@@ -99,8 +99,8 @@ class Replica:
         )
         self._ticked = False  # as primary: the newest step is a tick
         self.kind = StepKind.SLICES  # of the step applied last, or under way
-        self._method = "process"  # of the operator, for that step
-        self._applying: list[Slice] = []
+        self.method = "process"  # of the operator, for that step
+        self.applying: list[Slice] = []
         self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
         self._ended: dict[int, set[int]] = {edge: set() for edge in stage.edges_in}
@@ -143,7 +143,7 @@ class Replica:
         """Slices received and not yet applied, for whoever discards the replica. Those of a step that waits for room in the
         logs are among them: a primary may be dropped in the middle of it."""
         slices = {stream: list(slices) for stream, slices in self._waiting.items()}
-        for slice_ in [] if self.between_steps else self._applying:
+        for slice_ in [] if self.between_steps else self.applying:
             slices.setdefault(slice_.stream, []).append(slice_)
         return slices
 
@@ -283,7 +283,7 @@ class Replica:
         assert self.ready(now)
         if self._output is None and not self._begin(now):
             return self._complete()  # the end of a stream, which the operator does not see
-        if not self._guard(self._method, self._applying, self._emit):
+        if not self._guard(self.method, self.applying, self._emit):
             return []
         self._output = None
         return self._complete()
@@ -292,28 +292,28 @@ class Replica:
         if self.applied == self.order.end:
             self._decide(now)
         entry = self.order[self.applied]
-        self._applying, self.kind = self._ordered(entry), entry.kind
+        self.applying, self.kind = self._ordered(entry), entry.kind
         if self.applied >= self.order.committed:
             self._hold_back()
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
-        if not self._applying:
+        if not self.applying:
             self._begin_without_rows(entry.kind)
             return True
-        self._method = "process"
-        first = self._applying[0]
+        self.method = "process"
+        first = self.applying[0]
         if first.last:
             self._ended[first.stream.edge].add(first.stream.producer)
             return False
-        batch = self._joined(self._applying)
+        batch = self._joined(self.applying)
         self.context.input = first.input
-        self._output = self._guard("process", self._applying, lambda: self._parts(self.operator.process(batch)))
+        self._output = self._guard("process", self.applying, lambda: self._parts(self.operator.process(batch)))
         return True
 
     def _begin_without_rows(self, kind: StepKind) -> None:
         if kind is _TICK:
-            self._method, self._output = "on_timer", self._fired()
+            self.method, self._output = "on_timer", self._fired()
         else:
-            self._method = "finish"
+            self.method = "finish"
             self.context.timers.replace({})
             self._output = self._guard("finish", None, lambda: self._parts(self.operator.finish()))
 
@@ -333,8 +333,8 @@ class Replica:
                 outlet.producer.release_from = start
 
     def _complete(self) -> list[Slice]:
-        if self._applying:
-            for slice_ in self._applying:
+        if self.applying:
+            for slice_ in self.applying:
                 if slice_.batch is not None:
                     self.rows_in += slice_.batch.num_rows
         elif self.kind is _FINISH:
@@ -342,11 +342,11 @@ class Replica:
                 outlet.producer.finish(self.context.created)
             self.finished = True
         self.applied += 1
-        self.slices += len(self._applying)
+        self.slices += len(self.applying)
         if self.stage.replicas > 1:
             self._checksums.append((self.applied, self.checksum))
         self.order.trim(self.applied)
-        return self._applying
+        return self.applying
 
     @property
     def checked(self) -> int:
@@ -442,7 +442,7 @@ class Replica:
             try:
                 checked = conform(batch, self.stage.output_schema, what)
             except SchemaError as error:  # no row is at fault
-                raise UserCodeError(f"{self.where}, {self._method}(): {error}") from None
+                raise UserCodeError(f"{self.where}, {self.method}(): {error}") from None
             yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
 
     def _emit(self) -> bool:

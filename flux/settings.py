@@ -49,6 +49,7 @@ TABLE = (
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for so long is given up", 0.01),
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same for a worker that holds the last safe copy of a partition", 0.01),
+    Setting("step_timeout", "step.timeout", "seconds", "60s", "a worker that is in one step of the user's code for so long is given up", 0.01),
     Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "replicas of a partition may share an executor where there are too few; unless this is set, they do with local[N], which has only one"),
     Setting("ordered", "replicas.ordered", "bool", "true", "false only to measure what the order log costs: replicas drift apart, faults lose rows"),
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "partitions of a stage that the sweep repairs at the same time", 1, 1024),
@@ -90,6 +91,7 @@ class Settings:
     heartbeat_interval: float
     heartbeat_timeout: float
     heartbeat_last_timeout: float
+    step_timeout: float
     same_executor: bool
     ordered: bool
     repairs_at_once: int

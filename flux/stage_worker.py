@@ -47,6 +47,7 @@ from flux.messages import (
 from flux.pairing import CaughtUp, Diverged, Pairing
 from flux.plan import EdgePlan, Plan
 from flux.producer import Producer, ToWorker
+from flux.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.receiver import Counters, Inbound
 from flux.replica import Outlet, Replica
 from flux.source_streams import SourceStreams
@@ -107,6 +108,7 @@ class StageWorker:
         self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
         self.first_row_at: float | None = None
         self.finished_at: float | None = None
+        self.note: Note = no_note()  # what it is at, for those who watch it from outside
         self.ticked = False  # the last step was for timers
         self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
         self.log_meter = Meter()
@@ -600,7 +602,15 @@ class StageWorker:
 
     def _step(self, replica: Replica, now: float) -> None:
         started, wall = self._clock(), now + self.wall_ahead
+        note = self.note
+        note[WHAT], note[PARTITION], note[STEP], note[KIND] = (
+            replica.stage.id,
+            replica.partition,
+            replica.applied,
+            IN_STEP,
+        )
         slices = replica.step(wall)
+        note[KIND] = TURN
         replica.busy_s += self._clock() - started
         self.ticked = not slices and replica.kind is StepKind.TICK
         if replica.context.timers.pending:

@@ -1,10 +1,12 @@
 """The loop of one worker: sockets, clock and source iterators around the state machine (DESIGN 2, 7).
 
-One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile.
+One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile. Two others say
+what it cannot say in a long step: that the process lives (``pulse``), and which step it is (``step_watch``).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from flux import memory
+from flux import memory, pulse
 from flux.background import Background
 from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
@@ -34,6 +36,7 @@ from flux.messages import Data, Install
 from flux.plain import plain_batch
 from flux.plan import Plan
 from flux.producer import ToWorker
+from flux.pulse import KIND, PARTITION, READS, TURN, TURNS, WAITS, WHAT, Heart
 from flux.read_turn import ReadTurn
 from flux.shell import (
     ControllerLink,
@@ -46,6 +49,7 @@ from flux.shell import (
     short_collections,
 )
 from flux.stage_worker import StageWorker, ToConnection
+from flux.step_watch import StepWatch
 from flux.transfers import Aside
 from flux.transport import Port, Sockets, own_address
 from flux.user_code import closed, user_traceback
@@ -53,12 +57,16 @@ from flux.worker_stats import load as load_of
 from flux.worker_stats import stats as stats_of
 from partitioning.warm_up import warm_up
 
+log = logging.getLogger("flux")
+
 #: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
 #: How long to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
 #: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
 LOAD_EVERY_S = 1.0
+#: How soon a lifeline is opened after the one before it.
+LIFELINE_EVERY_S = 1.0
 #: How soon a source that had nothing is asked again.
 IDLE_SOURCE_S = 0.001
 
@@ -81,6 +89,9 @@ class Worker:
         self._idle_until = 0.0
         self._rested_s = 0.0
         self._lifeline: Lifeline | None = None
+        self._heart = Heart(plan.settings.heartbeat_interval)
+        self._lifeline_at = 0.0
+        self._watch: StepWatch | None = None
         self._turns = 0
         self._beat_at = 0.0
         self._load_at = 0.0
@@ -92,6 +103,7 @@ class Worker:
         try:
             memory.keep(self.plan.settings.memory_keep_bytes)
             warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
+            pulse.warm_up()
             short_collections()
             self._join(index, attempt, executor)
         except (Stopped, Fenced):  # Spark would count a failure, and that of each worker that was only slow
@@ -107,11 +119,31 @@ class Worker:
             self.sockets, self.control, self.rendezvous,
             role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
         )  # fmt: skip
-        if self.rendezvous.lifeline:
-            self._lifeline = Lifeline(self.rendezvous.lifeline, self.rendezvous.secret, welcome.node)
-            self.sockets.add(self._lifeline)
         self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
+        self.core.note = self._heart.note
+        self._open_lifeline(self.core, time.monotonic())
+        if self._lifeline is not None:
+            self._lifeline.hear_soon()
+        self._watch = StepWatch(self.core, self.control.report, self.plan.settings.step_timeout)
+        self._watch.start()
         self._loop(self.core, early)
+
+    def _open_lifeline(self, core: StageWorker, now: float) -> None:
+        """Also anew, where it has broken and both live: by something between the hosts."""
+        if self._lifeline is None and self.rendezvous.lifeline and now >= self._lifeline_at:
+            self._lifeline_at = now + LIFELINE_EVERY_S
+            where, secret = self.rendezvous.lifeline, self.rendezvous.secret
+            try:
+                self._lifeline = Lifeline(where, secret, core.worker, self._heart)
+                self.sockets.add(self._lifeline)
+            except OSError as error:
+                log.warning("worker %s has no lifeline to the controller: %s", core.worker, error)
+
+    def _close_lifeline(self) -> None:
+        assert self._lifeline is not None
+        self.sockets.remove(self._lifeline)
+        self._lifeline.close()
+        self._lifeline = None
 
     def _loop(self, core: StageWorker, early: list[FromController]) -> None:
         try:
@@ -128,6 +160,8 @@ class Worker:
         self._turns += 1
         now = time.monotonic()
         core.wall_ahead = time.time() - now
+        note = core.note
+        note[TURNS], note[KIND] = self._turns, TURN
         busy = self._work(core, now)
         # Timers without end would keep the rows out.
         busy |= self._read_sources(core, idle=not busy or core.ticked)
@@ -139,7 +173,9 @@ class Worker:
             else min(core.due(), self._beat_at, now + IDLE_SOURCE_S if self._read_turn else self._beat_at) - now
         )
         began = time.perf_counter()
+        note[KIND] = WAITS
         received = self.sockets.wait(wait)
+        note[KIND] = TURN
         self._rested_s += (time.perf_counter() - began) if wait > 0 else 0.0
         for ready in received:
             self._receive(core, ready)
@@ -156,7 +192,7 @@ class Worker:
                 self._on_order(core, order, now)
         elif ready is self._lifeline:
             if not self._lifeline.hear():
-                self.sockets.remove(self._lifeline)
+                self._close_lifeline()
         elif ready is self._bell:
             for token, result in self._background.done():
                 core.on_done(token, result, now)
@@ -243,8 +279,12 @@ class Worker:
         for _ in range(len(self._read_turn)):
             key = self._read_turn[0]
             self._read_turn.rotate(-1)
-            if core.wants(*key) and self._read_one(core, key, now):
-                return True
+            if core.wants(*key):
+                core.note[WHAT], core.note[PARTITION], core.note[KIND] = *key, READS
+                read = self._read_one(core, key, now)
+                core.note[KIND] = TURN
+                if read:
+                    return True
         self._idle_until = now + IDLE_SOURCE_S
         return False
 
@@ -292,10 +332,15 @@ class Worker:
     def _work(self, core: StageWorker, now: float) -> bool:
         end = time.perf_counter() + WORK_S
         worked = False
-        while core.work(now):
-            worked = True
-            if time.perf_counter() >= end:
-                break
+        assert self._watch is not None
+        self._watch.quiet.release()  # a step may be long: what there is to say of it is said beside this loop
+        try:
+            while core.work(now):
+                worked = True
+                if time.perf_counter() >= end:
+                    break
+        finally:
+            self._watch.quiet.acquire()
         return worked
 
     def _flush(self, core: StageWorker, now: float) -> None:
@@ -318,6 +363,7 @@ class Worker:
     def _heartbeat(self, core: StageWorker, now: float) -> None:
         if now >= self._beat_at:
             self._beat(core, now)
+            self._open_lifeline(core, now)
             self.control.check(now)
 
     def _beat(self, core: StageWorker, now: float) -> None:
@@ -357,8 +403,10 @@ class Worker:
             if self.core is not None:
                 self.core.close()
         finally:
+            if self._watch is not None:
+                self._watch.stop()
             if self._lifeline is not None:
-                self._lifeline.close()
+                self._close_lifeline()
             self.sockets.close()
             memory.give_back()
 

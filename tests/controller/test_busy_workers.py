@@ -1,0 +1,114 @@
+"""Busy or stopped: what the controller makes of pulses, heartbeats and a lifeline that is reset."""
+
+from __future__ import annotations
+
+import pytest
+
+from flux.control import Heartbeat, InStep
+from flux.pulse import Kind, Pulse
+from tests.controller.cluster import Cluster
+
+BEAT_S = 0.1
+
+
+def cluster(**options: float) -> Cluster:
+    return Cluster(**{"heartbeat_timeout": 0.5, "heartbeat_last_timeout": 60.0, "step_timeout": 5.0} | options)
+
+
+def at_step(turns: int, step: int = 17, kind: Kind = Kind.STEP) -> Pulse:
+    return Pulse(turns, kind, 0, 0, step)
+
+
+def go_on(c: Cluster, seconds: float, pulse: Pulse | None, victim: int = 0) -> None:
+    """The others report; the victim does no more than that its process beats, if it does."""
+    for _ in range(round(seconds / BEAT_S)):
+        for node in [node for node in c.core.members.workers if node != victim]:
+            c.report(node, Heartbeat(node=node, progress=1, stats={}))
+        if pulse is not None:
+            c.take(c.core.on_pulse(victim, pulse, c.now))
+        c.tick(BEAT_S)
+
+
+def test_a_worker_in_a_long_step_is_not_given_up_while_its_process_beats() -> None:
+    c = cluster()
+    go_on(c, 4.0, at_step(3))
+    assert 0 in c.core.members.workers
+    c.report(0, Heartbeat(node=0, progress=2, stats={}))
+    go_on(c, 4.0, at_step(4))
+    assert 0 in c.core.members.workers, "each step has its own time"
+
+
+def test_a_worker_that_is_stopped_in_a_long_step_is_given_up_when_its_pulse_has_been_silent() -> None:
+    c = cluster()
+    go_on(c, 2.0, at_step(3))
+    go_on(c, 0.3, None)
+    assert 0 in c.core.members.workers
+    go_on(c, 0.3, None)
+    assert 0 not in c.core.members.workers
+    assert c.events("loss")[0].why.startswith("no heartbeat for")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "why"),
+    [
+        (Kind.STEP, True, "stage Sums, partition 0, step 17: process() has run for 5.1 s, longer than spark.flux.step.timeout; "
+                          "first row of the step: {'k': 1}"),
+        (Kind.STEP, False, "stage Sums, partition 0, step 17: a call has run for 5.1 s, longer than spark.flux.step.timeout, "
+                           "and holds the interpreter lock, so its first row is not known"),
+        (Kind.TURNS, False, "its loop has stood still for 5.1 s, longer than spark.flux.step.timeout"),
+    ],
+)  # fmt: skip
+def test_a_step_without_end_is_given_up_and_named(kind: Kind, said: bool, why: str) -> None:
+    c = cluster()
+    if said:
+        about = {"node": 0, "stage": 0, "partition": 0, "step": 17, "method": "process", "row": "{'k': 1}"}
+        c.report(0, InStep(**about))
+    go_on(c, 6.0, at_step(3, kind=kind))
+    assert [event.why for event in c.events("loss")] == [why]
+
+
+def test_it_is_given_up_also_where_it_has_the_only_copy() -> None:
+    c = cluster()
+    for victim in (1, 2):
+        c.lose(victim)
+    go_on(c, 6.0, at_step(3))
+    assert "stage Sums, partition 0" in str(c.core.error)
+    assert "spark.flux.step.timeout" in str(c.core.error)
+
+
+@pytest.mark.parametrize("kind", [Kind.WAITS, Kind.STEP])
+def test_a_worker_that_turns_and_sends_no_heartbeats_is_out_of_reach_and_given_up(kind: Kind) -> None:
+    """Its lifeline is whole, and orders and reports do not get through."""
+    c = cluster()
+    for turns in range(8):
+        go_on(c, BEAT_S, Pulse(turns if kind == Kind.STEP else 0, kind, 0, 0, turns))
+    assert 0 not in c.core.members.workers
+
+
+def test_a_controller_that_stood_still_takes_no_step_for_too_long() -> None:
+    c = cluster()
+    go_on(c, 1.0, at_step(3))
+    c.tick(100.0)
+    go_on(c, 1.0, at_step(3))
+    assert len(c.core.members.workers) == 3
+
+
+def test_a_lifeline_that_is_reset_is_no_loss_while_heartbeats_come() -> None:
+    """Something between the hosts has done it, or the host: then the worker is silent as well."""
+    c = cluster()
+    c.take(c.core.on_reset(0))
+    for _ in range(20):
+        c.report(0, Heartbeat(node=0, progress=1, stats={}))
+        go_on(c, BEAT_S, None)
+    assert 0 in c.core.members.workers
+    go_on(c, 0.7, None)
+    assert 0 not in c.core.members.workers
+
+
+def test_a_worker_whose_lifeline_was_reset_and_that_is_silent_is_lost_also_with_the_only_copy() -> None:
+    c = cluster()
+    for victim in (1, 2):
+        c.lose(victim)
+    c.take(c.core.on_reset(0))
+    go_on(c, 0.7, None)
+    assert "no heartbeat for" in str(c.core.error)
