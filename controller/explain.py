@@ -68,7 +68,8 @@ def _what(stage: StagePlan, operator: Operator) -> str:
         return "aggregate, " + ", ".join(f"{name} = {measure}" for name, measure in operator._measures.items())
     if isinstance(operator, FunctionOperator):
         return "function"
-    arguments = getattr(getattr(stage.make, "__self__", None), "_arguments", "")[:ARGUMENTS_CHARS_MAX]
+    written = getattr(getattr(stage.make, "__self__", None), "_arguments", "")
+    arguments = " ".join(written.split())[:ARGUMENTS_CHARS_MAX]
     return f"operator {type(operator).__name__}" + (f"({arguments})" if arguments else "")
 
 

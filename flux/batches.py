@@ -32,7 +32,7 @@ def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatc
     """The batch with exactly the schema's fields, dictionaries and views decoded; SchemaError names what was declared and
     what came."""
     if not isinstance(batch, pa.RecordBatch):
-        raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {type(batch).__name__}{_remedy(batch)}")
+        raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {_kind(batch)}{_remedy(batch)}")
     if schema is None:
         raise SchemaError(
             f"{what}: rows came, but it declares no schema; give schema=... to the decorator, or yield nothing"
@@ -43,6 +43,10 @@ def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatc
     if plain is not batch:
         return plain
     raise SchemaError(f"{what}: declared ({_ddl(schema)}), got ({_ddl(batch.schema)})")
+
+
+def _kind(given: Any) -> str:
+    return f"{'pandas.' if _of(given, 'pandas.') else ''}{type(given).__name__}"
 
 
 def _remedy(given: Any) -> str:

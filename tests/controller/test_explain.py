@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pyarrow as pa
 
 import flux
@@ -80,6 +81,8 @@ def test_arguments_of_an_operator_are_shown() -> None:
     rows = Source("flights", schema=FLIGHTS)
     assert "stage Limit: operator Limit(rows=3)" in explained(Limit(rows=3)(rows)).splitlines()
     assert "stage Limit: operator Limit" in explained(Limit(rows)).splitlines()
+    frame = pd.DataFrame({"k": [1, 2]})
+    assert "stage Limit: operator Limit(k 0 1 1 2)" in explained(Limit(frame)(rows)).splitlines()
 
 
 def test_kept_output_and_sources_in_the_workers_are_told_apart() -> None:

@@ -389,7 +389,7 @@ def test_what_is_returned_and_no_batch_is_refused_by_its_type(made: Any) -> None
 def test_pandas_is_told_how_to_become_a_batch(returned: bool) -> None:
     frame = pd.DataFrame({"v": [1]})
     error = failure(operator(process=lambda self, rows: frame if returned else iter([frame])), batch(1))
-    assert "got DataFrame; pa.RecordBatch.from_pandas(df, preserve_index=False) makes one" in str(error)
+    assert "got pandas.DataFrame; pa.RecordBatch.from_pandas(df, preserve_index=False) makes one" in str(error)
 
 
 @pytest.mark.parametrize("method", ["process", "finish"])
