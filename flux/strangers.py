@@ -8,10 +8,11 @@ No I/O: the doorman (transport) brings what happens and cuts the connections tha
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import random
 from collections.abc import Callable
 
-#: At once, at one port; the oldest gives way to another. Each costs two file descriptors, of which a process has 1,024.
+#: At once, at one port. One more, and any of those that are there gives way: were it the oldest, who opens connections fast
+#: enough would keep everybody out. Each costs two file descriptors, of which a process has 1,024.
 STRANGERS_MAX = 128
 #: Greeting and proof, with ZeroMQ's own handshake and heartbeats, are less than 2 KB.
 STRANGER_BYTES_MAX = 64 << 10
@@ -21,11 +22,12 @@ STRANGER_S = 30.0
 
 
 class Strangers:
-    """By file descriptor, the oldest first."""
+    """By file descriptor. ``draw(n)``: a number below n."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[int], int] = random.randrange) -> None:
         self.cut = 0
-        self._since: OrderedDict[int, float] = OrderedDict()
+        self._draw = draw
+        self._since: dict[int, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._since)
@@ -35,9 +37,10 @@ class Strangers:
 
     def came(self, connection: int, now: float) -> list[int]:
         """Those that have to go for it."""
+        self._since.pop(connection, None)
+        gone = self._gone([list(self._since)[self._draw(STRANGERS_MAX)]] if len(self._since) == STRANGERS_MAX else [])
         self._since[connection] = now
-        self._since.move_to_end(connection)
-        return self._gone([next(iter(self._since))] if len(self._since) > STRANGERS_MAX else [])
+        return gone
 
     def left(self, connection: int) -> None:
         """It has closed, or has proved the secret."""

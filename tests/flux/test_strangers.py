@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from flux.strangers import STRANGER_BYTES_MAX, STRANGER_S, STRANGERS_MAX, Strangers
 
 
@@ -24,11 +26,24 @@ def test_who_has_proved_the_secret_meanwhile_may_stay() -> None:
     assert (bool(strangers), strangers.cut) == (False, 0)
 
 
-def test_the_oldest_gives_way() -> None:
-    strangers = Strangers()
-    gone = [went for connection in range(STRANGERS_MAX + 10) for went in strangers.came(connection, float(connection))]
-    assert gone == list(range(10))
-    assert strangers.cut == 10
+def test_one_more_than_there_may_be_takes_the_place_of_any() -> None:
+    strangers = Strangers(draw=lambda n: n - 2)
+    gone = [went for connection in range(STRANGERS_MAX + 3) for went in strangers.came(connection, 0.0)]
+    assert gone == [STRANGERS_MAX - 2, STRANGERS_MAX - 1, STRANGERS_MAX]
+    assert strangers.cut == 3
+    assert len(strangers.too_much(lambda _: 1 << 30, 1.0)) == STRANGERS_MAX
+
+
+def test_who_opens_connections_as_fast_as_he_can_does_not_keep_others_out() -> None:
+    drawn = random.Random(7)
+    there = 0
+    for _ in range(200):
+        strangers = Strangers(drawn.randrange)
+        strangers.came(-1, 0.0)
+        for connection in range(2 * STRANGERS_MAX):  # while the true one shows its proof
+            strangers.came(connection, 0.0)
+        there += -1 in strangers
+    assert there > 50
 
 
 def test_a_number_that_is_used_again_is_another_connection() -> None:
