@@ -50,6 +50,7 @@ class Door:
         self._strangers = Strangers()
         self._own: dict[int, socket.socket] = {}  # of strangers: keeps the descriptor from being another's
         self._trusted: dict[int, bytes] = {}
+        self._unknown: list[tuple[int, bytes]] = []  # proved, but not seen to come
         self._proved: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self._gone: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
@@ -92,7 +93,11 @@ class Door:
                 self._disconnected(descriptor)
             else:
                 self.refused += 1
+        # Those that are not known even now, though all that has happened before is: closed before their proof was noted.
+        closed, self._unknown = self._unknown, []
         self._note_proofs()
+        for descriptor, connection in closed:
+            self._proof(descriptor, connection, last=True)
         much = self._strangers.too_much(self._received, now)
         if much:
             self._note_proofs()  # what a connection sent after its proof does not count
@@ -115,7 +120,7 @@ class Door:
         self._cut(self._strangers.came(descriptor, now))
 
     def _disconnected(self, descriptor: int) -> None:
-        self._note_proofs()
+        self._note_proofs()  # also of this one, which is gone then
         self._strangers.left(descriptor)
         self._let_go(descriptor)
         if descriptor in self._trusted:
@@ -123,13 +128,17 @@ class Door:
 
     def _note_proofs(self) -> None:
         while not self._proved.empty():
-            descriptor, connection = self._proved.get()
-            if descriptor in self._strangers:
-                self._strangers.left(descriptor)
-                self._let_go(descriptor)
-                self._trusted[descriptor] = connection
-            else:
-                self._gone.put(connection)
+            self._proof(*self._proved.get())
+
+    def _proof(self, descriptor: int, connection: bytes, last: bool = False) -> None:
+        if descriptor in self._strangers:
+            self._strangers.left(descriptor)
+            self._let_go(descriptor)
+            self._trusted[descriptor] = connection
+        elif last:
+            self._gone.put(connection)
+        else:
+            self._unknown.append((descriptor, connection))  # the news that it came may be right behind
 
     def _received(self, descriptor: int) -> int:
         if sys.platform != "linux":

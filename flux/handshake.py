@@ -36,6 +36,8 @@ MAC_BYTES = 32
 #: First bytes of the messages of a handshake, and of those that are sealed.
 GREETING, CHALLENGE, PROOF, SEALED = (b"FLX" + kind + bytes([VERSION]) for kind in (b"g", b"c", b"p", b"s"))
 ACCEPTED = b"FLXa" + bytes([VERSION])
+#: Answer to one who talks as if he had been accepted: not here, and not any more; begin again on another connection.
+UNKNOWN = b"FLXn" + bytes([VERSION])
 #: Connections that have greeted and not answered their challenge; the oldest gives way.
 GREETED_MAX = 1024
 _NUMBER = struct.Struct("!Q")

@@ -21,7 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from flux.doorman import EVENTS, Door, Doorman
 from flux.errors import ProtocolError
-from flux.handshake import ACCEPTED, Caller, Gate, Session, Tickets
+from flux.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
 
 #: How long closing may wait for queued frames: the last acks and reports of a worker that ends.
 LINGER_MS = 500
@@ -272,6 +272,8 @@ class Port:
                 heard = [session.open(buffers)] if self._sealed else buffers
             except ProtocolError:
                 self._refused += 1
+                if session is None:
+                    self._send([connection, UNKNOWN])
                 continue
             yield connection, heard
 
@@ -366,6 +368,9 @@ class Link:
                 if self._session is None:
                     self._meet(buffers)
                     continue
+                if len(buffers) == 1 and len(buffers[0]) == len(UNKNOWN) and buffers[0] == UNKNOWN:
+                    self._session = None
+                    raise ProtocolError(f"who listens at {self.endpoint} has forgotten this connection")
                 heard = [self._session.open(buffers)] if self._sealed else buffers
             except ProtocolError as error:
                 self.refused += 1

@@ -1,0 +1,135 @@
+"""The doorman hears of connections from ZeroMQ and of proofs from the port, in any order, and loses none that lives."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from harness import Peer
+
+from flux.doorman import Door
+from flux.handshake import Tickets
+from flux.transport import Sockets
+
+SECRET = b"of this query"
+
+
+class Scene:
+    """A door whose events a test makes; connections are real, so that they can be cut."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.tells, hears = self.context.socket(zmq.PAIR), self.context.socket(zmq.PAIR)
+        hears.bind("inproc://events")
+        self.tells.connect("inproc://events")
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+        self.door = Door(b"port", self.address[1], hears, Tickets(SECRET, "here"), b"")
+        self.sockets: list[socket.socket] = []
+
+    def comes(self, told: bool = True) -> int:
+        caller = socket.create_connection(self.address)
+        there, _ = self.listener.accept()
+        self.sockets += [caller, there]
+        if told:
+            self.event(zmq.EVENT_ACCEPTED, there.fileno())
+        return there.fileno()
+
+    def event(self, kind: int, descriptor: int) -> None:
+        self.tells.send_multipart([struct.pack("=hi", kind, descriptor), b"tcp://"])
+
+    def close(self) -> None:
+        self.door.close()
+        for each in (*self.sockets, self.listener):
+            each.close()
+        self.context.destroy(0)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.close()
+
+
+def test_who_has_proved_the_secret_is_no_stranger_and_is_told_of_when_it_closes(scene: Scene) -> None:
+    descriptor = scene.comes()
+    scene.door.look(0.0)
+    assert scene.door.busy
+    scene.door.trust(descriptor, b"c")
+    scene.door.look(0.0)
+    assert not scene.door.busy
+    assert scene.door.closed() == []
+    scene.event(zmq.EVENT_DISCONNECTED, descriptor)
+    scene.door.look(0.0)
+    assert scene.door.closed() == [b"c"]
+
+
+def test_a_proof_that_is_noted_before_the_news_of_its_connection_is_not_lost(scene: Scene) -> None:
+    """The doorman was slow: the end of another connection, which it hears of first, made it look at proofs. The connection
+    was forgotten, and nothing that came on it was heard any more."""
+    descriptor = scene.comes(told=False)
+    scene.event(zmq.EVENT_DISCONNECTED, 9999)
+    scene.event(zmq.EVENT_ACCEPTED, descriptor)
+    scene.door.trust(descriptor, b"c")
+    for _ in range(3):
+        scene.door.look(0.0)
+    assert scene.door.closed() == []
+    assert not scene.door.busy
+
+
+def test_a_connection_that_closes_before_its_proof_is_noted_is_told_of(scene: Scene) -> None:
+    descriptor = scene.comes()
+    scene.event(zmq.EVENT_DISCONNECTED, descriptor)
+    scene.door.look(0.0)
+    scene.door.trust(descriptor, b"c")
+    for _ in range(3):
+        scene.door.look(0.0)
+    assert scene.door.closed() == [b"c"]
+
+
+def test_who_sends_too_much_is_cut_and_nobody_else(scene: Scene) -> None:
+    loud, quiet = scene.comes(), scene.comes()
+    scene.door.look(0.0)
+    scene.sockets[0].sendall(bytes(65 << 10))
+    deadline = time.monotonic() + 5
+    while scene.door.refused == 0 and time.monotonic() < deadline:
+        scene.door.look(0.0)
+    assert scene.door.refused == 1
+    assert scene.sockets[1].fileno() == loud
+    assert scene.sockets[3].fileno() == quiet
+    scene.sockets[3].send(b"still open")
+    assert scene.sockets[2].recv(100) == b"still open"
+    with pytest.raises(OSError, match="Broken pipe"):
+        scene.sockets[1].send(b"x")
+
+
+def test_a_port_that_has_forgotten_a_connection_says_so_and_the_link_begins_again() -> None:
+    sockets = Sockets(None, SECRET)
+    port = sockets.port("127.0.0.1")
+
+    def heard() -> list[bytes]:
+        return [bytes(frames[0]) for ready in sockets.wait(0.01) for _, frames in ready.receive()]
+
+    with Peer(port.endpoint, SECRET, limit_s=0.02) as peer:
+        said: list[bytes] = []
+        deadline = time.monotonic() + 10
+        while b"again" not in said and time.monotonic() < deadline:
+            said += heard()
+            if peer.link.ready and not said:
+                peer.send(b"first")
+            elif b"first" in said and port._gate.sessions:
+                port._gate.sessions.clear()
+                peer.send(b"lost")
+                said.append(b"forgotten")
+            elif b"forgotten" in said and peer.link.ready:
+                peer.send(b"again")
+            peer.recv()
+            if b"forgotten" in said:
+                said = [each for each in said if each != b"first"]
+        assert b"again" in said
+    sockets.close()
