@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tests.simulation.run import run
-from tests.simulation.variants import VARIANTS
+from tests.simulation.variants import REDUNDANT, VARIANTS
 
 
 def main(
@@ -19,7 +19,7 @@ def main(
     first: Annotated[int, typer.Option(help="the first of them")] = 0,
     wanted: Annotated[int, typer.Option(help="stop when so many are found")] = 5,
 ) -> None:
-    variant = next(variant for variant in VARIANTS if variant.name == name)
+    variant = next(variant for variant in [*VARIANTS, *REDUNDANT] if variant.name == name)
     found = 0
     with pytest.MonkeyPatch.context() as patch:
         variant.break_it(patch)

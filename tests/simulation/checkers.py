@@ -235,6 +235,7 @@ class Ledger:
                     touching = self._touching[stream, replica.partition]
                     watch.counts[stream] = bisect_left(touching, inbound.next_to_apply(replica.partition))
             self.counts["copies of state with timers"] += bool(replica.context.timers.pending)
+            self._inherit(watch)
         step = replica.step
 
         def watched_step(now: float) -> Any:
@@ -247,9 +248,7 @@ class Ledger:
                     )
             slices = step(now)
             context = replica.context
-            watch.orders[before] = _step(
-                replica.kind, context.now, [(*s.stream, s.sequence) for s in replica._applying]
-            )
+            watch.orders[before] = _step(replica.kind, context.now, [(*s.stream, s.sequence) for s in replica.applying])
             if context.now < time:
                 raise Violation("time never goes back", f"{replica.where}, step {before}: {context.now} after {time}")
             if replica.applied > before:
@@ -260,6 +259,18 @@ class Ledger:
             return slices
 
         replica.step = watched_step  # type: ignore[method-assign]
+
+    def _inherit(self, watch: Watch) -> None:
+        """A copy of state has the steps of the primary that was copied, and must hold back the same of them."""
+        replica = watch.replica
+        step, stage, partition = replica.applied - 1, replica.stage.id, replica.partition
+        others = [other for other in self._watches.values() if step in other.orders and other is not watch]
+        same = [o for o in others if (o.replica.stage.id, o.replica.partition) == (stage, partition)]
+        copied = max(same, key=lambda other: other.replica.leads_since, default=None)
+        if copied is not None:
+            watch.steps = [(at, starts) for at, starts in copied.steps if at <= step]
+            watch.orders = {at: order for at, order in copied.orders.items() if at <= step}
+            self.counts["copies of state with uncommitted steps"] += replica.order.committed <= step
 
     def _note_tick(self, replica: Replica, decides: bool) -> None:
         moved = (replica.stage.id, replica.partition, replica.incarnation) in self._moved
@@ -374,9 +385,9 @@ class Ledger:
     def check_idle(self, core: StageWorker, now: float) -> None:
         """After it has said that there is nothing to apply."""
         for replica in core.replicas.values():
-            if replica.ready(now):
+            if replica.ready(now + core.wall_ahead):
                 raise Violation("what is ready is applied", f"worker {core.worker}, {replica.where}")
-            if now < replica.timer_at < core.due():
+            if now < replica.timer_at - core.wall_ahead < core.due():  # timers go by the wall clock
                 raise Violation("a worker wakes up for its timers", f"worker {core.worker}, {replica.where}")
 
     def replicas_of(self, stage: int, partition: int) -> list[Replica]:

@@ -6,13 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.many import SEEDS, begin
+from tests.simulation.many import SEEDS, begin, told
 from tests.simulation.run import Result
+
+#: Whether the many seeds were run.
+SIMULATED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def under_way(request: pytest.FixtureRequest) -> Iterator[Iterator[Result]]:
     wanted = any("results" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    request.config.stash[SIMULATED] = wanted
     with begin(SEEDS if wanted else ()) as results:
         yield results
 
@@ -20,3 +24,8 @@ def under_way(request: pytest.FixtureRequest) -> Iterator[Iterator[Result]]:
 @pytest.fixture(scope="session")
 def results(under_way: Iterator[Result]) -> list[Result]:
     return list(under_way)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash.get(SIMULATED, False):
+        terminalreporter.write_line(told())

@@ -7,7 +7,7 @@ the loss of the last safe copy of a partition, which is drawn on purpose now and
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,20 @@ class Faults:
     epochs_per_s: float = 0.0
     #: Messages go through their encoding and back.
     encoded: bool = False
+    #: A step takes so long at most, and the worker is deaf meanwhile.
+    slow_step_probability: float = 0.0
+    slow_step_s: float = 0.0
+    #: The controller stands still, and goes on.
+    controller_pauses_per_s: float = 0.0
+    controller_pause_s: float = 0.0
+    #: The lifeline of a worker closes, and the worker is well.
+    closings_per_s: float = 0.0
+    #: Somebody sets the wall clock of a process.
+    clock_steps_per_s: float = 0.0
+    clock_step_s: float = 0.0
+    #: A message comes as bytes that are none, on the data plane; to and from the controller such bytes come besides.
+    garbled_probability: float = 0.0
+    garbage_per_s: float = 0.0
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:
@@ -128,4 +142,29 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
         edge_complete_delay_s=sometimes(rng.choice([0.05, 0.5])),
         epochs_per_s=sometimes(rng.choice([1.0, 5.0])),
         encoded=rng.random() < 0.15,
+    )
+
+
+def more(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
+    """Kinds that were thought of later, for half of the runs: drawn on their own, so that the others stay as they were."""
+    if rng.random() < 0.5:
+        return faults
+    kinds = rng.choice([0.3, 0.6, 1.0])
+
+    def sometimes(value: float) -> float:
+        return value if rng.random() < kinds else 0.0
+
+    garbled = sometimes(rng.choice([0.002, 0.02]))
+    return replace(
+        faults,
+        slow_step_probability=sometimes(rng.choice([0.01, 0.1])),
+        slow_step_s=rng.choice([0.01, 0.2]),
+        controller_pauses_per_s=sometimes(rng.choice([0.5, 3.0])),
+        controller_pause_s=rng.choice([0.1, 1.0]),
+        closings_per_s=sometimes(rng.choice([0.5, 2.0])) if replicated else 0.0,
+        clock_steps_per_s=sometimes(2.0),
+        clock_step_s=rng.choice([0.1, 8.0]),
+        garbled_probability=garbled,
+        garbage_per_s=sometimes(10.0),
+        encoded=faults.encoded or garbled > 0,
     )

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 
 from tests.simulation.run import Result, run
 
-#: Those of every run of the tests.
-SEEDS = range(2000)
+#: Seeds of every run of the tests.
+FIXED = range(1000)
+#: As many that follow from what is tested, so that no two commits try the same.
+ROTATED_COUNT = 1000
+#: Where neither git nor a file tells.
+FALLBACK = "1000000"
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")
 #: Cores that the runs may use.
 PROCESSES = 2
 #: Seeds handed out at a time: a second or so of work, so that both processes end together.
@@ -20,6 +29,39 @@ CHUNK = 20
 
 #: Runs make many objects that live as long as they do: looking for cycles among them again and again costs a tenth.
 COLLECT_AFTER = 100_000
+
+
+def commit() -> str:
+    """Of what is tested: the commit, or a hash of its source where there is no git."""
+    try:
+        told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        return told.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return tree()
+
+
+def tree() -> str:
+    sources = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    if not sources:
+        return FALLBACK
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def rotated(commit: str) -> range:
+    """The seeds that follow from it, beyond the fixed ones."""
+    first = (1 + int(commit[:6], 16)) * ROTATED_COUNT
+    return range(first, first + ROTATED_COUNT)
+
+
+ROTATED = rotated(commit())
+SEEDS = [*FIXED, *ROTATED]
+
+
+def told() -> str:
+    return (
+        f"simulated seeds {FIXED[0]} to {FIXED[-1]}, and {ROTATED[0]} to {ROTATED[-1]} of this commit; "
+        "make sim SEED=n repeats one"
+    )
 
 
 def run_all(seeds: Iterable[int]) -> Iterator[Result]:

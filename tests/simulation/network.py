@@ -7,6 +7,7 @@ the DEALER had still in its queue: that goes out under the new identity.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,16 @@ Identity = tuple[int, int]
 #: Called with what was sent, and on the way up with the identity of the connection that it came on.
 ToServer = Callable[[Identity, Any], None]
 ToClient = Callable[[Any], None]
+
+
+def garble(frame: bytes, rng: random.Random) -> bytes:
+    """Bytes that no reader takes for a message."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        return frame[: rng.randrange(len(frame))]
+    if kind == 1:
+        return bytes(255 - byte for byte in frame)
+    return frame + bytes([rng.randrange(256)])
 
 
 @dataclass

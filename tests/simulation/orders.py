@@ -31,19 +31,21 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Copy:
-    """Of the state of a primary, for a replica that has none."""
+    """Of the state of a primary, for a replica that has none. ``past``: the steps in that state."""
 
     incarnation: int
     order: OrderLog
+    past: dict[int, Entry]
 
 
 class Model(SimpleNamespace):
-    """As much of a replica as pairing looks at. ``live``, ``safe``: as the controller has it."""
+    """As much of a replica as pairing looks at. ``live``, ``safe``: as the controller has it. ``past``: the steps that it has
+    applied."""
 
     def __init__(self, worker: int, incarnation: int, order: OrderLog, live: bool) -> None:
         super().__init__(
             stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live,
-            safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0,
+            safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0, past={},
         )  # fmt: skip
 
     def checksum_at(self, step: int) -> None:
@@ -98,6 +100,7 @@ class Schedule:
         replica = self.rng.choice(self.replicas)
         most = replica.order.end if replica is self.primary else replica.order.committed
         replica.applied = self.rng.randint(replica.applied, max(most, replica.applied))
+        replica.past |= {step: replica.order[step] for step in range(replica.order.base, replica.applied)}
         replica.order.trim(replica.applied)
 
     def _tell(self) -> None:
@@ -119,9 +122,9 @@ class Schedule:
             return
         if isinstance(message, Copy):
             if replica.order.term == NOTHING_YET and replica.incarnation == message.incarnation:
-                replica.order, replica.applied = message.order, message.order.base
+                replica.order, replica.applied, replica.past = message.order, message.order.base, message.past
         elif isinstance(message, PartitionOrder):
-            if replica is not self.primary and message.incarnation == replica.incarnation:
+            if replica is not self.primary and self._meant(message, replica):
                 given = message.term, message.first, message.entries, message.committed, replica.applied
                 if replica.order.term != NOTHING_YET and replica.order.on_orders(*given):
                     self._send(receiver, sender, seen(replica))  # type: ignore[arg-type]
@@ -129,6 +132,9 @@ class Schedule:
             for report in on_seen(replica, sender, message, self.now):  # type: ignore[arg-type]
                 if isinstance(report, CaughtUp):
                     self._caught_up(report)
+
+    def _meant(self, message: PartitionOrder, replica: Model) -> bool:
+        return message.incarnation == replica.incarnation
 
     # ---- what the controller does
 
@@ -158,7 +164,8 @@ class Schedule:
                 order.adopt(self.primary.order.since(self.primary.applied), self.primary.order.committed)
                 self.primary.order.copied(replica.worker, self.primary.applied)
                 self.primary.order.installed(replica.worker)  # orders may overtake the copy here: it is the harder case
-                self._send(self.primary.worker, replica.worker, Copy(replica.incarnation, order))
+                past = {step: entry for step, entry in self.primary.past.items() if step < self.primary.applied}
+                self._send(self.primary.worker, replica.worker, Copy(replica.incarnation, order, past))
 
     def _lose(self) -> None:
         """A worker is gone, and what it had not sent with it; a safe one takes over."""
@@ -172,10 +179,9 @@ class Schedule:
             self.replicas = [replica for replica in self.replicas if replica.safe]
             self.primary.leads_since = self.epoch
         listed = {replica.worker for replica in self.replicas}
-        for (sender, receiver), messages in self.channels.items():
-            if receiver not in listed:
-                messages.clear()
-            elif sender not in listed:
+        for (sender, _), messages in self.channels.items():
+            # What is under way to a replica that is gone reaches the next one on that worker.
+            if sender not in listed:
                 while len(messages) > self.rng.randint(0, 4):
                     messages.pop()
         self._lead()
@@ -198,3 +204,6 @@ class Schedule:
             for step in range(order.base, reached):
                 if order[step] != self.official[step]:
                     raise Lost(f"{replica.worker} has another step {step}")
+            for step, entry in replica.past.items():
+                if self.official.get(step, entry) != entry:
+                    raise Lost(f"{replica.worker} has applied another step {step}")

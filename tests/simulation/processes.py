@@ -30,7 +30,7 @@ from flux.control import (
     TableSeen,
     Welcome,
 )
-from flux.errors import Fenced, FluxError, NonDeterministicInputError, RefusedError
+from flux.errors import Fenced, FluxError, NonDeterministicInputError, ProtocolError, RefusedError
 from flux.ingress_task import IngressTask
 from flux.messages import Data, Hello, Install
 from flux.producer import Producer, ToWorker
@@ -38,7 +38,7 @@ from flux.shell import REGISTER_EVERY_S
 from flux.stage_worker import StageWorker, ToConnection
 from flux.transfers import Aside, Limits
 from tests.simulation.busy import Busy
-from tests.simulation.network import Identity, Link
+from tests.simulation.network import Identity, Link, garble
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
@@ -154,7 +154,12 @@ class Process:
         self.control.send(encode(message))
 
     def _hear_control(self, frame: bytes) -> None:
-        self.inbox.append((self._on_order, (decode_order(frame),)))
+        try:
+            order = decode_order(frame)
+        except ProtocolError:
+            self.sim.counts["orders that were none"] += 1
+            return
+        self.inbox.append((self._on_order, (order,)))
         self.wake()
 
     def _on_order(self, order: Any) -> None:
@@ -229,9 +234,9 @@ class Process:
         if not self.sim.faults.encoded:
             link.send((effect.message, given))
         elif effect.payload is None:
-            link.send((encode(effect.message), encode_batches(effect.batches)))
+            link.send((self.encoded(effect.message), encode_batches(effect.batches)))
         else:
-            link.send((encode(effect.message), given))
+            link.send((self.encoded(effect.message), given))
         if isinstance(effect.message, Install) and self.sim.strikes_twice():
             self.sim.world.after(
                 self.sim.world.random.random() * self.sim.faults.late_order_s, self._again, link, effect
@@ -242,12 +247,31 @@ class Process:
             self.sim.counts["copies of state that came twice"] += 1
             link.send((effect.message, effect.payload))
 
+    def encoded(self, message: Any) -> bytes:
+        """As it arrives: sometimes as something else."""
+        frame = encode(message)
+        if not self.sim.network.calm and self.world.chance(self.sim.faults.garbled_probability):
+            self.sim.counts["messages that came as something else"] += 1
+            self.sim.network.disturbed()
+            return garble(frame, self.world.random)
+        return frame
+
     def careless(self) -> bool:
         return self.world.chance(self.sim.faults.repeats_probability)
 
     def _hear_answer(self, worker: int, content: Any) -> None:
-        self.inbox.append((self.on_answer, (worker, decode_data(content) if isinstance(content, bytes) else content)))
-        self.wake()
+        message = self.decoded(content) if isinstance(content, bytes) else content
+        if message is not None:
+            self.inbox.append((self.on_answer, (worker, message)))
+            self.wake()
+
+    def decoded(self, frame: bytes) -> Any:
+        """None: it is no message, which a shell counts and leaves out."""
+        try:
+            return decode_data(frame)
+        except ProtocolError:
+            self.sim.counts["messages that were none"] += 1
+            return None
 
     def on_answer(self, worker: int, message: Any) -> None:
         raise NotImplementedError
@@ -358,7 +382,9 @@ class WorkerProcess(Process):
             self._unheard.append((self._on_data_plane, (identity, message, batches)))
             return
         if isinstance(message, bytes):
-            message = decode_data(message)
+            message = self.decoded(message)
+            if message is None:
+                return
             if isinstance(message, Data):
                 known = core.knows(identity, message)
                 batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
@@ -392,7 +418,7 @@ class WorkerProcess(Process):
             self.sim.ledger.check_idle(core, now)
         if worked:
             self.sim.first_step()
-            if self.dead:
+            if self.dead or self._in_a_long_step():
                 return
         busy = bool(worked)
         if not busy or core.ticked:
@@ -412,7 +438,7 @@ class WorkerProcess(Process):
             elif isinstance(effect, Aside):
                 self._aside(effect)
             elif isinstance(effect, ToConnection):
-                content = encode(effect.message) if self.sim.faults.encoded else effect.message
+                content = self.encoded(effect.message) if self.sim.faults.encoded else effect.message
                 assert isinstance(effect.connection, tuple)
                 self.sim.network.of(effect.connection).reply(effect.connection, content)
             else:
@@ -431,6 +457,19 @@ class WorkerProcess(Process):
             if self._held_back:
                 rest = min(rest, HELD_BACK_S)
             self.wake(max(rest, TURN_S * self.slowness))
+
+    def _in_a_long_step(self) -> bool:
+        """What it gives goes out when it is over, and what has come meanwhile is read then."""
+        faults = self.sim.faults
+        if self.sim.network.calm or not self.world.chance(faults.slow_step_probability):
+            return False
+        seconds = self.world.random.random() * faults.slow_step_s
+        if seconds > self.sim.plan.settings.heartbeat_timeout / 2 and not self.sim._spares(self):
+            return False
+        self.sim.counts["long steps"] += 1
+        self.pause(seconds)
+        self.wake()
+        return True
 
     def _stall(self, install: Install) -> None:
         """It took time to copy the state, and the whole worker stood still."""

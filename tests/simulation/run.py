@@ -16,18 +16,19 @@ from controller.state import Controller, Tell
 from controller.sweep import under_replicated
 from flux.codec import decode_report, encode
 from flux.control import CopyState, EdgeComplete, Goodbye, NewTable
-from flux.errors import NonDeterministicInputError, QueryFailed
+from flux.errors import NonDeterministicInputError, ProtocolError, QueryFailed
 from flux.stage_worker import StageWorker
 from flux.transfers import Limits
 from flux.worker import IDLE_SOURCE_S
 from partitioning.ids import StreamId
+from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators
 from tests.simulation.busy import Demand
 from tests.simulation.checkers import Ledger, Violation
 from tests.simulation.faults import Faults
 from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
-from tests.simulation.network import Identity, Network
+from tests.simulation.network import Identity, Network, garble
 from tests.simulation.processes import IngressProcess, Process, WorkerProcess, draw_limits
 from tests.simulation.stalls import StallWatch
 from tests.simulation.world import World
@@ -103,7 +104,8 @@ class Simulation:
         self.world = World(seed)
         rng = random.Random(f"flow {seed}")
         replicated = rng.random() < 0.75 or copies > 1
-        self.faults = faults or mixes.draw(rng, replicated)
+        unforeseen = random.Random(f"more faults {seed}")
+        self.faults = faults or faults_.more(unforeseen, mixes.draw(rng, replicated), replicated)
         self.ledger = Ledger()
         self.counts = self.ledger.counts
         slots = slots or (rng.randint(2, 5) if replicated else rng.randint(1, 3))
@@ -148,6 +150,8 @@ class Simulation:
         self._struck: set[str] = set()  # crashes at a certain moment that have been
         self._aborted: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Any] = {}
+        self._controller_wakes = 0.0
+        self._unread: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # by the controller, which stands still
         self._take_overs = 0
         self._taken_over = -1  # epoch of the last take-over
         self._calm_at = self.world.now + self.faults.calm_after_s
@@ -167,6 +171,10 @@ class Simulation:
             (self.faults.zombies_per_s, self._speculate),
             (self.faults.epochs_per_s, self._new_epoch),
             (self.faults.crashes_per_s, self._crash_one),
+            (self.faults.controller_pauses_per_s, self._pause_controller),
+            (self.faults.closings_per_s, self._close_for_nothing),
+            (self.faults.clock_steps_per_s, self._set_a_clock),
+            (self.faults.garbage_per_s, self._send_garbage),
         ]:
             if rate:
                 self._strike_later(rate, strike)
@@ -289,15 +297,48 @@ class Simulation:
     # ---- the controller
 
     def controller_hears(self, identity: Identity, frame: bytes) -> None:
-        self._perform(self.controller.on_report(identity, decode_report(frame), self.world.now))
+        if self._controller_sleeps(self.controller_hears, identity, frame):
+            return
+        try:
+            report = decode_report(frame)
+        except ProtocolError:
+            self.counts["reports that were none"] += 1
+            return
+        self._perform(self.controller.on_report(identity, report, self.world.now))
+
+    def _controller_sleeps(self, event: Callable[..., None], *given: Any) -> bool:
+        """What happens meanwhile waits until it goes on."""
+        sleeps = self.world.now < self._controller_wakes
+        if sleeps:
+            self._unread.append((event, given))
+        return sleeps
+
+    def _pause_controller(self) -> None:
+        seconds = self.world.random.random() * self.faults.controller_pause_s
+        if self.world.now >= self._controller_wakes:
+            self.counts["pauses of the controller"] += 1
+            self._controller_wakes = self.world.now + seconds
+            self.network.disturbed(self._controller_wakes)
+            self.world.after(seconds, self._controller_goes_on)
+
+    def _controller_goes_on(self) -> None:
+        """It looks at its clock before it reads what has come, or after that."""
+        unread, self._unread = self._unread, []
+        if self.world.chance(0.5):
+            self._perform(self.controller.on_tick(self.world.now))
+        for event, given in unread:
+            event(*given)
 
     def _tick(self) -> None:
-        self._perform(self.controller.on_tick(self.world.now))
-        self._in_place.update(self.operators.start_missing())
+        if self.world.now >= self._controller_wakes:
+            self._perform(self.controller.on_tick(self.world.now))
+            self._in_place.update(self.operators.start_missing())
         if self.controller.phase in ("starting", "running"):
             self.world.after(TICK_S, self._tick)
 
     def _closed(self, node: int) -> None:
+        if self._controller_sleeps(self._closed, node):
+            return
         self._perform(self.controller.on_closed(node, self.world.now))
 
     def strikes_twice(self) -> bool:
@@ -444,6 +485,30 @@ class Simulation:
             return
         self.counts["pauses"] += 1
         process.pause(seconds)
+
+    def _close_for_nothing(self) -> None:
+        victim = self.world.random.choice(self.workers)
+        if not victim.dead and victim.node >= 0 and self.controller.phase == "running" and self._spares(victim):
+            self.counts["lifelines that closed for nothing"] += 1
+            self._closed(victim.node)
+
+    def _set_a_clock(self) -> None:
+        alive = [*(worker for worker in self.workers if not worker.dead), *self._alive()]
+        if alive:
+            self.counts["clocks that were set"] += 1
+            process: Process = self.world.random.choice(alive)
+            process.wall_ahead = (2 * self.world.random.random() - 1) * self.faults.clock_step_s
+
+    def _send_garbage(self) -> None:
+        """Where a message would be understood, so that only its reader can refuse it."""
+        worker = self.world.random.choice(self.workers)
+        if not worker.dead:
+            self.counts["garbage"] += 1
+            frame = garble(encode(EdgeComplete(edge=0, producers=[0])), self.world.random)
+            if self.world.chance(0.5):
+                worker.control.send(frame)
+            else:
+                worker.control.reply(worker.control.identity, frame)
 
     def _cut_off(self) -> None:
         victim = self.world.random.choice(self.workers)
@@ -598,6 +663,7 @@ class Simulation:
             if isinstance(error, QueryFailed) and "the only safe copy of" in str(error):
                 reckless = self.faults.reckless
                 self.counts["runs ended by a loss" + (" that was meant" if reckless else "")] += 1
+                self._check_rows(partly=True)
                 return
             raise Violation("no run fails", f"{type(error).__name__}: {error}")
         if self._settled:
@@ -619,15 +685,18 @@ class Simulation:
                     f"slices queued, {ordered} steps in order logs",
                 )
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, partly: bool = False) -> None:
+        """``partly``: the query has ended early: nothing is there twice, and nothing that nobody sent."""
         unsure = [key for key, versions in self.versions.items() if len(versions) > 1 and self._differs(key)]
         for choice in itertools.product((0, 1), repeat=min(len(unsure), 8)):
             version = {key: max(versions) for key, versions in self.versions.items()} | dict(
                 zip(unsure, choice, strict=False)
             )
-            wrong = self._wrong(version)
+            wrong = self._wrong(version, partly)
             if wrong is None:
                 return
+        if partly:
+            raise Violation("no row twice or made up, also where a query is lost", wrong or "")
         raise Violation("every row counted once at the sink", wrong or "")
 
     def _differs(self, key: tuple[str, int]) -> bool:
@@ -651,23 +720,31 @@ class Simulation:
             states.append(finished[0].operator.state)
         return states
 
-    def _wrong(self, version: dict[tuple[str, int], int]) -> str | None:
+    def _states_so_far(self, name: str) -> list[dict[str, Any]]:
+        """Of each partition of a sink, the state of the replica that has come farthest, dead ones too."""
+        stage = next(stage for stage in self.plan.stages if stage.name == name)
+        of_each = [self.ledger.replicas_of(stage.id, partition) for partition in range(stage.partitions)]
+        farthest: list[Any] = [max(found, key=lambda replica: replica.applied) for found in of_each if found]
+        return [replica.operator.state for replica in farthest]
+
+    def _wrong(self, version: dict[tuple[str, int], int], partly: bool = False) -> str | None:
         for sink in self.dataflow.sinks:
             expected = Counter(sink.model(version))
-            states = self._states(sink.name)
+            states = self._states_so_far(sink.name) if partly else self._states(sink.name)
             if sink.kind is flows.Sink:
                 got = Counter(row for state in states for row in state["rows"])
-                if got != expected:
+                if got - expected or (got != expected and not partly):
                     missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
                     return f"{sink.name}: missing {missing}, too many {extra}"
-                self.counts["rows at sinks"] += expected.total()
+                self.counts["rows at sinks of runs that were lost" if partly else "rows at sinks"] += got.total()
             else:
                 totals: dict[int, tuple[int, int]] = {}
                 for i, key, _ in expected.elements():
                     n, total = totals.get(key, (0, 0))
                     totals[key] = (n + 1, total + i)
                 found = {key: value for state in states for key, value in state["totals"].items()}
-                if found != totals:
+                early = partly and all(n <= totals.get(key, (0, 0))[0] for key, (n, _) in found.items())
+                if found != totals and not early:
                     return f"{sink.name}: {found} instead of {totals}"
         return None
 

@@ -70,6 +70,15 @@ def a_row_is_there_twice_in_one_copy(sim: Simulation) -> None:
     sim._check_rows()
 
 
+def a_row_is_there_twice_when_the_last_copy_is_lost(sim: Simulation) -> None:
+    for process in sim.workers:
+        if process.core is not None and (1, 0) in process.core.replicas:
+            rows = process.core.replicas[1, 0].operator.state["rows"]  # type: ignore[attr-defined]
+            rows.append(rows[0])
+    sim.controller.error = QueryFailed("worker 1 was lost, and with it the only safe copy of sink/0")
+    sim._check_end()
+
+
 def a_stream_goes_back(sim: Simulation) -> None:
     operator = some_core(sim).replicas[0, 0].operator
     list(operator.process(make_batch([(1, 1, "w")], hop=0, tick=0)))
@@ -210,6 +219,7 @@ SHOWN: dict[Tamper, str] = {
     two_workers_lead_by_the_same_table: "nobody owns a partition twice",
     a_row_is_missing_in_every_copy: "every row counted once at the sink",
     a_row_is_there_twice_in_one_copy: "replicas agree",
+    a_row_is_there_twice_when_the_last_copy_is_lost: "no row twice or made up, also where a query is lost",
     a_stream_goes_back: "order within a stream",
     a_key_comes_to_another_partition: "one partition per key",
     a_second_primary_in_the_same_epoch: "one primary per partition and epoch",

@@ -13,7 +13,7 @@ from tests.simulation.variants import acks_what_an_earlier_primary_sent, heeds_a
 Patch = pytest.MonkeyPatch
 SEEDS = range(4000)
 #: How much is lost on the way, in turn.
-LOSSES = (0.0, 0.1, 0.3)
+LOSSES = (0.0, 0.1, 0.3, 0.5)
 
 
 def _schedule(seed: int) -> Schedule:
@@ -48,6 +48,20 @@ def promises_before_the_secondary_has_answered(patch: Patch) -> None:
     patch.setattr(OrderLog, "alone", broken)
 
 
+def forgets_that_a_copy_has_uncommitted_steps(patch: Patch) -> None:
+    """A copy of the state may hold steps that the survivors of its primary order otherwise."""
+    settled = OrderLog.settled
+
+    def broken(self: OrderLog, peer: Peer) -> bool:
+        copied_at, peer.copied_at = peer.copied_at, 0
+        try:
+            return settled(self, peer)
+        finally:
+            peer.copied_at = copied_at
+
+    patch.setattr(OrderLog, "settled", broken)
+
+
 def _first_broken() -> int | None:
     for seed in SEEDS:
         try:
@@ -62,6 +76,7 @@ def _first_broken() -> int | None:
     [
         promises_although_another_is_live,
         counts_on_a_replica_that_lacks_what_was_promised,
+        forgets_that_a_copy_has_uncommitted_steps,
         promises_before_the_secondary_has_answered,
         acks_what_an_earlier_primary_sent,
         heeds_a_deposed_primary,

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation.faults import Faults
-from tests.simulation.many import SEEDS
+from tests.simulation.many import FIXED, SEEDS
 from tests.simulation.mixes import UNEVEN
 from tests.simulation.run import Result, Simulation, run
 
@@ -49,8 +49,16 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
         "greetings of a newer epoch",
         "epochs",
         "pauses",
+        "pauses of the controller",
+        "long steps",
+        "lifelines that closed for nothing",
+        "clocks that were set",
+        "messages that were none",
+        "reports that were none",
+        "orders that were none",
         "runs ended by non-deterministic input",
         "runs ended by a loss that was meant",
+        "rows at sinks of runs that were lost",
         "runs that came to rest",
         # of replicas
         "workers that crashed",
@@ -119,7 +127,8 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
     ],
 )
 def test_it_happens_often_enough_to_mean_something(results: list[Result], event: str) -> None:
-    for first in range(0, len(results), BLOCK):
+    """Of the seeds that are always the same: those of the commit are for what nobody has thought of."""
+    for first in range(0, len(FIXED), BLOCK):
         assert any(result.counts[event] for result in results[first : first + BLOCK]), f"{event}: not from {first} on"
 
 

@@ -27,7 +27,19 @@ from flux.replica import Replica
 from flux.stage_worker import LOCAL, StageWorker
 from partitioning.cluster import whole
 from tests.simulation import broken_moves as moves
-from tests.simulation.mixes import ANY, CONTROL, DEPOSED, FAULTLESS, LATE_ATTEMPTS, REPAIRS, STEADY, WAITING, Mix
+from tests.simulation import broken_rules as rules
+from tests.simulation.mixes import (
+    ANY,
+    CONTROL,
+    DEPOSED,
+    FAULTLESS,
+    LATE_ATTEMPTS,
+    REPAIRS,
+    STEADY,
+    UNEVEN,
+    WAITING,
+    Mix,
+)
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -387,6 +399,8 @@ VARIANTS = [
     Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK, (48, 698)),
     Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, (17, 1), WAITING),
     Variant(sends_orders_only_once, STUCK, (9, 14)),
+    Variant(rules.forgets_what_a_copy_holds_back, COMMITTED, (9, 13), UNEVEN),
+    Variant(rules.what_waits_keeps_its_credit, STUCK | {"logs and queues drain"}, (43, 136)),
     Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED, (5,)),
     Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, (410, 332), REPAIRS),
     Variant(waits_for_rows_for_ever, STUCK, (17,), FAULTLESS),
@@ -401,4 +415,14 @@ VARIANTS = [
     Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (73, 10)),
     Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (10, 0)),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3, 0)),
+]
+
+#: Without these nothing breaks: another rule covers each, as ARCHITECTURE.md says under "Redundant rules". To be tried again by
+#: ``tests.simulation.catch`` when one of the covering rules changes.
+REDUNDANT = [
+    Variant(rules.answers_who_does_not_know_new_replicas, set()),
+    Variant(rules.resumes_who_does_not_know_the_new_replica, set()),
+    Variant(rules.takes_a_batch_that_skips_others, set()),
+    Variant(rules.copies_again_what_has_arrived, set()),
+    Variant(rules.heeds_orders_for_another_life, set()),
 ]

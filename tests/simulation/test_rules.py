@@ -1,0 +1,184 @@
+"""Rules that random schedules hardly ever need, each told as the one story that does: with it all goes well, without it not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flux.errors import RefusedError
+from flux.messages import Ack, Data, Hello, Resume
+from flux.producer import Producer
+from flux.receiver import Counters, Inbound
+from flux.stage_worker import StageWorker, ToConnection
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+from tests.simulation import broken_rules as rules
+from tests.simulation.checkers import Ledger
+from tests.simulation.faults import Faults
+from tests.simulation.flows import Watched, chain
+from tests.simulation.run import Simulation
+from tests.simulation.test_claims import begun, replicas, run_for, whole_again
+from tests.simulation.test_directed_variants import batch
+
+Patch = pytest.MonkeyPatch
+ROOM = 1 << 20
+STREAM = StreamId(0, 0)
+
+
+def listed(epoch: int, *replicas: ReplicaAt) -> Table:
+    """Of one partition."""
+    return Table(epoch, ((replicas,),), (), {replica.worker: "" for replica in replicas})
+
+
+def resumed(worker: int, producer: Producer, epoch: int, needs: int, nonce: int = 1) -> None:
+    producer.on_answer(worker, Resume(*STREAM, nonce, epoch, [(0, needs)], needs - 1, [], ROOM), 0.0)
+
+
+def acked(worker: int, producer: Producer, epoch: int, through: int) -> None:
+    producer.on_answer(worker, Ack(*STREAM, 1, epoch, through, [], ROOM), 0.0)
+
+
+def with_three_batches(*readers: ReplicaAt) -> Producer:
+    """By the table of epoch 0, and all sent to those who have answered."""
+    producer = Producer(STREAM, 0, 1, ROOM, resend_s=1.0)
+    producer.on_table(listed(0, *readers), 0, 0.0)
+    return producer
+
+
+def fill(producer: Producer) -> None:
+    for _ in range(3):
+        producer.append(batch(), 0.0)
+    list(producer.poll(0.0))
+
+
+OLD, OTHER, NEW = ReplicaAt(10, 0), ReplicaAt(11, 0), ReplicaAt(10, 5, False)
+
+
+def an_answer_of_an_earlier_life_comes_late() -> str:
+    """Worker 10 has lost its copy and is to get another. What its first copy had asked for has gone since."""
+    producer = with_three_batches(OLD, OTHER)
+    resumed(11, producer, 0, 0)
+    fill(producer)
+    producer.on_table(listed(1, OTHER), 0, 0.0)
+    acked(11, producer, 1, 2)
+    producer.on_table(listed(5, OTHER, NEW), 0, 0.0)
+    try:
+        resumed(10, producer, 0, 0)
+    except RefusedError:
+        return "the producer gives up"
+    resumed(10, producer, 5, 3)
+    return "the producer goes on"
+
+
+def a_producer_did_not_know_of_a_new_replica() -> object:
+    """It has forgotten what that one needs, and has more to give."""
+    producer = with_three_batches(OTHER)
+    resumed(11, producer, 0, 0)
+    fill(producer)
+    acked(11, producer, 0, 2)
+    producer.on_table(listed(5, OTHER, NEW), 0, 0.0)
+    hosted, inbound = np.zeros(1, np.int64), Inbound(STREAM, 0, 1, ROOM)
+    inbound.received[0] = 1
+    inbound.greet(0, "connection", 7, 5)
+    try:
+        producer.on_answer(10, inbound.resume(5, hosted), 0.0)
+    except RefusedError as refused:
+        return refused.code
+    producer.append(batch(), 0.0)
+    sent = [send for send in producer.poll(0.0) if send.worker == 10 and isinstance(send.message, Data)]
+    taken = [inbound.take(send.message, send.batches, hosted, (), Counters()) for send in sent]  # type: ignore[arg-type]
+    return [slice_.sequence for slices in taken if isinstance(slices, list) for _, slice_ in slices]
+
+
+def a_replica_is_built_anew_where_one_had_acked() -> object:
+    """The copy was taken when its primary had applied one batch of three; the first life had acked all."""
+    producer = with_three_batches(OLD, OTHER)
+    resumed(10, producer, 0, 0)
+    resumed(11, producer, 0, 0)
+    fill(producer)
+    acked(10, producer, 0, 2)
+    producer.on_table(listed(5, OTHER, NEW), 0, 0.0)  # by one table, because the one between was lost with a connection
+    acked(11, producer, 0, 2)
+    try:
+        resumed(10, producer, 5, 1)
+    except RefusedError as refused:
+        return refused.code
+    sent = [send.message for send in producer.poll(0.0) if send.worker == 10]
+    return [message.sequence for message in sent if isinstance(message, Data)]
+
+
+def who_was_dropped_greets_first() -> list[object]:
+    """Whom a consumer reads from, when a replica of its producer that was dropped greets before the one that is left."""
+    plan = chain(Ledger(), (Watched,), 2).plan
+    sinks = ((ReplicaAt(10, 0), ReplicaAt(12, 0)),) * 2
+    endpoints = {10: "", 11: "", 12: ""}
+    core = StageWorker(plan, 10)
+    core.on_table(Table(0, (((ReplicaAt(11, 0), ReplicaAt(12, 0)),) * 2, sinks), ((12, 12),), endpoints), 0.0)
+    core.on_table(Table(1, (((ReplicaAt(12, 0),),) * 2, sinks), ((12, 12),), endpoints), 0.0)
+    edge = plan.stages[1].edges_in[0]
+    for worker, epoch in ((11, 0), (12, 1)):
+        core.on_data_plane(f"worker {worker}", Hello(edge, 0, 0, epoch, worker), (), 0.0)
+    answers = [effect for effect in core.poll(0.0) if isinstance(effect, ToConnection)]
+    return [answer.connection for answer in answers if isinstance(answer.message, Resume)]
+
+
+def a_table_comes_later_than_greetings_that_follow_it() -> bool:
+    """Whether rows flow at once. Producers greet where a new replica is to come, and that worker hears of it last."""
+    slow = {"resend_timeout": 5.0}
+    sim = Simulation(0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, **slow))
+    sim.world.after(0.03, sim.crash, sim.workers[1], True, False)
+    sim.world.after(0.03, sim.workers[2].control.cut_down, 0.1)
+    sim.run()
+    return sim.stalls.worst[0] < 1.0
+
+
+def a_newcomer_has_not_heard_of_any_table() -> set[str]:
+    """In which phase the addition is that was begun meanwhile: who has not heard of it may forget what it will need."""
+    slow = {"heartbeat_timeout": 30.0, "batches": 400}
+    sim = Simulation(0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, **slow))
+    sim.run_until(lambda: begun(sim))
+    sim.crash(sim.workers[1])
+    joined = len(sim.workers)
+    sim.run_until(lambda: joined in sim.controller.members.workers)  # as the controller sees it
+    sim.workers[1].control.cut_up(1.0)
+    sim.run_until(lambda: whole_again(sim))
+    sim.crash(sim.workers[2], back=False)
+    run_for(sim, 0.1)
+    return {addition.phase for addition in sim.controller.repairs.under_way.values()}
+
+
+def a_secondary_gives_other_output() -> list[str]:
+    """What the controller notes: words are longer in one copy than in the other, once."""
+    sim = Simulation(
+        0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, batches=200)
+    )
+    sim.run_until(lambda: begun(sim))
+    sim.ledger.unsteady.add(StreamId(sim.plan.stages[0].edges_out[0], 0))  # whoever reads from that copy gets its rows
+    secondary = next(copy for copy in replicas(sim)[0, 0] if not copy.primary)
+    operator: Any = secondary.operator
+    operator.through = lambda rows: [operator.stamped([(i, key, word + "!") for i, key, word in rows])]
+    run_for(sim, 0.5)
+    return [event.kind for event in sim.controller.repairs.history]
+
+
+#: What goes well, how it is when the rule is kept, and the variant without it.
+STORIES: dict[Callable[[], object], tuple[object, Callable[[Patch], None]]] = {
+    an_answer_of_an_earlier_life_comes_late: ("the producer goes on", rules.takes_answers_of_an_older_table),
+    a_producer_did_not_know_of_a_new_replica: ("stale", rules.serves_what_is_left_to_who_needs_more),
+    a_replica_is_built_anew_where_one_had_acked: ([1, 2], rules.keeps_acks_of_an_earlier_life),
+    who_was_dropped_greets_first: (["worker 12"], rules.reads_from_who_was_dropped),
+    a_table_comes_later_than_greetings_that_follow_it: (True, rules.forgets_greetings_of_a_newer_table),
+    a_secondary_gives_other_output: (["divergence", "repair"], rules.never_reports_a_divergence),
+    a_newcomer_has_not_heard_of_any_table: ({"retain"}, rules.who_joins_need_not_confirm),
+}
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_story_goes_well_with_its_rule_and_not_without(story: Callable[[], Any], monkeypatch: Patch) -> None:
+    well, break_it = STORIES[story]
+    assert story() == well
+    break_it(monkeypatch)
+    assert story() != well, f"it goes well without the rule that {break_it.__name__} takes away"
