@@ -20,6 +20,7 @@ opens another.
 from __future__ import annotations
 
 import contextlib
+import random
 import secrets
 import select
 import selectors
@@ -34,7 +35,8 @@ from flux.transport import host_and_port
 
 _NAME = struct.Struct("!q")
 _PROOF_BYTES = _NAME.size + MAC_BYTES
-#: Connections that have not named themselves yet; the oldest gives way.
+#: Connections that have not named themselves yet. One more, and any of them gives way: were it the oldest, who opens
+#: connections fast enough would keep all workers out.
 STRANGERS_MAX = 128
 #: How long a worker may take to name itself; one in a long step does not get to it, and nobody misses its lifeline so soon.
 STRANGER_S = 120.0
@@ -68,7 +70,7 @@ class Lifelines:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._named: dict[socket.socket, int] = {}
-        self._greetings: dict[socket.socket, _Greeting] = {}  # the oldest first
+        self._greetings: dict[socket.socket, _Greeting] = {}
         self._pulses: list[tuple[int, Pulse]] = []
         self._rests: dict[socket.socket, bytes] = {}  # the beginning of a pulse whose rest has not come
         self._reset: list[int] = []
@@ -110,11 +112,10 @@ class Lifelines:
                 connection.setblocking(False)
                 self._greetings[connection] = _Greeting(now)
                 self._selector.register(connection, selectors.EVENT_READ)
-        while self._greetings:
-            oldest = next(iter(self._greetings))
-            if len(self._greetings) <= STRANGERS_MAX and now - self._greetings[oldest].since < STRANGER_S:
-                return
-            self._refuse(oldest)
+        for connection in [c for c, greeting in self._greetings.items() if now - greeting.since > STRANGER_S]:
+            self._refuse(connection)
+        while len(self._greetings) > STRANGERS_MAX:
+            self._refuse(random.choice(list(self._greetings)[:-1]))
 
     def _read(self, connection: socket.socket) -> int | None:
         try:
