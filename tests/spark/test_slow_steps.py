@@ -57,7 +57,8 @@ def test_long_steps_with_two_copies_cost_no_worker(cluster: Any, kind: Any, noth
     source = flux.source(rows, SCHEMA, partitions=PARTITIONS)
     query = flux.start(slow(source), spark=cluster, keep_output=True, workers=3, step_max_rows=1)
     out = query.toDF().collect()
-    assert sorted((row.k, row.v) for row in out) == [(p * 100 + n, n) for p in range(PARTITIONS) for n in range(BATCHES)]
+    expected = [(partition * 100 + number, number) for partition in range(PARTITIONS) for number in range(BATCHES)]
+    assert sorted((row.k, row.v) for row in out) == expected
     assert not [event for event in query.events() if event.kind in ("loss", "divergence")]
 
 
