@@ -207,6 +207,7 @@ class Desk:
             missing_slots=core.missing_slots(),
             balancing=core.rounds.on,
             evening_out=core.rounds.evening_out,
+            copies_on=report.get("copiesOn", ""),
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from controller.apart import Place
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
@@ -31,7 +33,8 @@ class ReplicaLoad:
 class WorkerLoad:
     """``cpu``: seconds per second of its process, and ``busy`` of its thread, whatever it did: reading and sending too, and
     replicas that have left since; ``leaving``: it is being emptied and takes nothing more. Workers on
-    the same ``executor`` share its fate: the replicas of a partition are kept on different ones."""
+    the same ``executor`` share its fate, those on the same ``host`` or in the same ``domain`` often do: the replicas of a
+    partition are kept apart."""
 
     worker: int
     executor: str = ""
@@ -39,6 +42,12 @@ class WorkerLoad:
     rss_bytes: int = 0
     leaving: bool = False
     busy: float = 0.0
+    host: str = ""
+    domain: str = ""
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.domain, self.host, self.executor)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,10 @@ class LoadBook:
             if newest.rested_s is not None and older.rested_s is not None:
                 busy = max(1.0 - (newest.rested_s - older.rested_s) / seconds, 0.0)
         rss = newest.rss_bytes if newest else 0
-        return WorkerLoad(member.node, member.about.executor, round(cpu, 6), rss, member.leaving, round(busy, 6))
+        about = member.about
+        return WorkerLoad(
+            member.node, about.executor, round(cpu, 6), rss, member.leaving, round(busy, 6), about.host, about.domain
+        )  # fmt: skip
 
     def _replicas(self, key: tuple[int, int], listed: tuple[ReplicaAt, ...], movable: bool) -> list[ReplicaLoad]:
         known = {replica.worker: self._rates(key, replica) for replica in listed}

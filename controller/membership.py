@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.apart import Place, Spread
 from controller.wording import listed
 from flux.control import InStep, Register
 from flux.pulse import Pulse
@@ -35,6 +36,10 @@ class Member:
     epoch: int = -1
     left: bool = False
     leaving: bool = False
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.about.domain, self.about.host, self.about.executor)
 
 
 class Membership:
@@ -78,6 +83,11 @@ class Membership:
     @property
     def leaving(self) -> list[int]:
         return [node for node, member in self.workers.items() if member.leaving]
+
+    def spread(self) -> Spread:
+        """How far apart the workers of this moment are."""
+        places = {node: member.place for node, member in self.workers.items()}
+        return Spread(places, [node for node, member in self.workers.items() if not member.leaving])
 
     def obstacle(self, worker: int, others: Iterable[int], same_executor: bool) -> str | None:
         """Why a worker may not hold a copy of a partition of which ``others`` hold one; None: it may."""

@@ -134,6 +134,26 @@ class Moving:
         self.pending.clear()
         self.under_way.clear()
 
+    def spread_out(self, table: Table, members: Membership, now: float) -> bool:
+        """Copies that share more than they need to, as workers have joined since they were placed, are to move apart.
+        False: there are none."""
+        spread, loads, moves = members.spread(), copies_by_worker(table), []
+        resting = self._repairs.attempts.resting(now)
+        for stage in self.plan.stages:
+            for partition, replicas in enumerate(table.stages[stage.id]):
+                key = stage.id, partition
+                too_close = spread.too_close(replicas) if len(replicas) == stage.replicas > 1 else None
+                if too_close is None or key in resting or self._safe(key, replicas) < len(replicas):
+                    continue
+                source, least = too_close
+                others = [replica.worker for replica in replicas if replica.worker != source]
+                fit = [worker for worker in spread.open_to if spread.shared(worker, others) == least]
+                target = min(fit, key=lambda worker: (loads.get(worker, 0), worker))
+                loads[target] = loads.get(target, 0) + 1
+                moves.append(Move(*key, source, target))
+        self.add(moves, "its copies were closer to each other than they need to be")
+        return bool(moves)
+
     # ---- the next to begin
 
     def next(self, table: Table, members: Membership, now: float) -> Wanted | None:
@@ -176,7 +196,8 @@ class Moving:
         return job.move.source in members.leaving and self.problem(anywhere, table, members) is None
 
     def _choose(self, job: Job, table: Table, members: Membership, loads: Mapping[int, int]) -> int | None:
-        """The worker that is preferred, or that has failed least often and has the fewest copies."""
+        """Of the workers where it has failed least often, and of these that are farthest from the other copies: the one
+        that is preferred, or has the fewest copies."""
         same_executor = self.plan.settings.same_executor
         holders = [replica.worker for replica in table.stages[job.key[0]][job.key[1]]]
         others = [worker for worker in holders if worker != job.move.source]
@@ -185,10 +206,11 @@ class Moving:
             for worker in members.workers
             if worker not in holders and members.obstacle(worker, others, same_executor) is None
         ]
-        failed = self._repairs.attempts.with_worker
+        failed, spread = self._repairs.attempts.with_worker, members.spread()
 
-        def order(worker: int) -> tuple[int, bool, int, int]:
-            return failed(job.key, worker), worker != job.prefer, loads.get(worker, 0), worker
+        def order(worker: int) -> tuple[int, int, bool, int, int]:
+            shares = spread.shared(worker, others)
+            return failed(job.key, worker), shares, worker != job.prefer, loads.get(worker, 0), worker
 
         return min(fit, key=order, default=None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from controller.apart import APART, Shared, closest
 from controller.elastic import Drain, reads, too_few
 from controller.events import Event
 from controller.inputs import InputRows
@@ -214,6 +215,12 @@ class Operating(Losing):
 
     # ---- reports
 
+    def copies_on(self) -> str:
+        """What the copies of each partition are on: "different hosts", say. Empty where nothing has two."""
+        most = None if self.table is None else closest(self.plan, self.table, self.members.spread())
+        labelled = any(member.about.domain for member in self.members.workers.values())
+        return "" if most is None else APART[most if labelled else max(most, Shared.DOMAIN)]
+
     def report(self) -> dict[str, Any]:
         """What ``lastProgress`` says about replicas, moves and workers that leave."""
         if self.table is None:
@@ -221,6 +228,7 @@ class Operating(Losing):
         return {
             **self.repairs.report(self.table),
             **self.moving.report(),
+            "copiesOn": self.copies_on(),
             "leaving": sorted(self.drains),
             "balance": {
                 "on": self.rounds.on,

@@ -51,19 +51,19 @@ class Repairs:
     def next(self, table: Table, members: Membership, now: float = math.inf) -> Wanted | None:
         """The next repair to begin. Partitions that rest after many attempts are passed over; with ``now`` left out,
         none is."""
-        may_hold = self._may_hold(members)
-        wanted = self._next(table, self.under_way.values(), may_hold, now)
-        return self._elsewhere(wanted[0], table, may_hold) if wanted else None
+        wanted = self._next(table, self.under_way.values(), members, now)
+        return self._elsewhere(wanted[0], table, members) if wanted else None
 
     def waits(self, table: Table, members: Membership, now: float) -> bool:
         """Whether a repair is due that cannot begin only because of what is under way: in a stage before or after its
         own. What is due less must not keep it waiting by beginning, one after the other, without end."""
-        return bool(self.under_way) and bool(self._next(table, (), self._may_hold(members), now))
+        return bool(self.under_way) and bool(self._next(table, (), members, now))
 
-    def _next(self, table: Table, under_way: Iterable[Addition], may_hold: MayHold, now: float) -> list[Wanted]:
+    def _next(self, table: Table, under_way: Iterable[Addition], members: Membership, now: float) -> list[Wanted]:
         at_once = self.plan.settings.repairs_at_once
         return next_additions(
-            self.plan, table, under_way, at_once, may_hold, self._census, self.attempts.resting(now)
+            self.plan, table, under_way, at_once, self._may_hold(members), self._census, self.attempts.resting(now),
+            members.spread(),
         )  # fmt: skip
 
     def _may_hold(self, members: Membership) -> MayHold:
@@ -74,15 +74,21 @@ class Repairs:
 
         return may_hold
 
-    def _elsewhere(self, wanted: Wanted, table: Table, may_hold: MayHold) -> Wanted:
+    def _elsewhere(self, wanted: Wanted, table: Table, members: Membership) -> Wanted:
         """Where adding it there has failed before, the worker where that happened least often."""
         key = wanted.stage, wanted.partition
         failures = self.attempts.with_worker(key, wanted.worker)
         if not failures:
             return wanted
-        fit = [worker for worker in table.endpoints if may_hold(worker, table.stages[key[0]][key[1]])]
-        chosen = min(fit, key=lambda worker: (self.attempts.with_worker(key, worker), worker != wanted.worker, worker))
-        return replace(wanted, worker=chosen)
+        may_hold, spread, replicas = self._may_hold(members), members.spread(), table.stages[key[0]][key[1]]
+        others = [replica.worker for replica in replicas]
+
+        def order(worker: int) -> tuple[int, int, bool, int]:
+            failed = self.attempts.with_worker(key, worker)
+            return failed, spread.shared(worker, others), worker != wanted.worker, worker
+
+        fit = [worker for worker in table.endpoints if may_hold(worker, replicas)]
+        return replace(wanted, worker=min(fit, key=order))
 
     def begin(self, wanted: Wanted, epoch: int, now: float) -> None:
         key = wanted.stage, wanted.partition

@@ -169,7 +169,8 @@ class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(Answer, frozen=True):
     """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
     ``balancing``: partitions move for balance; ``evening_out``: workers that have joined do not have their share of them yet;
-    ``metrics``: address of the Prometheus metrics, empty where they are not served."""
+    ``metrics``: address of the Prometheus metrics, empty where they are not served; ``copies_on``: what the copies of each
+    partition are on, such as "different hosts"."""
 
     id: str
     name: str | None
@@ -196,6 +197,7 @@ class Status(Answer, frozen=True):
     missing_slots: list[int]
     balancing: bool
     evening_out: bool
+    copies_on: str = ""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -217,7 +217,8 @@ class Controller(Operating):
     def _start(self, now: float) -> None:
         workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
         try:
-            table = first_table(self.plan, [Seat(m.node, m.about.executor, m.about.endpoint) for m in workers])
+            seats = [Seat(m.node, a.executor, a.endpoint, a.host, a.domain) for m in workers for a in [m.about]]
+            table = first_table(self.plan, seats)
         except QueryFailed as error:
             self._end(error)
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from controller.apart import Shared, Spread
 from flux.plan import Plan
 from partitioning.table import ReplicaAt, Table
 
@@ -110,16 +111,18 @@ def next_additions(
     may_hold: MayHold,
     census: Census | None = None,
     resting: AbstractSet[tuple[int, int]] = frozenset(),
+    spread: Spread | None = None,
 ) -> list[Wanted]:
     """What to begin now. Stages are taken in order: none begins while another has something under way.
     ``may_hold(worker, replicas)``: whether the worker may hold another copy beside those. ``census``: one that is kept
-    from call to call saves counting. ``resting``: partitions that are passed over for now."""
+    from call to call saves counting. ``resting``: partitions that are passed over for now. ``spread``: how far apart the
+    workers are; None: all alike."""
     busy = list(under_way)
     if len(busy) >= at_once:
         return []
     stage = min((addition.stage for addition in busy), default=None)
     wanted: list[Wanted] = []
-    for each in _additions(plan, table, busy, may_hold, census or Census(plan), stage, resting):
+    for each in _additions(plan, table, busy, may_hold, census or Census(plan), stage, resting, spread):
         # One that no worker can hold is passed over, and so is its stage if it has nothing else.
         if wanted and each.stage != wanted[0].stage:
             break
@@ -142,9 +145,10 @@ def _additions(
     census: Census,
     stage: int | None,
     resting: AbstractSet[tuple[int, int]],
+    spread: Spread | None = None,
 ) -> Iterator[Wanted]:
-    """One after the other, each on the worker that then has the fewest replicas of those that may hold it. ``stage``:
-    what comes before it is not begun, nor what comes after."""
+    """One after the other, each on the worker that then has the fewest replicas of those that may hold it, and share least
+    with the others that do. ``stage``: what comes before it is not begun, nor what comes after."""
     census.look(table)
     held = census.held()
     emptiest = [(held.get(worker, 0), worker) for worker in {**table.endpoints, **held}]
@@ -160,24 +164,30 @@ def _additions(
         holders = tuple(replica.worker for replica in replicas)
         if holders in hopeless:
             continue  # nobody could stand beside these: there are few workers, and many partitions like this one
-        worker = _emptiest(emptiest, replicas, may_hold)
+        worker = _emptiest(emptiest, replicas, may_hold, spread)
         if worker is None:
             hopeless.add(holders)
         else:
             yield Wanted(at, partition, worker)
 
 
-def _emptiest(emptiest: list[tuple[int, int]], replicas: Replicas, may_hold: MayHold) -> int | None:
-    """The worker at the top of the heap that may hold it; there it then counts one more."""
-    refused = []
-    chosen = None
-    while emptiest and chosen is None:
-        held, worker = heapq.heappop(emptiest)
+def _emptiest(
+    emptiest: list[tuple[int, int]], replicas: Replicas, may_hold: MayHold, spread: Spread | None
+) -> int | None:
+    """The worker nearest to the top of the heap of those that may hold it and share least with its other replicas; there
+    it then counts one more."""
+    others = [replica.worker for replica in replicas]
+    least = spread.least(others) if spread else Shared.NOTHING
+    seen: list[tuple[int, int]] = []
+    chosen: int | None = None  # its place among those seen
+    best = Shared.EXECUTOR
+    while emptiest and (chosen is None or best > least):
+        seen.append(heapq.heappop(emptiest))
+        worker = seen[-1][1]
         if may_hold(worker, replicas):
-            chosen = worker
-            heapq.heappush(emptiest, (held + 1, worker))
-        else:
-            refused.append((held, worker))
-    for entry in refused:
-        heapq.heappush(emptiest, entry)
-    return chosen
+            shares = spread.shared(worker, others) if spread else Shared.NOTHING
+            if chosen is None or shares < best:
+                chosen, best = len(seen) - 1, shares
+    for at, (held, worker) in enumerate(seen):
+        heapq.heappush(emptiest, (held + (at == chosen), worker))
+    return None if chosen is None else seen[chosen][1]

@@ -36,6 +36,7 @@ class Sweeping(Publishing):
         self._dismissed: set[int] = set()  # workers that were emptied and told to go
         self._sent_home: dict[int, Member] = {}  # these, and those that were given up and may live
         self._look_at = 0.0
+        self._apart_as_of = -1  # epoch of a table whose copies are as far apart as they can be
 
     def _sweep(self, now: float) -> None:
         if self.table is None or self.phase != "running":
@@ -47,6 +48,7 @@ class Sweeping(Publishing):
             self._changed, self._look_at = False, now + LOOK_EVERY_S
             self._keep_apart(now)
             self._empty_leaving(now)
+            self._spread_out(now)
             while (wanted := self._next(now)) is not None:
                 self._begin(wanted, now)
         for addition in self.repairs.to_ask(now):
@@ -84,16 +86,31 @@ class Sweeping(Publishing):
         return self.moving.next(self.table, self.members, now)
 
     def _keep_apart(self, now: float) -> None:
-        """A target replaces its source, and may share an executor with it. Where another copy was lost meanwhile, it would
-        stand beside the source instead, and the next loss of that executor take both: the repair goes elsewhere, first."""
+        """A target replaces its source, and may share an executor or a host with it. Where another copy was lost meanwhile,
+        it would stand beside the source instead, and the next loss of that executor take both: the repair goes elsewhere,
+        first."""
         assert self.table is not None
         for key in list(self.moving.under_way):
             addition, replicas = self.repairs.under_way[key], self.table.stages[key[0]][key[1]]
             if self.moving.replaces_another(addition, replicas):
                 others = [replica.worker for replica in replicas if replica.worker != addition.worker]
                 obstacle = self.members.obstacle(addition.worker, others, self.plan.settings.same_executor)
+                spread = self.members.spread()
+                if obstacle is None and spread.shared(addition.worker, others) > spread.least(others):
+                    obstacle = f"worker {addition.worker} is closer to its other copies than it need be"
                 if obstacle is not None:
                     self._abandon(addition, f"another copy was lost meanwhile, and {obstacle}", now, failed=False)
+
+    def _spread_out(self, now: float) -> None:
+        """When nothing else is to be done: for safety, whether or not partitions move for balance."""
+        assert self.table is not None
+        busy = bool(self.moving) or bool(self.repairs.under_way) or not self.plan.settings.ordered
+        if (
+            not busy
+            and self.table.epoch != self._apart_as_of
+            and not self.moving.spread_out(self.table, self.members, now)
+        ):
+            self._apart_as_of = self.table.epoch
 
     def _begin(self, wanted: Wanted, now: float) -> None:
         assert self.table is not None

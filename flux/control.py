@@ -20,7 +20,7 @@ class Register(Control, frozen=True):
     """A process joins. ``role`` is "worker" or "ingress"; ``index`` is the Spark partition of its task and ``attempt``
     the number of the task's attempt, which only grows. An "egress" task takes no part: it asks for the newest table, as
     often as it wants. ``node``: the id that this life of the process has already, if
-    it has lost its connection and comes on another."""
+    it has lost its connection and comes on another. ``domain``: label of its rack or zone."""
 
     role: str
     index: int
@@ -31,6 +31,7 @@ class Register(Control, frozen=True):
     endpoint: str = ""
     edges: list[int] = []
     node: int = -1
+    domain: str = ""
 
 
 class Welcome(Control, frozen=True):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from flux import domain
 from flux.errors import UsageError
 
 PREFIX = "spark.flux."
@@ -21,7 +22,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``kind``: "bytes", "seconds", "int", "number", "bool" or "text"; bounds are inclusive."""
+    """One row of the table. ``kind``: "bytes", "seconds", "int", "number", "bool", "labels" or "text"; bounds are inclusive."""
 
     name: str
     key: str
@@ -51,6 +52,7 @@ TABLE = (
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same for a worker that holds the last safe copy of a partition", 0.01),
     Setting("step_timeout", "step.timeout", "seconds", "60s", "a worker that is in one step of the user's code for so long is given up", 0.01),
     Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "replicas of a partition may share an executor where there are too few; unless this is set, they do with local[N], which has only one"),
+    Setting("domain", "domain", "labels", "", "racks or zones: the environment variable of the executors that names theirs, or host=label,host=label; copies of a partition go to different ones"),
     Setting("ordered", "replicas.ordered", "bool", "true", "false only to measure what the order log costs: replicas drift apart, faults lose rows"),
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "partitions of a stage that the sweep repairs at the same time", 1, 1024),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
@@ -93,6 +95,7 @@ class Settings:
     heartbeat_last_timeout: float
     step_timeout: float
     same_executor: bool
+    domain: str
     ordered: bool
     repairs_at_once: int
     balance_enabled: bool
@@ -162,10 +165,18 @@ def _number(raw: Any) -> float:
     return value
 
 
+def _labels(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise TypeError(raw)
+    domain.parse(raw)
+    return raw
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "int": int,
     "number": _number,
     "text": str,
+    "labels": _labels,
     "bool": lambda raw: {"true": True, "false": False}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),
     "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),

@@ -7,6 +7,8 @@ what it cannot say in a long step: that the process lives (``pulse``), and which
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from flux import memory, pulse
+from flux import domain, memory, pulse
 from flux.background import Background
 from flux.batches import split
 from flux.codec import decode_batches, decode_data, encode
@@ -118,6 +120,7 @@ class Worker:
         welcome, early = register(
             self.sockets, self.control, self.rendezvous,
             role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
+            domain=domain.label(self.plan.settings.domain, socket.gethostname(), os.environ),
         )  # fmt: skip
         self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
         self.core.note = self._heart.note

@@ -112,6 +112,8 @@ def head(query: Status) -> Text:
         f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
         f"{query.stall_ms_max:.1f} ms"
     )
+    if query.copies_on:
+        text.append(f"\ncopies of a partition are on {query.copies_on}")
     if query.missing_slots:
         text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
     if query.evening_out:

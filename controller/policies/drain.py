@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 
+from controller.apart import Shared
 from controller.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.policies.base import Policy, PolicySettings
 from controller.policies.budget import Budget
@@ -51,15 +52,19 @@ class _Plan:
         if not replica.movable or key in self._moved:
             return None  # its turn comes when what is under way for it is through
         tried = []
-        chosen = shared = None
+        chosen: int | None = None
+        closer: list[tuple[int, int]] = []  # what they share with the other copies, number among those tried
         while self._idlest and chosen is None:
             tried.append(heapq.heappop(self._idlest))
             target = tried[-1][2]
             if self._places.keeps_apart(*key, replica.worker, target):
                 chosen = target
-            elif shared is None and self._same_executor and self._places.may_hold(*key, target):
-                shared = target
-        chosen = shared if chosen is None else chosen
+            elif self._places.may_hold(*key, target):
+                shares = self._places.shared(*key, replica.worker, target)
+                if self._same_executor or shares < Shared.EXECUTOR:
+                    closer.append((shares, len(tried) - 1))
+        if chosen is None and closer:
+            chosen = tried[min(closer)[1]][2]
         for busy, held, worker in tried:
             took = worker == chosen
             heapq.heappush(self._idlest, (busy + replica.busy * took, held + took, worker))

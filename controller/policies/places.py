@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from controller.apart import Shared, shared
 from controller.load import Loads, ReplicaLoad, WorkerLoad
 
 
@@ -25,15 +26,23 @@ class Places:
         return not self._workers[target].leaving and target not in self._holders[stage, partition]
 
     def keeps_apart(self, stage: int, partition: int, source: int, target: int) -> bool:
-        """Whether ``target`` may have the copy on ``source``: then no two copies share an executor, or they did before."""
+        """Whether ``target`` may have the copy on ``source``: then no two copies share an executor, host or domain, or they
+        did before."""
         others = [worker for worker in self._holders[stage, partition] if worker != source]
         return self.may_hold(stage, partition, target) and (
-            not others or not self._shares(target, others) or self._shares(source, others)
+            not others or self._shared(target, others) <= self._shared(source, others)
         )
 
-    def _shares(self, worker: int, others: list[int]) -> bool:
-        executor = self._workers[worker].executor if worker in self._workers else None
-        return any(other in self._workers and self._workers[other].executor == executor for other in others)
+    def shared(self, stage: int, partition: int, source: int, target: int) -> Shared:
+        """The most that ``target`` shares with the copies that are not on ``source``."""
+        return self._shared(target, [worker for worker in self._holders[stage, partition] if worker != source])
+
+    def _shared(self, worker: int, others: list[int]) -> Shared:
+        if worker not in self._workers:
+            return Shared.NOTHING
+        place = self._workers[worker].place
+        beside = (shared(place, self._workers[other].place) for other in others if other in self._workers)
+        return max(beside, default=Shared.NOTHING)
 
     def move(self, stage: int, partition: int, source: int, target: int) -> None:
         holders = self._holders[stage, partition]

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 import flux
 from controller.dag import compile_plan
+from controller.load import Move
 from controller.state import Controller, Tell
 from controller.sweep import Addition
 from flux.api import Source
@@ -40,9 +41,9 @@ class Cluster:
 
     def __init__(
         self, slots: int = 3, replicas: int = 2, partitions: int = 1, stages: int = 1, readers: int = 0, collect: int = 0,
-        executors: Any = None, **options: Any,
+        executors: Any = None, hosts: Any = None, domains: Any = None, **options: Any,
     ) -> None:  # fmt: skip
-        """``executors``: of each slot; one each if not given."""
+        """``executors``: of each slot; one each if not given. ``hosts``, ``domains``: of each slot; one for all."""
         flow: Any = Source("rows", dataframe=SCHEMA)
         if readers:
             flow = Source("rows", schema=SCHEMA, partitions=readers, read=lambda partition: iter(()))
@@ -54,6 +55,7 @@ class Cluster:
         self.core = Controller(compile_plan([flow], settings, lambda s: s, "q", SECRET, collect), slots, now=0.0)
         self.now = 1.0
         self.executors = executors or {}
+        self.hosts, self.domains = hosts or {}, domains or {}
         self.orders: list[tuple[Any, Any]] = []
         self.mute: set[str] = set()  # connections that do not confirm tables
         for slot in range(slots):
@@ -62,7 +64,8 @@ class Cluster:
     # ---- processes
 
     def join(self, slot: int, attempt: int = 0) -> int:
-        about = register(slot, attempt=attempt, executor=self.executors.get(slot, f"e{slot}"))
+        where = {"host": self.hosts.get(slot, "h"), "domain": self.domains.get(slot, "")}
+        about = register(slot, attempt=attempt, executor=self.executors.get(slot, f"e{slot}"), **where)
         self.take(self.core.on_report(f"w{slot}.{attempt}", about, self.now))
         member = self.core.members.in_slot(slot)
         return -1 if member is None else member.node
@@ -115,6 +118,9 @@ class Cluster:
 
     def events(self, kind: str) -> list[Any]:
         return [event for event in self.core.repairs.history if event.kind == kind]
+
+    def move(self, source: int, target: int, partition: int = 0, stage: int = 0) -> None:
+        self.take(self.core.move([Move(stage, partition, source, target)], "asked for", self.now))
 
     # ---- what primaries report
 

@@ -37,13 +37,14 @@ CALM_S = 3.0
 
 @dataclass(frozen=True)
 class Shape:
-    """``workers`` in ``executors`` of ``slots`` each; ``copies`` of each of ``partitions``."""
+    """``workers`` in ``executors`` of ``slots`` each, on so many ``hosts``; ``copies`` of each of ``partitions``."""
 
     executors: int = 3
     slots: int = 2
     workers: int = 3
     copies: int = 2
     partitions: int = 3
+    hosts: int = 1
 
 
 class Kills(Simulation):
@@ -57,9 +58,10 @@ class Kills(Simulation):
         self._batches = BATCHES
         self._rng = random.Random(f"kills {seed}")
         faults = replace(faults, calm_after_s=BATCHES * PERIOD_S)
+        self._hosts_of: dict[str, str] = {}  # executor -> host
         super().__init__(seed, faults, shape.copies, shape.workers, self._steady, demand=lambda *about: 0.01)
         self._numbers = itertools.count()
-        self._running = [self._named() for _ in range(shape.executors)]
+        self._running = [self._named(f"host {number % shape.hosts}") for number in range(shape.executors)]
         self._queue: list[WorkerProcess] = []  # tasks for which no executor has a slot
         for worker in self.workers:
             worker.executor = self._executors[worker.index] = self._running[worker.index % shape.executors]
@@ -100,8 +102,13 @@ class Kills(Simulation):
 
     # ---- Spark
 
-    def _named(self) -> str:
-        return f"executor {next(self._numbers)}"
+    def _named(self, host: str) -> str:
+        name = f"executor {next(self._numbers)}"
+        self._hosts_of[name] = host
+        return name
+
+    def host_of(self, executor: str) -> str:
+        return self._hosts_of.get(executor, "host 0")
 
     def kill_executor(self, name: str) -> None:
         victims = [worker for worker in self.workers if worker.executor == name and not worker.dead]
@@ -110,10 +117,10 @@ class Kills(Simulation):
         self._running.remove(name)
         for worker in victims:
             self.crash(worker)
-        self.world.after(EXECUTOR_S * self._rng.random(), self._another_executor)
+        self.world.after(EXECUTOR_S * self._rng.random(), self._another_executor, self._hosts_of[name])
 
-    def _another_executor(self) -> None:
-        self._running.append(self._named())
+    def _another_executor(self, host: str) -> None:
+        self._running.append(self._named(host))
         queue, self._queue = self._queue, []
         for gone in queue:
             self._place(gone)
@@ -177,6 +184,23 @@ class Kills(Simulation):
             raise Violation("no kill at full replication fails a query", str(self.controller.error))
         if not self.replicated:
             raise Violation("full replication comes back in time", self._standing())
+        self._wait(self.whole_s, unless=lambda: self._failed or not self._together())
+        if self._together():
+            raise Violation("copies are on different hosts", f"{self._together()}, {self._standing()}")
+
+    def _together(self) -> list[tuple[int, int]]:
+        """Partitions with two copies on one host, though there are hosts enough."""
+        table, members = self.controller.table, self.controller.members.workers
+        assert table is not None
+        if len({member.about.host for member in members.values()}) < self.shape.copies:
+            return []
+        return [
+            (stage, partition)
+            for stage, partitions in enumerate(table.stages)
+            for partition, replicas in enumerate(partitions)
+            if len(replicas) == self.shape.copies
+            and len({members[replica.worker].about.host for replica in replicas}) < self.shape.copies
+        ]
 
     @property
     def _failed(self) -> bool:

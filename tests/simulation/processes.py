@@ -143,7 +143,7 @@ class Process:
             self._registered_at = self.world.now
             self.report(
                 Register(
-                    role=self.role, index=self.index, attempt=self.attempt, host="host",
+                    role=self.role, index=self.index, attempt=self.attempt, host=self.sim.host_of(self.executor),
                     pid=self.index, executor=self.executor, endpoint=str(self.attempt), edges=self.edges,
                     node=self.node,
                 )

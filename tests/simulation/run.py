@@ -255,6 +255,10 @@ class Simulation:
         replicas = table.stages[stage][partition] if table is not None else ()
         return replicas[0].worker if replicas else None
 
+    def host_of(self, executor: str) -> str:
+        """All are on one unless a story says otherwise."""
+        return "host"
+
     def _core_of(self, node: int) -> StageWorker | None:
         process = self.by_node.get(node)
         return None if process is None or process.dead else process.core

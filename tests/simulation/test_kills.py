@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from controller.apart import Spread
+from controller.membership import Membership
 from tests.simulation import variants
 from tests.simulation.broken_moves import a_target_stays_beside_a_source_on_its_own_executor
 from tests.simulation.checkers import Ledger, Violation
@@ -44,10 +46,33 @@ def test_kills_at_full_replication_end_no_query_whatever_fails_besides() -> None
     assert counts["rows at sinks"] > 2000
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_copies_are_on_different_hosts_again_after_each_kill(seed: int) -> None:
+    """Two hosts of two executors each; a copy stays beside the other only while there is no other host."""
+    shape = Shape(executors=4, slots=1, workers=4, hosts=2, partitions=4)
+    sim = Kills(seed, *BESIDES["none"], shape)
+    sim.kill_again_and_again(TIMES)
+    assert sim.controller.error is None
+
+
 def both_copies_on_one_executor(patch: pytest.MonkeyPatch) -> None:
     """And nobody sees it before it hurts."""
     a_target_stays_beside_a_source_on_its_own_executor(patch)
     patch.setattr(Ledger, "_check_apart", lambda *given: None)
+
+
+def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
+    """Hosts are all the same."""
+    patch.setattr(Membership, "spread", lambda self: Spread({}, []))
+
+
+@pytest.mark.timeout(600)
+def test_copies_on_one_host_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies_wherever_there_is_room(monkeypatch)
+    sim = Kills(1, *BESIDES["none"], Shape(executors=4, slots=1, workers=4, hosts=2, partitions=4))
+    with pytest.raises(Violation, match="copies are on different hosts"):
+        sim.kill_again_and_again(TIMES)
 
 
 SHOWN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
