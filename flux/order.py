@@ -154,6 +154,12 @@ class OrderLog:
         return self.committed >= peer.copied_at and peer.acked >= promised
 
     @property
+    def behind(self) -> int:
+        """Steps that the slowest of the other live replicas has not applied, as far as they have answered."""
+        answered = (peer.applied for peer in self.peers.values() if peer.live and peer.greeted)
+        return self.end - min(answered, default=self.end)
+
+    @property
     def untold(self) -> bool:
         """Whether some replica has not been told all."""
         for peer in self.peers.values():

@@ -148,10 +148,10 @@ class Pairing:
                 self._again_at = min(self._again_at, now + PROBE_S)
             if replica.order.committed != committed:
                 self._release(replica)
-                if replica.timer_at < math.inf:
-                    self._wake((item.stage, item.partition))  # ticks wait where much is not committed
             else:
                 replica.order.trim(replica.applied)
+            if replica.timer_at < math.inf:
+                self._wake((item.stage, item.partition))  # ticks wait where much is not committed, or not applied
             if replica.order.untold:
                 self._untold[item.stage, item.partition] = None
 

@@ -54,10 +54,14 @@ class Outlet:
         self.producer.append(data, created)
 
 
-#: How many steps a secondary may be behind and still be compared.
-CHECKSUMS_KEPT = 1024
+#: Checksums of steps that are kept in any case: for a replica that may become primary. A primary keeps those that a
+#: secondary has not been compared with, however far that is behind, up to a limit on the memory that they take.
+CHECKSUMS_KEPT, CHECKSUMS_MAX = 1024, 1 << 16
 #: Steps that may wait for their commit when a tick is ordered. Rows are bounded by credit, ticks by nothing else.
 UNCOMMITTED_MAX = 1024
+#: Steps that a live secondary may be behind when a tick is ordered: whoever takes over has to make up for them first. Rows
+#: have their bound in the logs of their producers, which wait for its acks.
+BEHIND_MAX = 1024
 #: Looked up often.
 _TICK, _FINISH = StepKind.TICK, StepKind.FINISH
 
@@ -88,7 +92,7 @@ class Replica:
         self.order = OrderLog()
         self.applied = 0  # steps
         self.checksum = 0  # running, of the output, step under way included
-        self._checksums: deque[tuple[int, int]] = deque(maxlen=CHECKSUMS_KEPT)  # steps applied, checksum then
+        self._checksums: deque[tuple[int, int]] = deque(maxlen=CHECKSUMS_MAX)  # steps applied, checksum then
         self._limits = limits
         self._waiting: dict[StreamId, deque[Slice]] = {}
         self._arrivals: deque[StreamId] | None = deque()  # one per waiting slice; None: to be made up when needed
@@ -256,6 +260,8 @@ class Replica:
     def _tick_due(self, now: float) -> bool:
         if self.context.timers.next > max(now, self._latest) or self.order.end - self.order.committed > UNCOMMITTED_MAX:
             return False
+        if self.order.behind > BEHIND_MAX:
+            return False
         return not self._ticked or not (self._waiting or self._input_ended)
 
     def _has(self, entry: Entry) -> bool:
@@ -345,8 +351,16 @@ class Replica:
         self.slices += len(self.applying)
         if self.stage.replicas > 1:
             self._checksums.append((self.applied, self.checksum))
+            if len(self._checksums) > CHECKSUMS_KEPT:
+                self._forget_checksums()
         self.order.trim(self.applied)
         return self.applying
+
+    def _forget_checksums(self) -> None:
+        """Those that every other replica has been compared with."""
+        compared = min((peer.checked for peer in self.order.peers.values()), default=self.applied)
+        while len(self._checksums) > CHECKSUMS_KEPT and self._checksums[0][0] <= compared:
+            self._checksums.popleft()
 
     @property
     def checked(self) -> int:

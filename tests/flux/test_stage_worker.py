@@ -405,8 +405,23 @@ def test_ticks_that_wait_for_commits_go_on_when_these_come() -> None:
     replica.context.set_timer(1.0)
     done = work(core, 1.0)
     assert done == UNCOMMITTED_MAX + 1
-    core.on_answer(5, OrdersSeen([PartitionSeen(0, 0, 0, replica.leads_since, done, 0, 0, 0)]), 1.0)
+    core.on_answer(5, OrdersSeen([PartitionSeen(0, 0, 0, replica.leads_since, done, done, 0, 0)]), 1.0)
     assert work(core, 1.0) == UNCOMMITTED_MAX + 1
+
+
+def test_ticks_that_wait_for_a_slow_secondary_go_on_when_it_has_applied_some() -> None:
+    plan = planned(flux.stage(partitions=1, replicas=2)(type("Always", (Alarmed,), {"again": -1.0})))
+    core = StageWorker(plan, 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), (), {0: "", 5: ""}), 0.0)
+    replica = core.replicas[0, 0]
+    replica.context.set_timer(1.0)
+    done = work(core, 1.0)
+    for applied in (0, 0, 7):
+        seen = PartitionSeen(0, 0, 0, replica.leads_since, done, applied, 0, 0)
+        core.on_answer(5, OrdersSeen([seen]), 1.0)
+        more = work(core, 1.0)
+        assert more == applied, "it has received all, and applied so much"
+        done += more
 
 
 def test_rows_are_read_also_while_timers_keep_the_worker_busy() -> None:

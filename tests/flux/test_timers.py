@@ -17,7 +17,7 @@ from flux.errors import UserCodeError
 from flux.messages import Entry, StepKind
 from flux.producer import Producer
 from flux.receiver import Packet, Slice
-from flux.replica import UNCOMMITTED_MAX, Outlet, Replica
+from flux.replica import BEHIND_MAX, CHECKSUMS_KEPT, UNCOMMITTED_MAX, Outlet, Replica
 from flux.settings import Settings
 from flux.timers import TIMERS_MAX, Timers
 from partitioning.ids import StreamId
@@ -107,6 +107,7 @@ def told(primary: Replica, secondary: Replica) -> None:
     first = secondary.order.end
     secondary.order.on_orders(0, first, primary.order.since(first), primary.order.committed, secondary.applied)
     primary.order.on_seen(OTHER, 0, secondary.order.verified)
+    primary.order.peers[OTHER].applied = secondary.applied
     secondary.order.on_orders(0, secondary.order.end, [], primary.order.committed, secondary.applied)
     primary.release()
 
@@ -372,7 +373,42 @@ def test_a_primary_that_nobody_hears_does_not_order_ticks_without_end() -> None:
     primary, secondary = pair(scripted(on_start=always, on_tick=always))
     assert work(primary, 10.0, most=2 * UNCOMMITTED_MAX) == UNCOMMITTED_MAX + 1
     told(primary, secondary)
+    work(secondary, 10.0, most=2 * UNCOMMITTED_MAX)
+    told(primary, secondary)
     assert work(primary, 10.0, most=5) == 5
+
+
+def test_a_secondary_that_does_not_keep_up_holds_back_ticks_but_no_rows() -> None:
+    always = lambda context, *_: context.set_timer(0)  # noqa: E731
+    primary, secondary = pair(scripted(on_start=always, on_tick=always))
+    for _ in range(40):
+        work(primary, 10.0)
+        told(primary, secondary)
+        work(secondary, 10.0, most=10)  # of a hundred
+    assert primary.order.committed == primary.order.end, "it has the order, and is slow"
+    assert primary.applied - secondary.applied <= BEHIND_MAX + 1
+    feed(primary, 0, 7)
+    assert work(primary, 10.0, most=1) == 1
+    assert calls(primary)[-1] == (10.0, [7])
+    work(secondary, 10.0, most=200)
+    told(primary, secondary)
+    assert work(primary, 10.0, most=5) == 5, "ticks go on when it has caught up"
+
+
+def test_a_secondary_is_compared_however_far_it_is_behind() -> None:
+    primary, secondary = made(Plain, 2), made(Plain, 2)
+    primary.lead(0, {OTHER: (0, True)})
+    secondary.follow()
+    for sequence in range(3 * CHECKSUMS_KEPT):
+        feed(primary, sequence, sequence)
+        work(primary, 10.0)
+    for applied in (1, CHECKSUMS_KEPT // 2, 2 * CHECKSUMS_KEPT, 3 * CHECKSUMS_KEPT):
+        assert primary.checksum_at(applied) is not None
+    primary.order.peers[OTHER].checked = 2 * CHECKSUMS_KEPT
+    feed(primary, 3 * CHECKSUMS_KEPT, 1)
+    work(primary, 10.0)
+    assert primary.checksum_at(2 * CHECKSUMS_KEPT) is None, "all have been compared there"
+    assert primary.checksum_at(2 * CHECKSUMS_KEPT + 2) is not None
 
 
 # ---- errors
