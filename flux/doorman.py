@@ -36,6 +36,16 @@ EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILE
 _RECEIVED_AT, _TCP_INFO_BYTES = 128, 192
 
 
+def _descriptors() -> int:
+    """As many files as this process may have open."""
+    try:
+        import resource
+
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except ImportError:
+        return 1024
+
+
 class Door:
     """What the doorman knows of one port. ``trust`` and ``closed`` are called by the port's thread."""
 
@@ -47,9 +57,10 @@ class Door:
         self._number = number
         self._tickets = tickets
         self._member = z85.decode(member) if member else b""
-        self._strangers = Strangers()
+        self._strangers = Strangers(_descriptors())
         self._own: dict[int, socket.socket] = {}  # of strangers: keeps the descriptor from being another's
         self._trusted: dict[int, bytes] = {}
+        self._look_at = 0.0
         self._unknown: list[tuple[int, bytes]] = []  # proved, but not seen to come
         self._proved: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self._gone: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -98,6 +109,9 @@ class Door:
         self._note_proofs()
         for descriptor, connection in closed:
             self._proof(descriptor, connection, last=True)
+        if now < self._look_at:
+            return  # a look at all of them for each that comes would be too much
+        self._look_at = now + LOOK_S
         much = self._strangers.too_much(self._received, now)
         if much:
             self._note_proofs()  # what a connection sent after its proof does not count

@@ -11,9 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-#: At once, at one port. One more, and any of those that are there gives way: were it the oldest, who opens connections fast
-#: enough would keep everybody out. Each costs two file descriptors, of which a process has 1,024.
-STRANGERS_MAX = 128
+#: At once, at one port: all processes of a large query come at the same time. One more, and any of those that are there gives
+#: way: were it the oldest, who opens connections fast enough would keep everybody out.
+STRANGERS_MAX = 1024
+#: Each costs two file descriptors; so a quarter of those that a process may have is theirs at most.
+DESCRIPTORS_PER_STRANGER = 8
 #: Greeting and proof, with ZeroMQ's own handshake and heartbeats, are less than 2 KB.
 STRANGER_BYTES_MAX = 64 << 10
 #: Who is here for so long without a proof is cut; a process in a long step of the user's does not answer meanwhile, and who
@@ -22,10 +24,11 @@ STRANGER_S = 30.0
 
 
 class Strangers:
-    """By file descriptor. ``draw(n)``: a number below n."""
+    """By file descriptor. ``descriptors`` that the process may have; ``draw(n)``: a number below n."""
 
-    def __init__(self, draw: Callable[[int], int] = random.randrange) -> None:
+    def __init__(self, descriptors: int = 1024, draw: Callable[[int], int] = random.randrange) -> None:
         self.cut = 0
+        self.at_most = min(STRANGERS_MAX, max(descriptors // DESCRIPTORS_PER_STRANGER, 1))
         self._draw = draw
         self._since: dict[int, float] = {}
 
@@ -38,7 +41,8 @@ class Strangers:
     def came(self, connection: int, now: float) -> list[int]:
         """Those that have to go for it."""
         self._since.pop(connection, None)
-        gone = self._gone([list(self._since)[self._draw(STRANGERS_MAX)]] if len(self._since) == STRANGERS_MAX else [])
+        full = len(self._since) == self.at_most
+        gone = self._gone([list(self._since)[self._draw(self.at_most)]] if full else [])
         self._since[connection] = now
         return gone
 

@@ -29,6 +29,8 @@ LINGER_MS = 500
 BURST = 64
 #: Seconds without any traffic after which a connection is probed, and given up when the probe is not answered.
 PROBE_S = 2
+#: A link and its monitor are three, and ZeroMQ's own limit would end it at 340 workers.
+SOCKETS_MAX = 8192
 #: How long ZeroMQ's own part of a handshake may take.
 OPENING_MS = 10_000
 #: How soon a link that has lost its connection dials again, at first and later.
@@ -64,6 +66,7 @@ class Sockets:
 
     def __init__(self, keys: Keys | None, secret: bytes, message_max_bytes: int = -1) -> None:
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self._poller = zmq.Poller()
         self._keys = keys
         self._secret = secret

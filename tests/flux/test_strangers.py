@@ -6,6 +6,13 @@ import random
 
 from flux.strangers import STRANGER_BYTES_MAX, STRANGER_S, STRANGERS_MAX, Strangers
 
+#: Of a process that may have 1,024 files open.
+AT_MOST = 128
+
+
+def test_there_are_as_many_as_a_process_has_room_for() -> None:
+    assert [Strangers(n).at_most for n in (4, 1024, 2048, 1 << 20)] == [1, AT_MOST, 256, STRANGERS_MAX]
+
 
 def test_who_sends_much_or_stays_long_has_to_go() -> None:
     strangers = Strangers()
@@ -27,20 +34,20 @@ def test_who_has_proved_the_secret_meanwhile_may_stay() -> None:
 
 
 def test_one_more_than_there_may_be_takes_the_place_of_any() -> None:
-    strangers = Strangers(draw=lambda n: n - 2)
-    gone = [went for connection in range(STRANGERS_MAX + 3) for went in strangers.came(connection, 0.0)]
-    assert gone == [STRANGERS_MAX - 2, STRANGERS_MAX - 1, STRANGERS_MAX]
+    strangers = Strangers(1024, draw=lambda n: n - 2)
+    gone = [went for connection in range(AT_MOST + 3) for went in strangers.came(connection, 0.0)]
+    assert gone == [AT_MOST - 2, AT_MOST - 1, AT_MOST]
     assert strangers.cut == 3
-    assert len(strangers.too_much(lambda _: 1 << 30, 1.0)) == STRANGERS_MAX
+    assert len(strangers.too_much(lambda _: 1 << 30, 1.0)) == AT_MOST
 
 
 def test_who_opens_connections_as_fast_as_he_can_does_not_keep_others_out() -> None:
     drawn = random.Random(7)
     there = 0
     for _ in range(200):
-        strangers = Strangers(drawn.randrange)
+        strangers = Strangers(1024, drawn.randrange)
         strangers.came(-1, 0.0)
-        for connection in range(2 * STRANGERS_MAX):  # while the true one shows its proof
+        for connection in range(2 * AT_MOST):  # while the true one shows its proof
             strangers.came(connection, 0.0)
         there += -1 in strangers
     assert there > 50
