@@ -215,7 +215,7 @@ class Desk:
         counted = report.get("stages") or [{}] * len(core.plan.stages)
         rows = []
         for plan, level, stats in zip(
-            core.plan.stages, levels(core.plan, core.table, core.repairs.is_safe), counted, strict=True
+            core.plan.stages, levels(core.plan, core.table, core.repairs.keeps_up), counted, strict=True
         ):
             p50, p99 = stats.get("latencyMs") or (None, None)
             rows.append(

@@ -14,9 +14,9 @@ RECENT = 20
 
 @dataclass(frozen=True)
 class Event:
-    """``kind`` of a partition: "take-over", "repair", "move", "divergence", "failed attempt" to add a replica, "move given
-    up"; of a worker (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"; of the query: "scale",
-    "balance" (a note of a policy); and "warning" of anything that does not get on.
+    """``kind`` of a partition: "take-over", "repair", "move", "divergence", "behind" (a copy that lags) and "caught up",
+    "failed attempt" to add a replica, "move given up"; of a worker (``stage`` is empty and ``partition`` -1): "join",
+    "loss", "drain"; of the query: "scale", "balance" (a note of a policy); and "warning" of anything that does not get on.
 
     ``worker`` is where the replica is from now on, ``source`` where it was; -1: none. ``bytes`` of state copied;
     ``seconds`` from the order to the end of it; ``stall_ms``: how long the primary stood still for the copy."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from controller.membership import Member, Membership
 from controller.sweep import Addition, Census, MayHold, Wanted, next_additions, under_replicated
 from flux.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.plan import Plan
+from flux.replica import BEHIND_MAX
 from partitioning.table import ReplicaAt, Table
 
 __all__ = ["ASK_EVERY_S", "DIVERGENCES_MAX", "Event", "Repairs"]
@@ -39,6 +40,7 @@ class Repairs:
         self.take_overs = 0
         self._unsafe: set[tuple[int, int, int, int]] = set()  # stage, partition, worker, incarnation
         self._divergences: dict[tuple[int, int], tuple[int, float]] = {}  # how often, and when calm began
+        self._behind: dict[tuple[int, int, int, int], tuple[int, int]] = {}  # life -> who says so, steps
         self._census = Census(plan)
 
     # ---- safety
@@ -197,6 +199,8 @@ class Repairs:
             for r in replicas
         }
         self._unsafe &= listed
+        # A new primary speaks for itself.
+        self._behind = {key: said for key, said in self._behind.items() if key in listed and said[0] != member.node}
 
     def note_divergence(self, message: ReplicaDiverged, table: Table, now: float) -> bool:
         """Whether the secondary is to be dropped."""
@@ -213,6 +217,28 @@ class Repairs:
         self._unsafe.discard((*key, message.worker, message.incarnation))
         self.note("divergence", now, *key, message.worker, f"other output for the steps before {message.step}")
         return True
+
+    def note_behind(self, primary: int, reported: Iterable[Sequence[int]], table: Table, now: float) -> None:
+        """What a worker's newest report says of the secondaries of its primaries. One that is far behind keeps its part, as it
+        has the order, but a take-over would have to wait for it: it counts as no safe copy in reports."""
+        found = {(stage, partition, worker, life): steps for stage, partition, worker, life, steps in reported}
+        for key in [key for key, (said_by, _) in self._behind.items() if said_by == primary and key not in found]:
+            del self._behind[key]
+            if any((r.worker, r.incarnation) == key[2:] for r in table.stages[key[0]][key[1]]):
+                self.note("caught up", now, *key[:3], "it had been far behind its primary")
+        for key, steps in found.items():
+            if key not in self._behind and steps <= BEHIND_MAX // 2:
+                continue  # on its way there, perhaps
+            if key not in self._behind:
+                self.note(
+                    "behind", now, *key[:3], f"{steps:,} steps behind its primary: a take-over would wait for them"
+                )
+            self._behind[key] = primary, steps
+
+    def keeps_up(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
+        """Whether it is safe and could take over at once."""
+        life = stage, partition, replica.worker, replica.incarnation
+        return self.is_safe(stage, partition, replica) and life not in self._behind
 
     def too_divergent(self) -> tuple[int, int] | None:
         return next((key for key, (times, _) in self._divergences.items() if times > DIVERGENCES_MAX), None)
@@ -244,6 +270,10 @@ class Repairs:
         stalls = [event.stall_ms for event in self.history if event.kind == "repair"]
         return {
             "underReplicated": [f"{self.plan.stages[stage].name}/{partition}" for stage, partition in low],
+            "behind": [
+                {"stage": self.plan.stages[key[0]].name, "partition": key[1], "worker": key[2], "steps": steps}
+                for key, (_, steps) in self._behind.items()
+            ],
             "takeOvers": self.take_overs,
             "repairsDone": self.done,
             "repairsUnderWay": [

@@ -120,7 +120,7 @@ class Service:
         core = self._core
         try:
             self.metrics.observe(
-                core.phase, self._report(), levels(core.plan, core.table, core.repairs.is_safe), core.loads(),
+                core.phase, self._report(), levels(core.plan, core.table, core.repairs.keeps_up), core.loads(),
                 len(core.moves_pending()), self._refused(),
             )  # fmt: skip
         except Exception:

@@ -88,7 +88,7 @@ class Controller(Operating):
             case Heartbeat():
                 member.heard, member.stats, member.progress = now, message.stats, message.progress
                 member.turned = now
-                self._count(member, message.stats)
+                self._count(member, message.stats, now)
                 self._tell(member, HeartbeatSeen())
             case InStep():
                 member.heard, member.in_step = now, message
@@ -118,9 +118,11 @@ class Controller(Operating):
         self.places.vacate(gone.about.index)
         return True
 
-    def _count(self, member: Member, stats: dict[str, Any]) -> None:
+    def _count(self, member: Member, stats: dict[str, Any], now: float) -> None:
         if member.about.role == "worker":
             self._loads.take(member.node, stats)
+            if self.table is not None:
+                self.repairs.note_behind(member.node, stats.get("behind", ()), self.table, now)
             self.inputs.from_worker(member.node, stats.get("sources", ()))
         else:
             self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))

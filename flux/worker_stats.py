@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flux.replica import BEHIND_MAX
+
 if TYPE_CHECKING:
     from flux.stage_worker import StageWorker
+
+#: Secondaries that are no more steps behind than this keep up, and are not worth a word.
+BEHIND_TOLD = BEHIND_MAX // 8
 
 
 def stats(core: StageWorker) -> dict[str, Any]:
@@ -24,6 +29,12 @@ def stats(core: StageWorker) -> dict[str, Any]:
         ],
         "pauses": [(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
         "drained": core.drained.look(producer.log for producer in core.producers.values()),
+        "behind": [
+            (*key, worker, peer.incarnation, replica.order.end - peer.applied)
+            for key, replica in core.replicas.items()
+            for worker, peer in replica.order.peers.items()
+            if peer.live and peer.greeted and replica.order.end - peer.applied > BEHIND_TOLD
+        ],
         "log_bytes": core.log_meter.bytes,
         "peak_log_bytes": core.log_meter.peak,
         "held_bytes": core.held_bytes,

@@ -20,6 +20,7 @@ from flux.control import (
     Welcome,
 )
 from flux.errors import QueryFailed
+from flux.replica import BEHIND_MAX
 from partitioning.table import ReplicaAt
 from tests.controller.cluster import Cluster, register
 
@@ -334,6 +335,31 @@ def test_divergences_that_are_far_apart_do_not_add_up() -> None:
             c.caught_up(safe=False)
             c.caught_up(safe=True)
     assert "its operator is not deterministic" in str(c.core.error)
+
+
+def test_a_secondary_that_is_far_behind_is_reported_and_counts_as_safe_again_when_it_has_caught_up() -> None:
+    c = Cluster()
+    primary, secondary = c.replicas()
+
+    def beat(*behind: tuple[int, int, int, int, int]) -> list[str]:
+        c.report(primary.worker, Heartbeat(node=primary.worker, progress=1, stats={"behind": behind}))
+        return c.kinds()
+
+    def lag(steps: int) -> tuple[int, int, int, int, int]:
+        return 0, 0, secondary.worker, secondary.incarnation, steps
+
+    assert beat(lag(BEHIND_MAX // 4)) == []
+    assert beat(lag(BEHIND_MAX)) == ["behind"]
+    assert beat(lag(BEHIND_MAX // 4)) == [], "not yet"
+    assert not c.core.repairs.keeps_up(0, 0, secondary)
+    assert c.core.repairs.is_safe(0, 0, secondary), "it has the order: should the primary die, it takes over"
+    assert c.core.report()["behind"][0]["steps"] == BEHIND_MAX // 4
+    assert beat() == ["caught up"]
+    assert c.core.repairs.keeps_up(0, 0, secondary)
+    beat(lag(BEHIND_MAX))
+    c.lose(primary.worker)
+    assert c.core.error is None
+    assert c.core.repairs.keeps_up(0, 0, c.replicas()[0])
 
 
 # ---- the end
