@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
-PROGRAM = """
+PROGRAM = r"""
 import sys, time
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -62,6 +62,12 @@ except flux.FluxError as error:
 say(f"active: {query.isActive}, bar: {bar}")
 
 spark = session()
+say("the README's first example")
+flights = [("LAX", "AA", 10.0), ("LAX", "AA", -5.0), ("LAX", "DL", 20.0), ("ORD", "UA", 3.0), ("ORD", "UA", None)]
+flights_df = spark.createDataFrame(flights, "dest STRING, carrier STRING, arr_delay DOUBLE")
+exec(open(sys.argv[1]).read().partition("```python\n")[2].partition("```")[0])
+say(sorted(tuple(row) for row in result.collect()))
+
 say("a program that ends")
 query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2)
 while not (query.lastProgress and query.lastProgress["totalInputRows"]):
@@ -73,7 +79,8 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=200)
+    command = [sys.executable, str(path), str(ROOT / "README.md")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     failing, stopped, ending = (part for part in done.stderr.split("### ") if part.startswith(("an ", "spark", "a ")))
     assert "query failing: 1 task that read the input failed, the last with: ValueError: bad row 7" in failing
@@ -82,6 +89,7 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
     assert "### Spark's session was stopped while the query was running" in done.stderr
     assert "### active: False, bar: False" in done.stderr
     assert "[Stage" not in stopped, "Spark's progress bar would stay for as long as the query runs"
+    assert "### [('LAX', 'DL', 20.0), ('ORD', 'UA', 3.0)]\n" in done.stderr, "three slots are enough"
     assert "the program ends while query left is running: it is stopped" in ending
     assert "Python worker exited unexpectedly" not in ending
     assert "Traceback" not in ending
