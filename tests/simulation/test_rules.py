@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flux.errors import RefusedError
-from flux.messages import Ack, Data, Hello, Resume
+from flux.messages import Ack, Data, Hello, Mark, Resume
 from flux.producer import Producer
 from flux.receiver import Counters, Inbound
 from flux.stage_worker import StageWorker, ToConnection
@@ -18,8 +19,9 @@ from partitioning.table import ReplicaAt, Table
 from tests.simulation import broken_rules as rules
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Watched, chain
-from tests.simulation.run import Simulation
+from tests.simulation.flows import Dataflow, Shatter, Watched, chain
+from tests.simulation.operators import Habits
+from tests.simulation.run import Simulation, outcome
 from tests.simulation.test_claims import begun, replicas, run_for, whole_again
 from tests.simulation.test_directed_variants import batch
 
@@ -110,6 +112,22 @@ def a_replica_is_built_anew_where_one_had_acked() -> object:
     return [message.sequence for message in sent if isinstance(message, Data)]
 
 
+def a_source_is_read_again_and_then_a_replica_is_added() -> object:
+    """Five batches are received and two applied when it is read again; the copy is taken just then."""
+    producer = with_three_batches(OTHER)
+    marks = [Mark(at, 0) for at in range(5)]
+    producer.on_answer(11, Resume(*STREAM, 1, 0, [(0, 5)], 1, [], ROOM, marks), 0.0)
+    begins = producer.floor()
+    assert begins is not None
+    producer.begin_at(*begins)
+    producer.on_table(listed(5, OTHER, NEW), 0, 0.0)
+    try:
+        resumed(10, producer, 5, 2)
+    except RefusedError as refused:
+        return refused.code
+    return "served"
+
+
 def who_was_dropped_greets_first() -> list[object]:
     """Whom a consumer reads from, when a replica of its producer that was dropped greets before the one that is left."""
     plan = chain(Ledger(), (Watched,), 2).plan
@@ -164,13 +182,26 @@ def a_secondary_gives_other_output() -> list[str]:
     return [event.kind for event in sim.controller.repairs.history]
 
 
+def primaries_move_in_the_middle_of_steps() -> str | None:
+    """The law that is broken. Steps give more than the logs have room for, and somebody moves primaries without a break."""
+
+    def flow(ledger: Ledger) -> Dataflow:
+        tight = {"log_max_bytes": 300, "credit_max_bytes": 600, "batches": 60}
+        return replace(chain(ledger, (Shatter, Watched), 2, **tight), credit_floor=1)
+
+    faults = Faults(patient=True, calm_after_s=1.0)
+    return outcome(Simulation(1, faults, 2, 4, flow, habits=Habits(asks_per_s=100.0))).law
+
+
 #: What goes well, how it is when the rule is kept, and the variant without it.
 STORIES: dict[Callable[[], object], tuple[object, Callable[[Patch], None]]] = {
     an_answer_of_an_earlier_life_comes_late: ("the producer goes on", rules.takes_answers_of_an_older_table),
     a_producer_did_not_know_of_a_new_replica: ("stale", rules.serves_what_is_left_to_who_needs_more),
     a_replica_is_built_anew_where_one_had_acked: ([1, 2], rules.keeps_acks_of_an_earlier_life),
+    a_source_is_read_again_and_then_a_replica_is_added: ("served", rules.begins_where_all_is_received),
     who_was_dropped_greets_first: (["worker 12"], rules.reads_from_who_was_dropped),
     a_table_comes_later_than_greetings_that_follow_it: (True, rules.forgets_greetings_of_a_newer_table),
+    primaries_move_in_the_middle_of_steps: (None, rules.a_step_under_way_keeps_its_credit),
     a_secondary_gives_other_output: (["divergence", "repair"], rules.never_reports_a_divergence),
     a_newcomer_has_not_heard_of_any_table: ({"retain"}, rules.who_joins_need_not_confirm),
 }

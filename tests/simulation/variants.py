@@ -401,6 +401,7 @@ VARIANTS = [
     Variant(sends_orders_only_once, STUCK, (9, 14)),
     Variant(rules.forgets_what_a_copy_holds_back, COMMITTED, (9, 13), UNEVEN),
     Variant(rules.what_waits_keeps_its_credit, STUCK | {"logs and queues drain"}, (43, 136)),
+    Variant(rules.additions_outlive_their_primary, COMMITTED | ALIKE | STUCK, (37, 2), UNEVEN),
     Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED, (5,)),
     Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, (410, 332), REPAIRS),
     Variant(waits_for_rows_for_ever, STUCK, (17,), FAULTLESS),
