@@ -67,11 +67,15 @@ def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "spread", lambda self: Spread({}, []))
 
 
+#: The law that shows it, where there are several hosts.
+ON_ONE_HOST = "copies are on different hosts"
+
+
 @pytest.mark.timeout(600)
 def test_copies_on_one_host_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     copies_wherever_there_is_room(monkeypatch)
     sim = Kills(1, *BESIDES["none"], Shape(executors=4, slots=1, workers=4, hosts=2, partitions=4))
-    with pytest.raises(Violation, match="copies are on different hosts"):
+    with pytest.raises(Violation, match=ON_ONE_HOST):
         sim.kill_again_and_again(TIMES)
 
 

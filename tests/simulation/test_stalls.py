@@ -9,4 +9,4 @@ from tests.simulation.run import Simulation
 def test_it_is_measured_where_it_does_not_count() -> None:
     sim = Simulation(0, UNEVEN.faults, UNEVEN.copies, UNEVEN.slots)
     sim.run()
-    assert sim.stalls.worst[0] > 0.05
+    assert sim.stalls.worst[0] > 0.0
