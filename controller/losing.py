@@ -6,7 +6,7 @@ from controller.membership import Member
 from controller.moves import without_worker
 from controller.publishing import Tell
 from controller.sweeping import Sweeping
-from flux.control import NewTable
+from flux.control import InStep, NewTable
 from flux.errors import QueryFailed
 from flux.plan import Plan
 from flux.pulse import Kind, Pulse
@@ -35,13 +35,28 @@ class Losing(Sweeping):
         """The process of a worker is not stopped. Its loop, if it has not turned since the last pulse, is at something
         long and cannot send heartbeats. One that turns has to send them: the controller may be out of its reach."""
         member = self.members.workers.get(worker)
-        if member is not None:
+        if member is not None and self._exists(pulse.kind, pulse.what, pulse.partition):
             before, member.pulse, member.cut = member.pulse, pulse, False
             if pulse.busy and before is not None and before.turns == pulse.turns:
                 member.heard = now
             else:
                 member.turned = now
         return self._take()
+
+    def _on_in_step(self, member: Member, message: InStep, now: float) -> None:
+        """A sign of life like a pulse, also where there is no lifeline for pulses; the loop has not turned."""
+        if self._exists(Kind.STEP, message.stage, message.partition):
+            member.heard, member.in_step = now, message
+            turns = -1 if member.pulse is None else member.pulse.turns
+            member.pulse = Pulse(turns, Kind.STEP, message.stage, message.partition, message.step)
+
+    def _exists(self, kind: int, what: int, partition: int) -> bool:
+        """Whether a worker can be at this. What is heard may be forged, and a note may have been read half written."""
+        if kind == Kind.STEP:
+            return 0 <= what < len(self.plan.stages) and 0 <= partition < self.plan.stages[what].partitions
+        if kind == Kind.READ:
+            return 0 <= what < len(self.plan.sources) and 0 <= partition < (self.plan.sources[what].partitions or 0)
+        return kind in (Kind.WAITS, Kind.TURNS)
 
     def _give_up(self, member: Member, why: str, now: float) -> None:
         """A worker that may live: should it, its task ends well, and another slot is open in its place. Spark bears only
@@ -105,14 +120,13 @@ class Losing(Sweeping):
         if asleep > settings.heartbeat_timeout:
             # It was this process that stood still: what workers said meanwhile has not been read yet.
             for member in self.members.workers.values():
-                member.heard += asleep
-                member.turned += asleep
+                member.heard = min(now, member.heard + asleep)  # a few reports may have been read first
+                member.turned = min(now, member.turned + asleep)
         for member in list(self.members.workers.values()):
             if self.phase == "ended" or self.table is None:
                 return
             quiet = now - member.heard
-            beats = member.pulse is not None and quiet <= settings.heartbeat_timeout
-            if beats and now - member.turned > settings.step_timeout:
+            if quiet <= settings.heartbeat_timeout and now - member.turned > settings.step_timeout:
                 self._give_up(member, self._too_long(member, now - member.turned), now)
             elif quiet > settings.heartbeat_timeout:
                 _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])

@@ -91,7 +91,7 @@ class Controller(Operating):
                 self._count(member, message.stats, now)
                 self._tell(member, HeartbeatSeen())
             case InStep():
-                member.heard, member.in_step = now, message
+                self._on_in_step(member, message, now)
             case TableSeen():
                 member.epoch = max(member.epoch, message.epoch)
                 self._sweep(now)

@@ -112,3 +112,58 @@ def test_a_worker_whose_lifeline_was_reset_and_that_is_silent_is_lost_also_with_
     c.take(c.core.on_reset(0))
     go_on(c, 0.7, None)
     assert "no heartbeat for" in str(c.core.error)
+
+
+def test_what_was_read_before_the_silence_is_looked_for_is_not_put_off_into_the_future() -> None:
+    """A controller stood still for 20 s and read a heartbeat first: the worker could be silent for 20 s more."""
+    c = cluster()
+    c.tick(BEAT_S)
+    c.now += 20.0
+    c.report(0, Heartbeat(node=0, progress=1, stats={}))
+    c.tick(0.0)
+    member = c.core.members.workers[0]
+    assert (member.heard, member.turned) == (c.now, c.now)
+    go_on(c, 0.7, None)
+    assert 0 not in c.core.members.workers
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [Pulse(5, Kind.READ, 99, 0, 0), Pulse(5, Kind.READ, 0, 0, 0), Pulse(5, Kind.STEP, 99, 0, 0), Pulse(5, Kind.STEP, -1, 0, 0),
+     Pulse(5, Kind.STEP, 0, 99, 0), Pulse(5, 17, 0, 0, 0)],
+)  # fmt: skip
+def test_a_pulse_with_numbers_that_do_not_exist_is_no_sign_of_life_and_ends_nothing(forged: Pulse) -> None:
+    """It ended the query, by an IndexError where the loss is worded. The source here is one of Spark's: no worker reads it."""
+    c = cluster(step_timeout=2.0)
+    go_on(c, 3.0, forged)
+    assert 0 not in c.core.members.workers
+    assert c.core.phase == "running"
+    assert c.events("loss")[0].why.startswith("no heartbeat for")
+
+
+def test_a_step_without_end_is_given_up_also_without_a_lifeline() -> None:
+    """What the worker said of its step kept it for ever, and nobody else had a copy."""
+    c = cluster()
+    for victim in (1, 2):
+        c.lose(victim)
+    about = {"node": 0, "stage": 0, "partition": 0, "step": 17, "method": "process", "row": "{'k': 1}"}
+    for _ in range(49):
+        c.report(0, InStep(**about))
+        c.tick(BEAT_S)
+    assert 0 in c.core.members.workers, "a step may take so long"
+    for _ in range(3):
+        if 0 in c.core.members.workers:
+            c.report(0, InStep(**about))
+        c.tick(BEAT_S)
+    assert "stage Sums, partition 0, step 17: process() has run for 5.1 s" in str(c.core.error)
+    assert "first row of the step: {'k': 1}" in str(c.core.error)
+
+
+def test_a_step_that_does_not_exist_is_no_sign_of_life() -> None:
+    c = cluster()
+    for _ in range(7):
+        c.report(0, InStep(node=0, stage=99, partition=0, step=17, method="process", row=""))
+        go_on(c, BEAT_S, None)
+        if 0 not in c.core.members.workers:
+            break
+    assert c.events("loss")[0].why.startswith("no heartbeat for")
