@@ -87,7 +87,7 @@ class Lifelines:
                 self._accept()
             elif connection.fileno() >= 0 and (worker := self._read(connection)) is not None:
                 closed.append(worker)
-        return closed
+        return self._unnamed(closed)
 
     def pulses(self) -> list[tuple[int, Pulse]]:
         """Worker and pulse, as they have come since the last call."""
@@ -97,7 +97,12 @@ class Lifelines:
     def reset(self) -> list[int]:
         """Workers whose connection was reset since the last call: they may live."""
         reset, self._reset = self._reset, []
-        return reset
+        return self._unnamed(reset)
+
+    def _unnamed(self, workers: list[int]) -> list[int]:
+        """Those without a newer connection: the end of an older one says nothing."""
+        named = set(self._named.values()) if workers else set()
+        return [worker for worker in workers if worker not in named]
 
     def newly_refused(self) -> int:
         """Since the last call."""
@@ -170,7 +175,10 @@ class Lifelines:
             self._refuse(connection)
             return
         del self._greetings[connection]
-        (self._named[connection],) = _NAME.unpack(_veil(self._secret, about, covered))
+        (worker,) = _NAME.unpack(_veil(self._secret, about, covered))
+        for older in [other for other, name in self._named.items() if name == worker]:
+            self._forget(older)
+        self._named[connection] = worker
         self._hear_pulses(connection, greeting.said[_PROOF_BYTES:])  # the first may have come with the name
 
     def _refuse(self, connection: socket.socket) -> None:

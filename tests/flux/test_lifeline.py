@@ -137,3 +137,36 @@ def test_who_answers_in_place_of_the_controller_hears_no_name() -> None:
         end.close()
         assert connection.recv(1024) == b""
         connection.close()
+
+
+def test_the_end_of_an_older_connection_is_not_that_of_a_worker_that_has_opened_another(lifelines: Lifelines) -> None:
+    """Something between the hosts had reset the worker's end of the first; hours later the controller heard its end."""
+    older, newer = (Lifeline(lifelines.endpoint, SECRET, 7) for _ in range(2))
+    assert looked(lifelines, older) == []
+    assert looked(lifelines, newer) == []
+    assert list(lifelines._named.values()) == [7]
+    older.close()
+    assert looked(lifelines, newer) == []
+    assert lifelines.reset() == []
+    newer.close()
+    assert looked(lifelines) == [7]
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_end_that_is_read_together_with_the_newer_name_says_nothing(lifelines: Lifelines, reset: bool) -> None:
+    older = Lifeline(lifelines.endpoint, SECRET, 7)
+    assert looked(lifelines, older) == []
+    newer = Lifeline(lifelines.endpoint, SECRET, 7)
+    lifelines.poll()
+    time.sleep(0.02)
+    lifelines.poll()
+    time.sleep(0.02)
+    if reset:
+        older._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    older.close()
+    newer.hear()
+    time.sleep(0.02)
+    assert (lifelines.poll(), lifelines.reset()) == ([], [])
+    assert looked(lifelines, newer) == []
+    newer.close()
+    assert looked(lifelines) == [7]
