@@ -124,6 +124,7 @@ class Worker:
         )  # fmt: skip
         self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
         self.core.note = self._heart.note
+        self.core.note[KIND] = TURN  # orders that came with the welcome may open operators before the first turn
         self._open_lifeline(self.core, time.monotonic())
         if self._lifeline is not None:
             self._lifeline.hear_soon()
@@ -398,6 +399,7 @@ class Worker:
                         self.control.report(failure)
 
     def _close(self) -> None:
+        self._heart.note[KIND] = TURN  # closing is code of the user's too
         for key, reader in self._readers.items():
             if hasattr(reader, "close"):
                 closed(self._source_name(*key), reader.close)
