@@ -86,13 +86,15 @@ class _OutputNow:
 
 @dataclass(frozen=True)
 class Photograph:
-    """What ``encode`` makes bytes of. ``snapshot`` may be a view of the operator's state."""
+    """What ``encode`` makes bytes of. ``snapshot`` may be a view of the operator's state. ``classes``: as
+    ``Operator.snapshot_classes``."""
 
     where: str
     replica: dict[str, object]
     positions: tuple[Position, ...]
     outputs: tuple[_OutputNow, ...]
     snapshot: Any
+    classes: tuple[type, ...] | None
 
     def encode(self, room: np.ndarray | None = None) -> bytes | memoryview:
         """``room``: memory to use for it if that is enough."""
@@ -102,7 +104,7 @@ class Photograph:
         state = ReplicaState(self.replica, self.positions, outputs)
         pickled = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
         head = _LENGTH.pack(len(pickled)) + pickled
-        return encode_snapshot(self.snapshot, self.where, head, room)
+        return encode_snapshot(self.snapshot, self.where, head, room, self.classes)
 
 
 def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
@@ -113,6 +115,7 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
         tuple(_position(inbound, replica.partition) for inbound in inbounds),
         tuple(_output(outlet.producer) for outlet in replica.outlets),
         replica.snapshot(),
+        replica.operator.snapshot_classes,
     )
 
 

@@ -79,11 +79,16 @@ class Operator:
     #: anything else, so that a large state does not hold up other partitions of its worker.
     restores_in_background: bool = False
     #: Classes whose objects a snapshot may hold beside plain data (numbers, strings, collections, dates, decimals, numpy,
-    #: pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer.
+    #: pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer. They may be of a notebook.
     snapshot_classes: tuple[type, ...] | None = None
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        listed = cls.__dict__.get("snapshot_classes")
+        if listed is not None and not (isinstance(listed, tuple) and all(isinstance(kind, type) for kind in listed)):
+            raise UsageError(
+                f"{cls.__name__}.snapshot_classes must be a tuple of classes, as in (Sketch,), not {listed!r}"
+            )
         if "snapshot" in cls.__dict__ and "snapshot_classes" not in cls.__dict__:
             cls.snapshot_classes = None  # another snapshot than that of a built-in operator that it derives from
 

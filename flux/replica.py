@@ -30,7 +30,7 @@ from flux.plan import StagePlan
 from flux.producer import NEVER, Producer
 from flux.receiver import Slice
 from flux.settings import Settings
-from flux.snapshot import encode_snapshot
+from flux.snapshot import check_snapshot
 from flux.timers import Timers
 from flux.user_code import closed, user_traceback
 from partitioning.cluster import cluster_by_key, whole
@@ -111,7 +111,7 @@ class Replica:
         self._expected: dict[int, set[int]] = {}
         self.operator = self._guard("open", None, self._open)
         # A state that cannot travel cannot be repaired or moved: say so before there is any.
-        encode_snapshot(self.snapshot(), self.where)
+        check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
         self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
 
     @property

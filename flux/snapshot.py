@@ -11,12 +11,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 
 from flux.errors import SnapshotError
-from flux.unpickle import loads
+from flux.unpickle import dumps, loads
 from flux.user_code import user_traceback
 
 #: Arrow data begins at a multiple of this, as it likes to, and is read in place where words are aligned.
@@ -25,10 +24,13 @@ _LENGTH = struct.Struct("<Q")
 _NONE, _BYTES, _BATCH, _TABLE, _PICKLE = b"N", b"B", b"R", b"T", b"P"
 
 
-def encode_snapshot(state: Any, where: str, head: bytes = b"", room: np.ndarray | None = None) -> bytes | memoryview:
+def encode_snapshot(
+    state: Any, where: str, head: bytes = b"", room: np.ndarray | None = None, classes: Sequence[type] | None = ()
+) -> bytes | memoryview:
     """The bytes of ``head``, then those of the state. Arrow data and arrays are copied once, to where they will be sent
     from: that copy is for how long their partition stands still. ``room``: memory to copy them to if it is large enough.
-    ``where`` names stage and partition in the SnapshotError raised for what cannot be serialised."""
+    ``where`` names stage and partition in the SnapshotError raised for what cannot be serialised. ``classes``: as
+    ``Operator.snapshot_classes``."""
     if state is None:
         return head + _NONE
     if isinstance(state, bytes | bytearray | memoryview):
@@ -45,8 +47,10 @@ def encode_snapshot(state: Any, where: str, head: bytes = b"", room: np.ndarray 
         return buffer.data
     arrays: list[pickle.PickleBuffer] = []
     try:
-        pickled = cloudpickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=arrays.append)
+        pickled = dumps(state, classes, arrays.append)
         raw = [memoryview(array.raw()) for array in arrays]
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error}") from error
     except Exception as error:
         raise SnapshotError(
             f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({type(error).__name__}: {error}). "
@@ -119,6 +123,20 @@ def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[
         # What is restored may be changed in place.
         return loads(pickled, classes, [memoryview(bytearray(a)) if a.readonly else a for a in arrays])
     raise SnapshotError(f"not a snapshot: it starts with {kind!r}")
+
+
+def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> None:
+    """Whether it would come back at another worker, as far as can be seen here. SnapshotError: why not."""
+    data = encode_snapshot(state, where, classes=classes)
+    try:
+        decode_snapshot(data, classes=classes)
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error}") from error
+    except Exception as error:
+        raise SnapshotError(
+            f"{where}: the snapshot, a {type(state).__name__}, cannot be read again ({type(error).__name__}: {error})",
+            user_traceback(error),
+        ) from error
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

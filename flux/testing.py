@@ -112,7 +112,8 @@ class _Run:
 
     def restart(self) -> None:
         """The timers travel with the state, and replace what the fresh operator sets."""
-        state = encode_snapshot(self.operator.snapshot(), f"stage {self.stage.name}")
+        where, classes = f"stage {self.stage.name}", self.operator.snapshot_classes
+        state = encode_snapshot(self.operator.snapshot(), where, classes=classes)
         pending = dict(self.context.timers.pending)
         self.operator.close()
         self.operator = self.stage.make()

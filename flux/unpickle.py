@@ -1,16 +1,23 @@
-"""Reading pickles of plain data: values and arrays, and no code (DESIGN 8).
+"""Pickles of plain data: values and arrays, and no code (DESIGN 8).
 
 A pickle names the functions that make its objects, and reading one calls them. What is read here has come from a process
 that has proved the query's secret, in a copy that bears its code; that it can also do nothing but make values is the
 second line. Only the objects of an operator of the user's own may be of any class, because ordinary ones are.
+
+A class that an operator lists travels as its place in the list: the other end takes its own, and one of a notebook or a
+``__main__``, which cannot be imported there, needs no code in the pickle.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import FunctionType, SimpleNamespace
+from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
+
+import cloudpickle
 
 from flux.errors import SnapshotError
 
@@ -21,6 +28,7 @@ _ARROW = (
     "list_", "list_view", "map_", "py_buffer", "run_end_encoded", "scalar", "schema", "string_view", "struct", "time32",
     "time64", "timestamp", "type_for_alias",
 )  # fmt: skip
+_PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
 #: What may be named: it makes values, and does nothing else.
 PLAIN: dict[str, tuple[str, ...]] = {
     "builtins": ("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range",
@@ -30,7 +38,17 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
     "decimal": ("Decimal",),
     "fractions": ("Fraction",),
+    "ipaddress": ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network"),
+    "pandas._libs.missing": ("NA",),
+    "pandas._libs.tslibs.nattype": ("__nat_unpickle",),
+    "pandas._libs.tslibs.timedeltas": ("_timedelta_unpickle",),
+    "pandas._libs.tslibs.timestamps": ("_unpickle_timestamp",),
+    "pathlib": _PATHS,
+    "pathlib._local": _PATHS,
+    "pytz": ("_UTC", "_p"),
+    "types": ("SimpleNamespace",),
     "uuid": ("UUID",),
+    "zoneinfo": ("ZoneInfo",),
     "numpy": ("dtype", "ndarray"),
     "numpy._core.multiarray": _NUMPY,
     "numpy._core.numeric": _NUMPY,
@@ -53,6 +71,7 @@ class Plain(pickle.Unpickler):
 
     def __init__(self, data: bytes | memoryview, classes: Sequence[type] = (), buffers: Any = None) -> None:
         super().__init__(io.BytesIO(data), buffers=buffers)
+        self._listed = tuple(classes)
         self._classes = {(kind.__module__, kind.__qualname__): kind for kind in classes}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -60,9 +79,58 @@ class Plain(pickle.Unpickler):
             return self._classes[module, name]
         if name in PLAIN.get(module, ()):
             return super().find_class(module, name)
-        raise SnapshotError(
-            f"a copy of state holds a {module}.{name}, which is neither plain data nor one of the operator's snapshot_classes"
-        )
+        if (module, name) == (__name__, listed.__name__):
+            return self._at
+        raise _refusal(f"{module}.{name}")
+
+    def _at(self, place: int) -> type:
+        if 0 <= place < len(self._listed):
+            return self._listed[place]
+        raise SnapshotError(f"a copy of state names class {place} of snapshot_classes, which lists {len(self._listed)}")
+
+
+def listed(place: int) -> NoReturn:
+    """Stands in a pickle for the class at this place of ``snapshot_classes``. ``Plain`` knows what to put there."""
+    raise SnapshotError("a copy of state with snapshot_classes is read without")
+
+
+def _refusal(name: str) -> SnapshotError:
+    return SnapshotError(
+        f"a copy of state holds a {name}, which is neither plain data nor one of the operator's snapshot_classes. List its "
+        "class in snapshot_classes, make plain data of it in snapshot(), or set snapshot_classes = None: anything may travel"
+    )
+
+
+class Pickler(cloudpickle.Pickler):
+    """Of what ``loads`` reads with the same ``classes``, as far as classes and functions have to travel as code."""
+
+    def __init__(
+        self, file: io.BytesIO, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]
+    ) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
+        self._listed = None if classes is None else tuple(classes)
+        self._places = {id(kind): place for place, kind in enumerate(self._listed or ())}
+
+    def reducer_override(self, obj: Any) -> Any:
+        place = self._places.get(id(obj))
+        if place is not None:
+            return listed, (place,)
+        if type(obj) is ZoneInfo and obj.key is not None:
+            return ZoneInfo, (obj.key,)  # its own way asks for an attribute by its name
+        if obj is SimpleNamespace:
+            return obj.__qualname__  # cloudpickle looks it up as it does functions and code
+        reduced = super().reducer_override(obj)
+        if self._listed is not None and reduced is not NotImplemented and isinstance(obj, type | FunctionType):
+            raise _refusal(f"{obj.__module__}.{obj.__qualname__}")
+        return reduced
+
+
+def dumps(value: Any, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    """For ``loads`` with the same ``classes``. ``keep`` is called with the memory of large arrays, which travels beside.
+    SnapshotError: it holds code, or objects of a class that would have to travel as code."""
+    with io.BytesIO() as file:
+        Pickler(file, classes, keep).dump(value)
+        return file.getvalue()
 
 
 def loads(data: bytes | memoryview, classes: Sequence[type] | None, buffers: Any = None) -> Any:
