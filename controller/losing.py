@@ -126,7 +126,8 @@ class Losing(Sweeping):
             if self.phase == "ended" or self.table is None:
                 return
             quiet = now - member.heard
-            if quiet <= settings.heartbeat_timeout and now - member.turned > settings.step_timeout:
+            busy = member.heard > member.turned and quiet <= settings.heartbeat_timeout
+            if busy and now - member.turned > settings.step_timeout:
                 self._give_up(member, self._too_long(member, now - member.turned), now)
             elif quiet > settings.heartbeat_timeout:
                 _, orphans = without_worker(self.table, member.node, self.repairs.is_safe, [])

@@ -167,3 +167,12 @@ def test_a_step_that_does_not_exist_is_no_sign_of_life() -> None:
         if 0 not in c.core.members.workers:
             break
     assert c.events("loss")[0].why.startswith("no heartbeat for")
+
+
+def test_a_worker_of_which_nothing_is_heard_is_silent_and_not_in_a_step() -> None:
+    """``heartbeat.timeout`` may be longer than ``step.timeout``."""
+    c = cluster(heartbeat_timeout=20.0)
+    go_on(c, 15.0, None)
+    assert 0 in c.core.members.workers
+    go_on(c, 6.0, None)
+    assert c.events("loss")[0].why.startswith("no heartbeat for")
