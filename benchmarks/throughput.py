@@ -93,7 +93,7 @@ def _replicated(
     for round_ in range(ROUNDS):
         console.print(f"with and without replicas, ordered and unordered: round {round_ + 1} of {ROUNDS}")
         for name, copies, ordered in kinds:
-            given = options | {"replicas": copies, "ordered": ordered}
+            given = options | {"replicas": copies, "replicas_ordered": ordered}
             measured = measure(spark, shape, paths, rows, source, workers, partitions, console, **given)
             rates[name].append(measured["rows_per_s"])
         kinds = kinds[1:] + kinds[:1]

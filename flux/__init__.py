@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import flux.testing as testing
     from spark_integration.query import Query
 
-__version__ = "0.2.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "Aggregate",

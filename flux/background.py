@@ -15,7 +15,7 @@ from flux.transport import Bell
 class Failed:
     """Instead of the result of a job that raised."""
 
-    error: Exception
+    error: BaseException
 
 
 class Background:
@@ -51,5 +51,5 @@ def attempt(job: Callable[[], Any]) -> Any:
     """The result of the job, or Failed."""
     try:
         return job()
-    except Exception as error:
+    except BaseException as error:  # handed to whoever asks for the result
         return Failed(error)

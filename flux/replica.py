@@ -485,11 +485,9 @@ class Replica:
     def _guard(self, doing: str, slices: list[Slice] | None, call):  # type: ignore[no-untyped-def]
         try:
             return call()
-        except AssertionError as error:
-            raise self._blame(doing, slices, error) from error
-        except Exception as error:
-            if isinstance(error, UserCodeError):
-                raise
+        except UserCodeError:
+            raise
+        except BaseException as error:  # also sys.exit() in it: a worker that obeys looks like a lost one
             raise self._blame(doing, slices, error) from error
 
     def _blame(self, doing: str, slices: list[Slice] | None, error: BaseException) -> UserCodeError:
@@ -509,7 +507,7 @@ class Replica:
                 operator.open(replace(self.context, timers=Timers()))
                 for _ in operator.process(batch.slice(0, rows)) or ():
                     pass
-            except Exception as error:
+            except BaseException as error:
                 return isinstance(error, kind)
             return False
 

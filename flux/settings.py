@@ -1,7 +1,7 @@
 """Every setting in one typed table: key, default with unit, meaning (DESIGN 1).
 
-Read from ``spark.flux.*`` and overridable by keyword, with the dots of the key as underscores:
-``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
+Read from ``spark.flux.*`` and overridable by keyword, which follows from the key: dots become underscores, and capitals an
+underscore and a small letter. ``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``kind``: "bytes", "seconds", "int", "number", "bool", "labels" or "text"; bounds are inclusive."""
+    """One row of the table. ``name``: of the attribute of Settings. ``kind``: "bytes", "seconds", "int", "number", "bool", "labels" or "text"; bounds are inclusive."""
 
     name: str
     key: str
@@ -31,6 +31,11 @@ class Setting:
     meaning: str
     at_least: float | None = None
     at_most: float | None = None
+
+    @property
+    def keyword(self) -> str:
+        """The key with dots as underscores and capitals as an underscore and a small letter."""
+        return re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", self.key.replace(".", "_"))
 
 
 TABLE = (
@@ -120,16 +125,16 @@ class Settings:
         keys are an error. UsageError names the key, the value and what is accepted."""
         given = {key[len(PREFIX) :]: value for key, value in (conf or {}).items() if key.startswith(PREFIX)}
         by_key = {setting.key: setting for setting in TABLE}
-        by_name = {setting.name: setting for setting in TABLE}
+        keywords = {setting.keyword for setting in TABLE}
         for key in given:
             if key not in by_key:
                 raise UsageError(f"unknown setting {PREFIX}{key}; known are {', '.join(sorted(by_key))}")
         for name in overrides:
-            if name not in by_name:
-                raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(by_name))}")
+            if name not in keywords:
+                raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(keywords))}")
         values = {}
         for setting in TABLE:
-            raw = overrides.get(setting.name)
+            raw = overrides.get(setting.keyword)
             values[setting.name] = parse(setting, given.get(setting.key, setting.default) if raw is None else raw)
         return cls(**values)
 

@@ -51,7 +51,7 @@ def encode_snapshot(
         raw = [memoryview(array.raw()) for array in arrays]
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error}") from error
-    except Exception as error:
+    except BaseException as error:
         raise SnapshotError(
             f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({type(error).__name__}: {error}). "
             "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",

@@ -47,5 +47,5 @@ def closed(what: str, close: Callable[[], Any]) -> None:
     """Close something of the user's at the end of its life. What it raises is logged: nothing depends on it any more."""
     try:
         close()
-    except Exception as error:
+    except BaseException as error:
         log.warning("%s: close() raised %s: %s\n%s", what, type(error).__name__, error, user_traceback(error))

@@ -265,7 +265,7 @@ class Worker:
         where = (partition, core.source_start(source, partition)) if plan.seeks else (partition,)
         try:
             self._readers[source, partition] = iter(plan.read(*where))
-        except Exception as error:
+        except BaseException as error:  # the user's, also sys.exit()
             raise self._source_failed(source, partition, error) from error
 
     def _read_sources(self, core: StageWorker, idle: bool) -> bool:
@@ -304,7 +304,7 @@ class Worker:
                 self._read_turn.remove(key)
                 core.on_source(*key, None, now)
                 return True
-            except Exception as error:
+            except BaseException as error:  # the user's, also sys.exit()
                 raise self._source_failed(*key, error) from error
             if batch is None:
                 core.sources[key].pauses += 1
@@ -327,7 +327,7 @@ class Worker:
     def _source_name(self, source: int, partition: int) -> str:
         return f"source {self.plan.sources[source].name}, partition {partition}"
 
-    def _source_failed(self, source: int, partition: int, error: Exception) -> UserCodeError:
+    def _source_failed(self, source: int, partition: int, error: BaseException) -> UserCodeError:
         text = f"{self._source_name(source, partition)}: {type(error).__name__}: {error}"
         return UserCodeError(text, user_traceback(error))
 

@@ -72,6 +72,7 @@ EXIT_S = 10.0
 
 _active: dict[str, Query] = {}
 _active_lock = threading.Lock()
+_told: set[str] = set()  # applications that know what copies on one executor are good for
 
 
 def active_queries() -> list[Query]:
@@ -456,10 +457,19 @@ def start_query(
     check_shipping(plan)
     check_copies(plan, need.workers, executors_at_most(spark))
     query = Query(spark, plan, need, sources, name)
-    if shared and (told := told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))):
-        log.warning("query %s: %s", name or query.id, told)
+    if shared:
+        _tell_of_copies(spark, plan)
     query._start()
     return query
+
+
+def _tell_of_copies(spark: SparkSession, plan: Plan) -> None:
+    """Once per application: it holds for every query of it."""
+    application = str(spark.sparkContext.applicationId)
+    told = told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))
+    if told and application not in _told:
+        _told.add(application)
+        log.warning("%s", told)
 
 
 def _copies(flows: list[Flow]) -> int:
@@ -482,10 +492,11 @@ def _session(sources: list[Source]) -> SparkSession:
     for source in sources:
         if source.dataframe is not None:
             return source.dataframe.sparkSession
-    active = SparkSession.getActiveSession()
-    if active is None:
-        raise UsageError("there is no active SparkSession: make one with SparkSession.builder, or give spark=...")
-    return active
+    # A session is active in the thread that made it; the default one is that of the whole program.
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if session is None or session_stopped(session):
+        raise UsageError("there is no SparkSession: make one with SparkSession.builder, or give spark=...")
+    return session
 
 
 def _encrypted(spark: SparkSession, settings: Settings) -> bool:

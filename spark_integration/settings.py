@@ -26,7 +26,7 @@ def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
 
 def says_where_copies_go(spark: SparkSession, options: dict[str, Any]) -> bool:
     """Whether somebody has decided if replicas may share an executor."""
-    return "same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
+    return "replicas_allow_same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
 
 
 def _given(spark: SparkSession) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.serializers import CloudPickleSerializer
+from pyspark import cloudpickle
 
 from flux.errors import UsageError
 from flux.plan import Plan
@@ -35,7 +35,7 @@ def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 def _fault(shipped: Any) -> Exception | None:
     try:
-        CloudPickleSerializer().dumps(shipped)
+        cloudpickle.dumps(shipped)  # as Spark does, but Spark's serializer prints a traceback first
     except Exception as error:
         return error
     return None

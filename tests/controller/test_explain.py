@@ -61,7 +61,7 @@ def test_every_source_and_stage_has_its_key_partitions_and_replicas() -> None:
 
 def test_settings_show_in_the_policies() -> None:
     flow = Sink(Delays(Source("flights", schema=FLIGHTS)))
-    text = explained(flow, 3, balance_enabled=False, same_executor=True, log_max_bytes="1m")
+    text = explained(flow, 3, balance_enabled=False, replicas_allow_same_executor=True, log_max_bytes="1m")
     for line in (
         "    gives nothing: a sink",
         "    workers: 3",

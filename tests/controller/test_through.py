@@ -133,7 +133,7 @@ def test_all_that_was_there_has_reached_the_sink_whatever_still_comes(replicas: 
         return batch
 
     flow = rows.stage(slowly(slowly(flux.source(feed.read, SCHEMA, partitions=1))))
-    with ThreadQuery(flow, operate=False, same_executor=True, heartbeat_interval="10ms") as query:
+    with ThreadQuery(flow, operate=False, replicas_allow_same_executor=True, heartbeat_interval="10ms") as query:
         query.started()
         stop = threading.Event()
         for number in range(3):

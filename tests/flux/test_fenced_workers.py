@@ -17,7 +17,7 @@ class Count(flux.Aggregate):
 
 def test_the_task_of_a_worker_that_was_given_up_ends_well_and_a_slot_is_open_in_its_place() -> None:
     """Each used to be a failed task for Spark, which ends the job after a few."""
-    with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA))), workers=3, same_executor=True) as query:
+    with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA))), workers=3, replicas_allow_same_executor=True) as query:
         query.started()
         core = query.server.core
         worker = next(node for node in core.members.workers if not held_alone(query, node))

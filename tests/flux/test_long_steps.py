@@ -49,7 +49,8 @@ class Processes:
     """A query whose workers are processes of their own."""
 
     def __init__(self, flow: Any, workers: int = 2, **options: Any) -> None:
-        options = {"same_executor": True, "operate": False, "balance_enabled": False, "step_max_rows": 1, **options}
+        fixed = {"replicas_allow_same_executor": True, "operate": False, "balance_enabled": False, "step_max_rows": 1}
+        options = {**fixed, **options}
         self.plan = compile_plan([flow], Settings.of(None, **options), lambda schema: schema, "q", SECRET)
         self.server = Server(self.plan, workers, "127.0.0.1", None, "q", None)
         rendezvous = self.server.start()

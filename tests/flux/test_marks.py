@@ -68,7 +68,7 @@ class Workers:
         source = flux.source(lambda partition, start: iter(()), SCHEMA, 1, "numbers")
         flow = flux.stage(partitions=1, replicas=2)(Sink)(source)
         settings = Settings.of(
-            step_max_rows=1, ordered=False, log_max_bytes="1g", source_log_bytes="1g", credit_max_bytes="4g"
+            step_max_rows=1, replicas_ordered=False, log_max_bytes="1g", source_log_bytes="1g", credit_max_bytes="4g"
         )
         plan = compile_plan([flow], settings, lambda schema: schema, "q", b"s")
         self.now = 0.0

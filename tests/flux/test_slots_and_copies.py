@@ -89,7 +89,7 @@ def test_there_are_as_many_workers_as_copies_if_there_is_room() -> None:
 def test_copies_without_a_place_are_refused_before_anything_starts() -> None:
     check_copies(plan(2), workers=3, executors=3)
     check_copies(plan(2), workers=2, executors=None)
-    check_copies(plan(3, same_executor=True), workers=3, executors=1)
+    check_copies(plan(3, replicas_allow_same_executor=True), workers=3, executors=1)
     for replicas, workers, executors, options, message in (
         (
             2,
@@ -98,7 +98,7 @@ def test_copies_without_a_place_are_refused_before_anything_starts() -> None:
             {},
             r"stage Delays wants replicas=2, .* the query has 1 worker: set spark\.flux\.workers to 2 or more",
         ),
-        (3, 2, 1, {"same_executor": True}, r"stage Delays wants replicas=3, .* the query has 2 workers"),
+        (3, 2, 1, {"replicas_allow_same_executor": True}, r"stage Delays wants replicas=3, .* the query has 2 workers"),
         (2, 3, 1, {}, r"stage Delays wants replicas=2 on different executors, and there are not more than 1"),
     ):
         with pytest.raises(flux.UsageError, match=message):

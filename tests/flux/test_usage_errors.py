@@ -281,7 +281,7 @@ def test_the_name_of_an_executor_tells_sparks_own_id() -> None:
 def test_a_setting_that_cannot_be_read_names_key_value_and_an_example(setting: Any, raw: Any) -> None:
     named = rf"spark\.flux\.{re.escape(setting.key)}: cannot read {re.escape(repr(raw))} .*example '{setting.default}'"
     with pytest.raises(flux.UsageError, match=named):
-        Settings.of(None, **{setting.name: raw})
+        Settings.of(None, **{setting.keyword: raw})
     if isinstance(raw, str):
         with pytest.raises(flux.UsageError, match=named):
             Settings.of({f"spark.flux.{setting.key}": raw})
@@ -311,6 +311,27 @@ def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     rows = [line for line in readme.splitlines() if line.startswith("| `spark.flux.")]
     assert rows == [f"| `spark.flux.{s.key}` | {s.default} | {s.meaning} |" for s in TABLE]
+
+
+def test_every_keyword_follows_from_its_key() -> None:
+    """As a reader of the README makes it: dots and changes of case become underscores."""
+    for s in TABLE:
+        words = [word for part in s.key.split(".") for word in re.findall("[A-Z]?[a-z]+", part)]
+        keyword = "_".join(words).lower()
+        assert s.keyword == keyword
+        value = getattr(Settings.of(), s.name)
+        assert Settings.of(None, **{keyword: s.default}) == Settings.of(), (keyword, value)
+    assert Settings.of(None, repair_at_once=3).repairs_at_once == 3
+    assert Settings.of(None, replicas_allow_same_executor=True).same_executor
+    with pytest.raises(flux.UsageError, match=r"unknown option 'repairs_at_once'; known are .* repair_at_once"):
+        Settings.of(None, repairs_at_once=3)
+
+
+def test_the_version_is_that_of_the_newest_changes() -> None:
+    changes = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+)$", changes, re.MULTILINE)
+    assert newest is not None
+    assert flux.__version__ == newest[1]
 
 
 def test_units_mean_what_they_say() -> None:

@@ -69,6 +69,51 @@ def test_every_method_is_shown(method: str) -> None:
     assert ", in broken" in str(error)
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("method", ["open", "process", "finish", "snapshot", "on_timer"])
+def test_code_that_ends_the_program_is_the_users_error_and_no_lost_worker(method: str, error: BaseException) -> None:
+    def ends(self: Any, *_: Any) -> None:
+        raise error
+
+    def opened(self: Any, context: flux.Context) -> None:
+        flux.Operator.open(self, context)
+        context.set_timer(0.0)
+
+    methods = {method: ends} if method != "on_timer" else {"open": opened, "on_timer": ends}
+    found = failed(mine(**methods), 1)
+    assert isinstance(found, UserCodeError)
+    assert f"stage Mine, partition 0: {method}() raised {type(error).__name__}" in found.summary
+    assert ", in ends" in str(found)
+
+
+class Leaves:
+    def __reduce__(self) -> Any:
+        raise SystemExit("no way out")
+
+
+def test_a_snapshot_that_ends_the_program_while_it_is_pickled_is_the_users_error() -> None:
+    found = failed(mine(snapshot=lambda self: Leaves()), 1)
+    assert isinstance(found, UserCodeError)
+    assert "cannot be serialised (SystemExit: no way out)" in found.summary
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_source_that_ends_the_program_is_the_users_error_and_no_lost_worker(at_once: bool) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"v": [1]})
+        raise SystemExit(3)
+
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        if at_once:
+            raise SystemExit(3)
+        return rows()
+
+    with ThreadQuery(Rows().stage(flux.source(read, SCHEMA, 1, "log")), workers=1) as query:
+        found = query.error()
+    assert isinstance(found, UserCodeError)
+    assert found.summary == "source log, partition 0: SystemExit: 3"
+
+
 def test_a_generator_is_shown_where_it_stood() -> None:
     def process(self: Any, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield rows

@@ -33,7 +33,7 @@ def test_a_wall_clock_that_is_set_back_stops_neither_rows_nor_reports(monkeypatc
             yield pa.RecordBatch.from_arrays([pa.array([number % 5]), pa.array([1])], schema=SCHEMA)
 
     rows = Rows()
-    options = {"same_executor": True, "progress_interval": "50ms"}
+    options = {"replicas_allow_same_executor": True, "progress_interval": "50ms"}
     with ThreadQuery(rows.stage(Total(dataframe(SCHEMA))), workers=2, **options) as query:
         query.started()
         began = time.monotonic()

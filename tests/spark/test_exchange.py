@@ -438,7 +438,7 @@ def test_wide_strings_and_batches_that_must_be_split_arrive_whole(spark: Any) ->
     def same(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
 
-    options = {"batch_max_bytes": "100k", "log_max_bytes": "1m", "credit_max_bytes": "1m", "egress_memory": "1k"}
+    options = {"batch_max_bytes": "100k", "log_max_bytes": "1m", "credit_max_bytes": "1m", "egress_memory_bytes": "1k"}
     digest = ["k", "length(text) as l", "md5(text) as m"]
     assert_same(same(df).toDF(**options).selectExpr(*digest), df.selectExpr(*digest))
 

@@ -211,7 +211,7 @@ def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(spa
         stopped.toDF()
     assert time.monotonic() - began < 5
     for options, problem in (
-        ({"same_executor": "false"}, "stage Counts wants replicas=2 on different executors"),
+        ({"replicas_allow_same_executor": "false"}, "stage Counts wants replicas=2 on different executors"),
         ({"workers": 1}, "stage Counts wants replicas=2, each copy in a worker of its own"),
     ):
         with pytest.raises(flux.UsageError, match=problem):

@@ -63,7 +63,7 @@ def test_settings_reach_the_policy() -> None:
         balance_max_moves=4,
         balance_max_bytes_per_second="2m",
         balance_round="500ms",
-        same_executor="true",
+        replicas_allow_same_executor="true",
     )
     assert PolicySettings.of(given) == PolicySettings(0.3, 7.0, 4, 2 << 20, True, smooth_s=1.0)
 
