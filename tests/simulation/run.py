@@ -35,7 +35,7 @@ from tests.simulation.world import World
 
 #: A run without any progress for so long after the last fault is stuck. The longest wait for something lost is a few
 #: seconds; a large state in tiny parts takes twenty.
-LIMIT_S = 40.0
+LIMIT_S = 30.0
 #: A run with so many events and no progress goes round in circles; ordinary ones have some thousands in all.
 EVENTS_MAX = 400_000
 #: How often the run is asked for its progress.
