@@ -40,7 +40,7 @@ _PROOF_BYTES = _NAME.size + MAC_BYTES
 STRANGERS_MAX = 128
 #: How long a worker may take to name itself; one in a long step does not get to it, and nobody misses its lifeline so soon.
 STRANGER_S = 120.0
-#: How long a worker tries to connect, and waits for its turn to name itself; it does nothing else meanwhile.
+#: How long a worker tries to connect at most, and waits for its turn to name itself; it does nothing else meanwhile.
 CONNECT_S = 2.0
 #: Taken at one look.
 ACCEPTS_MAX = 64
@@ -195,16 +195,19 @@ class Lifelines:
 
 class Lifeline:
     """The worker's end, open as long as the worker lives. ``raw`` is to be polled; what is heard there goes to ``hear``.
-    ``heart`` beats over it as soon as the worker has named itself."""
+    ``heart`` beats over it as soon as the worker has named itself. ``connect_s``: how long to wait for a connection; an
+    OSError says that there is none."""
 
-    def __init__(self, endpoint: str, secret: bytes, worker: int, heart: Heart | None = None) -> None:
+    def __init__(
+        self, endpoint: str, secret: bytes, worker: int, heart: Heart | None = None, connect_s: float = CONNECT_S
+    ) -> None:
         self._endpoint = endpoint
         self._secret = secret
         self._worker = worker
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._said = b""
         self._heart = heart
-        self._connection = socket.create_connection(host_and_port(endpoint), timeout=CONNECT_S)
+        self._connection = socket.create_connection(host_and_port(endpoint), timeout=connect_s)
         self._connection.setblocking(False)
         self._connection.sendall(self._nonce)
         self.raw = self._connection.fileno()

@@ -33,7 +33,7 @@ from flux.control import (
     Welcome,
 )
 from flux.errors import Fenced, ProtocolError, UserCodeError
-from flux.lifeline import Lifeline
+from flux.lifeline import CONNECT_S, Lifeline
 from flux.messages import Data, Install
 from flux.plain import plain_batch
 from flux.plan import Plan
@@ -67,8 +67,11 @@ WORK_S = 0.002
 FAREWELL_S = 10.0
 #: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
 LOAD_EVERY_S = 1.0
-#: How soon a lifeline is opened after the one before it.
-LIFELINE_EVERY_S = 1.0
+#: How soon a lifeline is opened after the one before it; twice as late after each attempt that fails, up to the longest.
+LIFELINE_EVERY_S, LIFELINE_EVERY_MAX_S = 1.0, 30.0
+#: How long the worker stands still for an attempt to open a lifeline, as a share of how long it may be silent: when it
+#: joins, with nothing else to do yet, and later.
+JOINING_SHARE, LATER_SHARE = 0.5, 0.2
 #: How soon a source that had nothing is asked again.
 IDLE_SOURCE_S = 0.001
 
@@ -93,6 +96,7 @@ class Worker:
         self._lifeline: Lifeline | None = None
         self._heart = Heart(plan.settings.heartbeat_interval)
         self._lifeline_at = 0.0
+        self._lifeline_every_s = LIFELINE_EVERY_S
         self._watch: StepWatch | None = None
         self._turns = 0
         self._beat_at = 0.0
@@ -125,22 +129,25 @@ class Worker:
         self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
         self.core.note = self._heart.note
         self.core.note[KIND] = TURN  # orders that came with the welcome may open operators before the first turn
-        self._open_lifeline(self.core, time.monotonic())
+        self._open_lifeline(self.core, time.monotonic(), JOINING_SHARE)
         if self._lifeline is not None:
             self._lifeline.hear_soon()
         self._watch = StepWatch(self.core, self.control.report, self.plan.settings.step_timeout)
         self._watch.start()
         self._loop(self.core, early)
 
-    def _open_lifeline(self, core: StageWorker, now: float) -> None:
+    def _open_lifeline(self, core: StageWorker, now: float, share: float = LATER_SHARE) -> None:
         """Also anew, where it has broken and both live: by something between the hosts."""
         if self._lifeline is None and self.rendezvous.lifeline and now >= self._lifeline_at:
-            self._lifeline_at = now + LIFELINE_EVERY_S
+            self._lifeline_at = now + self._lifeline_every_s
             where, secret = self.rendezvous.lifeline, self.rendezvous.secret
+            connect_s = min(CONNECT_S, share * self.plan.settings.heartbeat_timeout)
             try:
-                self._lifeline = Lifeline(where, secret, core.worker, self._heart)
+                self._lifeline = Lifeline(where, secret, core.worker, self._heart, connect_s)
+                self._lifeline_every_s, self._lifeline_at = LIFELINE_EVERY_S, now + LIFELINE_EVERY_S
                 self.sockets.add(self._lifeline)
             except OSError as error:
+                self._lifeline_every_s = min(2 * self._lifeline_every_s, LIFELINE_EVERY_MAX_S)
                 log.warning("worker %s has no lifeline to the controller: %s", core.worker, error)
 
     def _close_lifeline(self) -> None:
