@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,25 +89,26 @@ class Sockets:
         """Bind to a free port of ``host``'s address. ``waiting_max``: messages that may wait in each direction of a
         connection, further answers to one that does not listen are dropped; 0: no limit, credit has to see to it.
         ``sealed``: see ``handshake``. ``secret``: another than that of the query, for people, who have keys of their own."""
-        raw = self._socket(zmq.ROUTER)
-        if message_max_bytes is not None:
-            raw.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
-        raw.sndhwm = raw.rcvhwm = waiting_max
-        raw.setsockopt(zmq.HANDSHAKE_IVL, OPENING_MS)
-        domain = f"port {next(self._numbers)}".encode()
-        raw.zap_domain = domain
-        if self._keys is not None:
-            raw.curve_server = True
-            raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
-        else:
-            raw.plain_server = True
         family = socket.getaddrinfo(host, None)[0]
-        if family[0] == socket.AF_INET6:
-            raw.ipv6 = True
         if self._doorman is None:
             self._doorman = Doorman(self._context)
-        monitor = self._monitor(raw, EVENTS)
-        number = raw.bind_to_random_port(f"tcp://{_bracketed(family[4][0])}")
+        with ExitStack() as undo:
+            raw = self._socket(zmq.ROUTER, undo)
+            if message_max_bytes is not None:
+                raw.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
+            raw.sndhwm = raw.rcvhwm = waiting_max
+            raw.setsockopt(zmq.HANDSHAKE_IVL, OPENING_MS)
+            domain = f"port {next(self._numbers)}".encode()
+            raw.zap_domain = domain
+            if self._keys is not None:
+                raw.curve_server = True
+                raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
+            else:
+                raw.plain_server = True
+            raw.ipv6 = family[0] == socket.AF_INET6
+            monitor = self._monitor(raw, EVENTS, undo)
+            number = raw.bind_to_random_port(f"tcp://{_bracketed(family[4][0])}")
+            undo.pop_all()
         endpoint = f"tcp://{_bracketed(host)}:{number}"
         member = self._keys.public if self._keys is not None and secret is None else b""
         proved = self._secret if secret is None else secret
@@ -124,23 +126,28 @@ class Sockets:
 
     def dial(self, link: Link) -> None:
         """A new connection for it."""
-        raw = self._socket(zmq.DEALER)
         caller = Caller(self._secret, link.endpoint)
-        if self._keys is not None:
-            raw.curve_serverkey = self._keys.server or self._keys.public
-            raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
-        else:
-            raw.plain_username, raw.plain_password = b"flux", caller.ticket.hex().encode()
-        raw.setsockopt(zmq.RECONNECT_IVL, NOT_BY_ITSELF_MS)
-        monitor = self._monitor(raw, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        with ExitStack() as undo:
+            raw = self._socket(zmq.DEALER, undo)
+            if self._keys is not None:
+                raw.curve_serverkey = self._keys.server or self._keys.public
+                raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
+            else:
+                raw.plain_username, raw.plain_password = b"flux", caller.ticket.hex().encode()
+            raw.setsockopt(zmq.RECONNECT_IVL, NOT_BY_ITSELF_MS)
+            events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            monitor = self._monitor(raw, events, undo)
+            raw.connect(link.endpoint)
+            undo.pop_all()
         self._poller.register(monitor, zmq.POLLIN)
         self._monitors[monitor] = link
-        raw.connect(link.endpoint)
         link.connected(raw, monitor, caller)
         self.add(link)
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, undo: ExitStack) -> zmq.Socket[bytes]:
+        """``undo`` closes it where it cannot be bound or connected: the context does not end before all are closed."""
         raw: zmq.Socket[bytes] = self._context.socket(kind)
+        undo.callback(raw.close, 0)
         raw.linger = LINGER_MS
         # Credit bounds what is under way; a high-water mark would only turn a full pipe into a lost message.
         raw.sndhwm = raw.rcvhwm = 0
@@ -149,11 +156,12 @@ class Sockets:
         raw.setsockopt(zmq.HEARTBEAT_TIMEOUT, PROBE_S * 5000)
         return raw
 
-    def _monitor(self, raw: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    def _monitor(self, raw: zmq.Socket[bytes], events: int, undo: ExitStack) -> zmq.Socket[bytes]:
         """Tells what becomes of the connections of a socket."""
         address = f"inproc://monitor {next(self._numbers)}"
         raw.monitor(address, events)
         monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        undo.callback(monitor.close, 0)
         monitor.linger = 0
         monitor.connect(address)
         return monitor

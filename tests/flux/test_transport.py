@@ -1,0 +1,68 @@
+"""What cannot be bound or connected leaves nothing open behind: the thread that tried can end."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+
+from flux.transport import Keys, Sockets
+
+SECRET = b"of this query"
+#: For documentation (RFC 5737): no machine has it.
+NOBODYS = "203.0.113.7"
+
+
+@pytest.mark.parametrize("keys", [None, Keys.make()], ids=["plain", "curve"])
+@pytest.mark.parametrize(
+    ("attempt", "reason"),
+    [
+        (lambda sockets: sockets.port(NOBODYS), "assign requested address"),
+        (lambda sockets: sockets.port("no such host"), "not known|No address|Temporary failure"),
+        (lambda sockets: sockets.link("tcp://127.0.0.1:no"), "Invalid argument"),
+    ],
+    ids=["address", "name", "endpoint"],
+)
+def test_sockets_can_be_closed_after_one_could_not_be_opened(
+    attempt: Callable[[Sockets], Any], reason: str, keys: Keys | None
+) -> None:
+    said: list[str] = []
+
+    def tries() -> None:
+        sockets = Sockets(keys, SECRET)
+        try:
+            attempt(sockets)
+        except (zmq.ZMQError, OSError) as error:
+            said.append(str(error))
+            kept.append(error)  # with its frames, so that nothing is closed by being forgotten
+        sockets.close()
+
+    kept: list[Exception] = []
+    thread = threading.Thread(target=tries, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert re.search(reason, *said)
+
+
+def test_other_ports_and_links_work_after_one_could_not_be_opened() -> None:
+    sockets = Sockets(None, SECRET)
+    with pytest.raises(zmq.ZMQError):
+        sockets.port(NOBODYS)
+    port = sockets.port("127.0.0.1")
+    with pytest.raises(zmq.ZMQError):
+        sockets.link("tcp://127.0.0.1:no")
+    link = sockets.link(port.endpoint)
+    link.send([b"hello"])
+    heard: list[bytes] = []
+    for _ in range(500):
+        for ready in sockets.wait(0.02):
+            heard += [bytes(frames[0]) for _, frames in ready.receive()] if ready is port else list(ready.receive())
+        if heard:
+            break
+    sockets.close()
+    assert heard == [b"hello"]
