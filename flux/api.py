@@ -16,7 +16,8 @@ from typing import Any, overload
 import pyarrow as pa
 
 import flux
-from flux.errors import UsageError
+from flux.ddl import parse_ddl
+from flux.errors import SchemaError, UsageError
 from flux.operator import Batches, Operator
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
@@ -200,9 +201,13 @@ def stage(
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
         made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name)
+        declared = getattr(decorated, "schema", None) if schema is None else schema
+        _check_columns(f"stage {made.name}", declared)
         if partitions is not None:
             _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
-        _check_range(made.name, "replicas", replicas, REPLICAS_MAX, "it counts all copies: 1 is none to spare")
+        _check_range(
+            made.name, "replicas", replicas, REPLICAS_MAX, "it counts all copies: with 1 there is no copy to take over"
+        )
         return made
 
     return decorate if target is None else decorate(target)
@@ -232,6 +237,48 @@ def _check_decorated(decorated: Any) -> None:
             f"flux.stage decorates a class or a function, got {type(decorated).__name__}. key, schema and the like are "
             "given by name: @flux.stage(key='user')"
         )
+    if inspect.isclass(decorated):
+        if issubclass(decorated, Operator) and decorated.process is Operator.process:
+            raise UsageError(f"class {decorated.__name__} must define process(self, batch)")
+    elif (signature := _signature(decorated)) is not None and not _takes(signature, 1):
+        raise UsageError(
+            f"a function must take exactly one argument, the batch, to be a stage; got {_named(decorated)}{signature}"
+        )
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    """None: it does not say, as some that are written in C."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _takes(signature: inspect.Signature, arguments: int) -> bool:
+    """Whether a function can be called with so many."""
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_columns(what: str, declared: Any) -> None:
+    """No name twice, where that can be told without a session."""
+    if isinstance(declared, str):
+        try:
+            declared = parse_ddl(declared)
+        except SchemaError:
+            return  # Spark may read it, and is asked when there is one
+    given: Any = getattr(declared, "names", ())
+    names = given if isinstance(given, list) else []
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(f"{what}: its schema has column {name!r} twice; give each column a name of its own")
 
 
 def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
@@ -279,12 +326,17 @@ def source(
         raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
     if not isinstance(partitions, int) or not 1 <= partitions <= 4096:
         raise UsageError(f"flux.source: partitions must be 1 to 4096, got {partitions!r}")
-    try:
-        required = [p for p in inspect.signature(read).parameters.values() if p.default is p.empty]
-    except (TypeError, ValueError):
-        required = []
+    signature, seeks = _signature(read), False
+    if signature is not None:
+        seeks = len([p for p in signature.parameters.values() if p.default is p.empty]) == 2
+        if not _takes(signature, 2 if seeks else 1):
+            raise UsageError(
+                "flux.source: read must take the partition number, read(partition), or that and the batch to begin with, "
+                f"read(partition, start); got {_named(read)}{signature}"
+            )
     named = str(name or getattr(read, "__name__", "source"))
-    return Source(named, read=read, partitions=partitions, schema=schema, seeks=len(required) == 2)
+    _check_columns(f"source {named}", schema)
+    return Source(named, read=read, partitions=partitions, schema=schema, seeks=seeks)
 
 
 class Flow:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import pyarrow as pa
@@ -35,16 +36,17 @@ def apply(
 
     Checked as a query checks it: key columns, column types, the declared schema (also in DDL, with UTC as time zone)."""
     stage = _stage(stage)
-    inputs = [[given] if isinstance(given, pa.RecordBatch) else list(given) for given in batches]
+    inputs = [_batches(given) for given in batches]
     if batches and all(isinstance(given, pa.RecordBatch) for given in batches):
         inputs = [[batch for given in inputs for batch in given]]
-    _check_batches(inputs)
+    if not inputs or not all(inputs):
+        raise UsageError("give at least one batch for every input of the stage")
     ordered = [(number, batch) for number, given in enumerate(inputs) for batch in given]
-    if restart_after is not None and not 0 <= restart_after <= len(ordered):
+    if restart_after is not None and not (_is(restart_after, int) and 0 <= restart_after <= len(ordered)):
         raise UsageError(
             f"restart_after must be a number of batches from 0 to {len(ordered)}, as many as are given; got {restart_after!r}"
         )
-    moments = [0.0] * (len(ordered) + 1) if times is None else list(times)
+    moments = [0.0] * (len(ordered) + 1) if times is None else _moments(times)
     if len(moments) != len(ordered) + 1 or sorted(moments) != moments:
         raise UsageError(
             f"times: expected those of {len(ordered)} batches and of the end, {len(ordered) + 1} in all and ascending; "
@@ -70,15 +72,31 @@ def _stage(given: Any) -> Stage:
     return given
 
 
-def _check_batches(inputs: list[list[Any]]) -> None:
-    if not inputs or not all(inputs):
-        raise UsageError("give at least one batch for every input of the stage")
-    for batch in (batch for given in inputs for batch in given):
+def _batches(given: Any) -> list[pa.RecordBatch]:
+    """Those of one argument; UsageError names the type of what is no batch."""
+    listed = given if isinstance(given, list | tuple | Iterator) else [given]
+    batches = list(listed)
+    for batch in batches:
         if not isinstance(batch, pa.RecordBatch):
+            kind = type(batch)
+            package = kind.__module__.partition(".")[0]
             raise UsageError(
-                f"expected pyarrow.RecordBatches, got {type(batch).__name__}: pa.RecordBatch.from_pylist(rows) and "
-                "table.to_batches() make some"
+                f"expected pyarrow.RecordBatches, got {'' if package == 'builtins' else f'{package}.'}{kind.__name__}: "
+                "pa.RecordBatch.from_pylist(rows), pa.RecordBatch.from_pandas(df, preserve_index=False) and table.to_batches() "
+                "make some"
             )
+    return batches
+
+
+def _moments(times: Any) -> list[float]:
+    moments = list(times) if isinstance(times, Iterable) and not isinstance(times, str | bytes) else []
+    if not moments or not all(_is(moment, Real) for moment in moments):
+        raise UsageError(f"times: expected numbers of seconds, one for each batch and one for the end; got {times!r}")
+    return moments
+
+
+def _is(given: Any, kind: type) -> bool:
+    return isinstance(given, kind) and not isinstance(given, bool)
 
 
 def _schema(declared: Any) -> pa.Schema:

@@ -10,6 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flux.api import Flow
+from flux.errors import UsageError
 from spark_integration.query import Query
 
 #: How often the screen looks for a new report.
@@ -18,7 +20,13 @@ LOOK_S = 0.05
 
 def follow(query: Query, console: Console | None = None) -> None:
     """Show progress until all output is there or the query has failed. On a terminal the view is renewed in place,
-    elsewhere each report is one line. Raises nothing: ask the query how it went."""
+    elsewhere each report is one line. Raises nothing of the query's: ask it how it went."""
+    if isinstance(query, Flow):
+        raise UsageError(
+            f"{query} is a flow that has not been started: flux.follow takes the query that start() returns"
+        )
+    if not isinstance(query, Query):
+        raise UsageError(f"flux.follow takes the query that start() returns, got {type(query).__name__}")
     console = console or Console(stderr=True, highlight=False)
     if console.is_terminal:
         with Live(console=console, transient=False, refresh_per_second=10) as live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 log = logging.getLogger("flux")
+
+#: To be said where the executors do not find this very project.
+OTHER_PYTHON = (
+    ". Spark's workers run the Python that PYSPARK_PYTHON names, and Flux is not installed there: set it to the Python that "
+    "has Flux, before the session is made"
+)
 
 
 class Jobs:
@@ -59,7 +66,8 @@ class Jobs:
 
 def reason_of(error: BaseException) -> str:
     """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
-    return line_of((isinstance(error, CapturedException) and error._desc) or str(error)) or type(error).__name__
+    line = line_of((isinstance(error, CapturedException) and error._desc) or str(error)) or type(error).__name__
+    return f"{line}{OTHER_PYTHON}" if re.search(r"No module named '(flux|spark_integration)\b", line) else line
 
 
 def line_of(text: str) -> str:

@@ -1,14 +1,16 @@
 """Changing a query while it runs, from its own program: placement, workers, load balance (DESIGN 6).
 
 The same as the ``flux`` command does from outside, asked of the same desk. Every method waits until what was asked for
-is done, at most ``timeout`` seconds; QueryTimeout then says what is still to come, and that goes on. UsageError: it cannot
-be done, and nothing has changed.
+is done, at most ``timeout`` seconds; QueryTimeout then says what is still to come, and that goes on. A query that has just
+been started is waited for. UsageError: it cannot be done, and nothing has changed.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,7 +85,9 @@ class Operated:
         Returns what it took: ``seconds``, ``stall_ms`` of this partition, ``bytes`` of state. MoveFailed if it was given
         up, for example because worker ``to`` was lost."""
         wanted = WantedMove(stage=stage, partition=_whole(partition), target=_whole(to), source=source)
-        return self._carry_out([wanted], "asked for by the program", timeout)[0]
+        end = _end(timeout)
+        self._wait_until_running(end, timeout)
+        return self._carry_out([wanted], "asked for by the program", end, timeout)[0]
 
     def rebalance(
         self, policy: str | None = None, dry_run: bool = False, timeout: float = 600.0
@@ -92,16 +96,17 @@ class Operated:
 
         Returns its moves, each with ``stage``, ``partition``, ``source``, ``target``, ``gain`` (by how much the higher load of
         the two workers falls) and ``cost`` (bytes of state). dry_run: only that. MoveFailed if some were given up."""
+        end = _end(timeout)
+        self._wait_until_running(end, timeout)
         plan = self._ask(Suggest(policy=policy or ""), Suggested)
         moves = plan.moves
         if dry_run or not moves:
             return [msgspec.to_builtins(move) for move in moves]
         wanted = [WantedMove(stage=m.stage, partition=m.partition, source=m.source, target=m.target) for m in moves]
-        carried = self._carry_out(wanted, f"rebalance, policy {plan.policy}", timeout)
+        carried = self._carry_out(wanted, f"rebalance, policy {plan.policy}", end, timeout)
         return [msgspec.to_builtins(move) | done for move, done in zip(moves, carried, strict=True)]
 
-    def _carry_out(self, wanted: Sequence[WantedMove], why: str, timeout: float) -> list[dict[str, Any]]:
-        end = _end(timeout)
+    def _carry_out(self, wanted: Sequence[WantedMove], why: str, end: float, timeout: float) -> list[dict[str, Any]]:
         before = self._ask(GetStatus(), Status)
         moves = self._ask(StartMoves(moves=list(wanted), why=why), Accepted).moves
         self._wait(lambda status: outstanding.of_moves(status, moves), end, timeout)
@@ -128,6 +133,7 @@ class Operated:
         end = _end(timeout)
         if not 1 <= _whole(workers) <= 4096:
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to 4096 are accepted")
+        self._wait_until_running(end, timeout)
         self._elastic.renew_room()
         self._ask(SetWorkers(workers=workers), Accepted)
         self._wait(lambda status: outstanding.of_scale(status, workers), end, timeout)
@@ -136,8 +142,9 @@ class Operated:
         """Move everything away from a worker; then it leaves the query, and its Spark task ends well.
 
         UsageError if the other workers could not hold all copies."""
-        end = _end(timeout)
-        self._ask(DrainWorker(worker=_whole(worker)), Accepted)
+        end, request = _end(timeout), DrainWorker(worker=_whole(worker))
+        self._wait_until_running(end, timeout)
+        self._ask(request, Accepted)
         self._wait(lambda status: outstanding.of_drain(status, worker), end, timeout)
 
     # ---- asking and waiting
@@ -146,6 +153,16 @@ class Operated:
         answer: AnyAnswer = self._server.ask(request)
         assert isinstance(answer, expected), answer
         return answer
+
+    def _wait_until_running(self, end: float, timeout: float) -> None:
+        """Nothing of a query can be changed before its workers have joined."""
+        if not self._server.started.wait(max(end - time.monotonic(), 0)):
+            core = self._server.core
+            there, wanted = len(core.members.workers), len(core.places.tasked)
+            raise QueryTimeout(
+                f"after {timeout:g} s the query is not running yet: {there} of {count(wanted, 'worker')} have joined. Nothing "
+                "was asked of it"
+            )
 
     def _wait(self, left: Callable[[Status], str], end: float, timeout: float) -> None:
         while True:
@@ -163,10 +180,17 @@ class Operated:
             time.sleep(LOOK_S)
 
 
+def checked_timeout(timeout: float, least: float | None = None) -> float:
+    """Seconds to wait, more than 0 or at least so many; UsageError says what is accepted."""
+    if not isinstance(timeout, Real) or isinstance(timeout, bool):
+        raise UsageError(f"timeout must be a number of seconds, got {timeout!r}")
+    if not (timeout > 0 if least is None else timeout >= least):
+        raise UsageError(f"timeout must be {'positive' if least is None else f'at least {least:g}'}, got {timeout!r}")
+    return min(float(timeout), threading.TIMEOUT_MAX)
+
+
 def _end(timeout: float) -> float:
-    if timeout <= 0:
-        raise UsageError(f"timeout must be positive, got {timeout!r}")
-    return time.monotonic() + timeout
+    return time.monotonic() + checked_timeout(timeout)
 
 
 def _whole(number: int) -> int:

@@ -33,7 +33,7 @@ from spark_integration.console import put_bar_away, put_bar_back
 from spark_integration.elastic import ASK_SPARK_S, LOOK_S, Elastic
 from spark_integration.executor import ingress_function
 from spark_integration.jobs import Jobs, reason_of
-from spark_integration.operate import Operated
+from spark_integration.operate import Operated, checked_timeout
 from spark_integration.retries import Retries
 from spark_integration.schema import for_spark, to_arrow
 from spark_integration.session import for_bulk_transfer, session_stopped
@@ -67,6 +67,8 @@ STOPPED = (
 )
 #: How often ``processAllAvailable`` looks: shorter than the interval of heartbeats, so that none is missed.
 THROUGH_LOOK_S = 0.02
+#: How often it says in the log what it waits for: a source that never pauses looks like a program that hangs.
+THROUGH_SAY_S = 10.0
 #: How long a program that ends waits for each query that still runs, before its tasks are cancelled and after that.
 EXIT_S = 10.0
 
@@ -177,8 +179,7 @@ class Query(Operated):
 
         A query with ``keep_output=True`` has ended when all output is there. That stays until ``toDF`` or ``stop``, and the
         workers, which keep it, with their task slots too."""
-        if timeout is not None and timeout <= 0:
-            raise UsageError(f"timeout must be positive, got {timeout!r}")
+        timeout = None if timeout is None else checked_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         ended = self._server.finished.wait(timeout)
         if ended and self._server.phase != "finished":  # it leaves nothing behind, and that takes a moment
@@ -191,14 +192,18 @@ class Query(Operated):
         """Wait until all rows that the sources had to give at the time of the call have passed all stages; as in pyspark, meant
         for tests. A DataFrame gives all its rows; a source in the workers has given all when it yields None or ends. Where all
         sources come to an end: until the query has ended (with ``keep_output=True`` until all output is there). A source that
-        always has more keeps this waiting.
+        always has more keeps this waiting; every ten seconds a line in the log says for what.
 
         Raises the query's error. timeout: seconds, default no limit; QueryTimeout says what is still to come."""
-        if timeout is not None and timeout <= 0:
-            raise UsageError(f"timeout must be positive, got {timeout!r}")
+        timeout = None if timeout is None else checked_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
-        through = Through(self._plan)
+        through, say_at = Through(self._plan), time.monotonic() + THROUGH_SAY_S
         while what := self._server.look(lambda: through.look(self._server.core)):
+            if time.monotonic() >= say_at:
+                say_at += THROUGH_SAY_S
+                log.warning(
+                    "query %s: processAllAvailable() waits; this is still to come: %s", self._name or self.id, what
+                )
             if end is not None and time.monotonic() >= end:
                 raise QueryTimeout(f"after {timeout:g} s this is still to come: {what}")
             self._server.finished.wait(THROUGH_LOOK_S)
@@ -209,8 +214,8 @@ class Query(Operated):
         """End the query and wait until nothing of it is left: no task, thread, socket or file.
 
         timeout: seconds, default twice ``spark.flux.stop.timeout``. QueryTimeout says what is still running."""
+        limit = 2 * self._settings.stop_timeout + 10 if timeout is None else checked_timeout(timeout, 0)
         self._server.stop()
-        limit = 2 * self._settings.stop_timeout + 10 if timeout is None else timeout
         if not self._terminated.wait(limit):
             left = ", ".join(self._jobs.join(0) + self._ingress.join(0)) or "controller"
             raise QueryTimeout(f"query {self.id} is still ending after {limit:g} s: {left}")
@@ -379,7 +384,7 @@ class Query(Operated):
 
     def wait_until_running(self, timeout: float) -> None:
         """Wait until the workers are there; raises the query's error, or QueryTimeout."""
-        if not self._server.started.wait(timeout):
+        if not self._server.started.wait(checked_timeout(timeout, 0)):
             raise QueryTimeout(f"query {self.id} has not started within {timeout:g} s")
         if self._server.error is not None:
             raise self._server.error

@@ -18,7 +18,10 @@ from controller.cli.output import Commands
 from flux.errors import FluxError
 
 app = typer.Typer(
-    cls=Commands, help="Flux: a fault-tolerant, load-balancing exchange for PySpark.", no_args_is_help=True
+    cls=Commands,
+    help="Flux: a fault-tolerant, load-balancing exchange for PySpark.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
 app.command("list")(look.list_)

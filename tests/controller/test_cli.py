@@ -36,6 +36,7 @@ def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.output
+    assert run(*command, "-h").output == result.output
 
 
 @pytest.mark.parametrize(

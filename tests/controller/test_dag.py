@@ -151,6 +151,8 @@ def test_an_operator_that_needs_arguments_is_not_made_without() -> None:
     class Needy(flux.Operator):
         def __init__(self, limit: int) -> None: ...
 
+        def process(self, batch: pa.RecordBatch) -> None: ...
+
     with pytest.raises(UsageError, match=r"stage Needy: its operator cannot be made: .*limit"):
         compiled(flux.stage()(Needy)(rows()))
 

@@ -78,6 +78,9 @@ def test_arguments_of_an_operator_are_shown() -> None:
         def __init__(self, rows: int = 1) -> None:
             self.rows = rows
 
+        def process(self, batch: pa.RecordBatch) -> None:
+            pass
+
     rows = Source("flights", schema=FLIGHTS)
     assert "stage Limit: operator Limit(rows=3)" in explained(Limit(rows=3)(rows)).splitlines()
     assert "stage Limit: operator Limit" in explained(Limit(rows)).splitlines()

@@ -104,6 +104,7 @@ import cloudpickle, flux, pyarrow as pa
 @flux.stage(key="k")
 class Scaled(flux.Operator):
     def __init__(self, by): self.by = by
+    def process(self, batch): pass
 
 flow = Scaled(by=3)(flux.source(lambda p: [], pa.schema([("k", pa.int64())]), 1))
 print(cloudpickle.dumps(flow.stage).hex())

@@ -9,13 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness import dataframe
+from harness import Rows, ThreadQuery, dataframe
 from pyspark.sql import SparkSession
 
 import flux
 from controller.dag import compile_plan
+from controller.server import Server
 from flux.settings import Settings
 from spark_integration import query
+from spark_integration.jobs import reason_of
+from spark_integration.operate import Operated, checked_timeout
 from spark_integration.shipping import check_shipping
 
 SCHEMA = pa.schema([("k", pa.int64())])
@@ -49,6 +52,82 @@ def test_copies_on_one_executor_are_told_of_once_for_each_application(caplog: py
         for application in ("told-1", "told-1", "told-2"):
             query._tell_of_copies(session(application), copied)
     assert caplog.text.count("good for trying things out") == 2
+
+
+@pytest.mark.parametrize("module", ["flux", "flux.plan", "spark_integration"])
+def test_executors_without_flux_are_told_by_which_python_they_run(module: str) -> None:
+    error = RuntimeError(f"Traceback\n  File x\nModuleNotFoundError: No module named '{module}'")
+    assert "that PYSPARK_PYTHON names, and Flux is not installed there" in reason_of(error)
+    assert "PYSPARK_PYTHON" not in reason_of(RuntimeError("ModuleNotFoundError: No module named 'fluxes'"))
+
+
+@pytest.mark.parametrize("wrong", ["x", True, None, [1], 0, -1, float("nan")])
+def test_a_timeout_is_a_number_of_seconds(wrong: Any) -> None:
+    with pytest.raises(flux.UsageError, match=r"timeout must be (a number of seconds|positive), got"):
+        checked_timeout(wrong)
+    assert checked_timeout(2) == 2.0
+    assert checked_timeout(0, least=0) == 0.0
+    assert checked_timeout(float("inf")) == threading.TIMEOUT_MAX
+
+
+def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "THROUGH_SAY_S", 0.0)
+    waits = iter(["rows has nothing more just now in partition 0", ""])
+    endless: Any = object.__new__(query.Query)
+    endless._plan, endless._name = plan(flux.stage(name="same")(lambda rows: rows)), "clicks"
+    endless._server = SimpleNamespace(look=lambda at: next(waits), finished=threading.Event(), phase="running")
+    with caplog.at_level(logging.WARNING, "flux"):
+        endless.processAllAvailable(timeout=5)
+    assert caplog.messages == [
+        "query clicks: processAllAvailable() waits; this is still to come: rows has nothing more just now in partition 0"
+    ]
+    for wait in (endless.processAllAvailable, endless.awaitTermination, endless.stop):
+        with pytest.raises(flux.UsageError, match="timeout must be a number of seconds, got 'x'"):
+            wait("x")
+
+
+def test_following_what_is_no_query_is_refused() -> None:
+    flow = flux.stage(lambda rows: rows)(dataframe(SCHEMA))
+    with pytest.raises(flux.UsageError, match=r"is a flow that has not been started: .* start"):
+        flux.follow(flow)
+    with pytest.raises(flux.UsageError, match=r"takes the query that start.. returns, got int"):
+        flux.follow(5)  # type: ignore[arg-type]
+
+
+class Operating(Operated):
+    """A query of workers in threads that may have joined or not."""
+
+    def __init__(self, plan: Any, server: Server) -> None:
+        self._plan, self._server = plan, server
+        self._elastic = SimpleNamespace(renew_room=lambda: None)  # type: ignore[assignment]
+
+
+CHANGES: list[Any] = [
+    lambda query, t: query.move("Counts", 0, 0, timeout=t),
+    lambda query, t: query.rebalance(timeout=t),
+    lambda query, t: query.drain(0, timeout=t),
+    lambda query, t: query.scale(2, timeout=t),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=["move", "rebalance", "drain", "scale"])
+def test_a_query_whose_workers_have_not_joined_is_waited_for(change: Any) -> None:
+    given = plan(flux.stage(key="k", name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()})))
+    server = Server(given, 2, "127.0.0.1", None, "q", None)
+    server.start()
+    try:
+        with pytest.raises(flux.QueryTimeout, match=r"after 0\.05 s .* not running yet: 0 of 2 workers have joined"):
+            change(Operating(given, server), 0.05)
+    finally:
+        server.close(10.0)
+
+
+def test_a_change_is_made_once_the_workers_have_joined() -> None:
+    counts = flux.stage(key="k", partitions=2, name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()}))
+    with ThreadQuery(Rows().stage(counts(dataframe(SCHEMA))), replicas_allow_same_executor=True) as query:
+        assert Operating(query.plan, query.server).rebalance("even", dry_run=True) == []
 
 
 def test_what_cannot_travel_is_refused_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -71,6 +73,45 @@ def test_an_aggregate_gives_its_groups_at_the_end() -> None:
 
 def test_a_restart_from_a_snapshot_changes_nothing() -> None:
     assert flux.testing.apply(Totals, ROWS, MORE, restart_after=1) == flux.testing.apply(Totals, ROWS, MORE)
+
+
+class DataFrame:
+    """Stands for Spark's."""
+
+
+DataFrame.__module__ = "pyspark.sql.classic.dataframe"
+
+NO_BATCHES = [
+    (pd.DataFrame({"k": [1]}), r"pandas\.DataFrame: .*from_pandas"),
+    (pa.table({"k": [1]}), r"pyarrow\.Table: .*to_batches"),
+    (DataFrame(), r"pyspark\.DataFrame:"),
+    ("rows", "str:"),
+    ({"k": [1]}, "dict:"),
+    ([ROWS, {"k": 1}], "dict:"),
+    (None, "NoneType:"),
+]
+
+
+@pytest.mark.parametrize(("given", "named"), NO_BATCHES, ids=lambda value: type(value).__name__)
+def test_what_is_no_batch_is_named_by_its_real_type(given: Any, named: str) -> None:
+    with pytest.raises(flux.UsageError, match=rf"expected pyarrow\.RecordBatches, got {named}"):
+        flux.testing.apply(Totals, given)
+
+
+def test_batches_may_come_from_an_iterator() -> None:
+    assert flux.testing.apply(Totals, iter([ROWS, MORE])) == flux.testing.apply(Totals, ROWS, MORE)
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.0, True, -1])
+def test_restart_after_is_a_number_of_batches(wrong: Any) -> None:
+    with pytest.raises(flux.UsageError, match=f"restart_after must be a number of batches .* got {wrong!r}"):
+        flux.testing.apply(Totals, ROWS, restart_after=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["abc", ["a", "b"], 5, [None, 1.0], [True, True]])
+def test_times_are_numbers(wrong: Any) -> None:
+    with pytest.raises(flux.UsageError, match=r"times: expected numbers of seconds, .*; got"):
+        flux.testing.apply(Totals, ROWS, times=wrong)
 
 
 def test_a_function_is_applied_batch_by_batch() -> None:

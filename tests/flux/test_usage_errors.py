@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -136,6 +137,9 @@ def test_an_operator_that_needs_arguments_is_refused_when_the_plan_is_made() -> 
         def __init__(self, path: str) -> None:
             self.path = path
 
+        def process(self, batch: pa.RecordBatch) -> None:
+            pass
+
     with pytest.raises(
         flux.UsageError, match=r"stage Needy: its operator cannot be made: .*path.*: Needy\(\.\.\.\)\(input\)"
     ):
@@ -231,6 +235,57 @@ def test_an_instance_cannot_be_decorated() -> None:
     for wrong in (Sums(), Sums, 5):
         with pytest.raises(flux.UsageError, match=r"flux\.stage decorates a class or a function, got"):
             flux.stage(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        (lambda: None, r"<lambda>\(\)"),
+        (lambda a, b: a, r"<lambda>\(a, b\)"),
+        (lambda a, *, b: a, r"<lambda>\(a, \*, b\)"),
+        (lambda *, b: b, r"<lambda>\(\*, b\)"),
+    ],
+)
+def test_a_function_of_a_stage_takes_the_batch_and_nothing_else(wrong: Any, shown: str) -> None:
+    with pytest.raises(flux.UsageError, match=rf"exactly one argument, the batch, to be a stage; got {shown}"):
+        flux.stage(wrong)
+
+
+def test_functions_that_need_no_more_than_the_batch_or_do_not_say_are_accepted() -> None:
+    for right in (lambda rows: rows, lambda rows, more=1: rows, lambda *rows: rows[0], functools.partial(max, 1), max):
+        flux.stage(name="right")(right)
+
+
+def test_an_operator_without_process_is_refused_by_the_decorator() -> None:
+    with pytest.raises(flux.UsageError, match=r"class Idle must define process\(self, batch\)"):
+        flux.stage(type("Idle", (flux.Operator,), {"finish": lambda self: None}))
+    flux.stage(type("Mixed", (type("Base", (flux.Operator,), {"process": lambda self, rows: None}),), {}))
+
+
+@pytest.mark.parametrize("wrong", [lambda: iter(()), lambda a, b, c: iter(()), lambda a, *, b: iter(())])
+def test_a_source_reads_a_partition_perhaps_from_a_batch_on(wrong: Any) -> None:
+    with pytest.raises(
+        flux.UsageError, match=r"flux\.source: read must take .*read\(partition, start\); got <lambda>\("
+    ):
+        flux.source(wrong, SCHEMA, 1)
+
+
+def test_a_source_that_seeks_is_known_by_two_arguments() -> None:
+    reads: list[Any] = [lambda p: (), lambda p, more=1: (), lambda *where: (), lambda p, start: ()]
+    assert [flux.source(read, SCHEMA, 1).seeks for read in reads] == [False, False, False, True]
+
+
+TWICE: list[Any] = ["v BIGINT, v STRING", pa.schema([("v", pa.int64()), ("v", pa.string())])]
+
+
+@pytest.mark.parametrize("schema", TWICE, ids=["ddl", "arrow"])
+def test_columns_with_one_name_are_refused_by_the_decorator(schema: Any) -> None:
+    with pytest.raises(flux.SchemaError, match="stage named: its schema has column 'v' twice"):
+        flux.stage(schema=schema, name="named")(lambda rows: rows)
+    with pytest.raises(flux.SchemaError, match="stage Mine: its schema has column 'v' twice"):
+        flux.stage(type("Mine", (flux.Operator,), {"process": lambda self, rows: None, "schema": schema}))
+    with pytest.raises(flux.SchemaError, match="source named: its schema has column 'v' twice"):
+        flux.source(lambda partition: (), schema, 1, "named")
 
 
 # ---- slots and settings

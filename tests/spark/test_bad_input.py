@@ -137,7 +137,8 @@ def test_a_setting_of_the_session_counts_and_a_keyword_counts_more(spark: Any) -
 def test_a_sink_has_no_dataframe(spark: Any) -> None:
     @flux.stage
     class Sink(flux.Operator):
-        pass
+        def process(self, batch: pa.RecordBatch) -> None:
+            pass
 
     with pytest.raises(flux.UsageError, match=r"stage Sink has no output.*call start\(\)"):
         Sink(numbers(spark)).toDF()
