@@ -23,12 +23,14 @@ from partitioning.table import Table
 @dataclass
 class Slots:
     """Slots 0 .. ``count`` - 1. ``closed``: nobody may fill them any more; ``tasked``: a task is there, or Spark will start
-    it again; ``owed``: their executors go, and no other slot is open in their place yet."""
+    it again; ``owed``: their executors go, and no other slot is open in their place yet; ``renewed``: open in place of
+    those whose workers were given up and may live, with their tasks."""
 
     count: int
     closed: set[int] = field(default_factory=set)
     tasked: set[int] = field(default_factory=set)
     owed: set[int] = field(default_factory=set)
+    renewed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tasked |= set(range(self.count))
@@ -51,7 +53,9 @@ class Slots:
     def renew(self, slot: int) -> None:
         """Its worker was given up and may live: another slot takes its place, unless it was to go anyway."""
         if slot not in self.closed:
+            before = self.count
             self._open_in_place_of(slot)
+            self.renewed |= set(range(before, self.count))
 
     def _open_in_place_of(self, slot: int) -> None:
         self.owed.discard(slot)
@@ -76,8 +80,13 @@ class Slots:
         """So many as are open now are wanted: what was owed for slots that are closed is not wanted any more."""
         self.owed -= self.closed
 
-    def missing(self, filled: Collection[int]) -> list[int]:
-        return [slot for slot in self.open if slot not in self.tasked and slot not in filled]
+    def missing(self, filled: Collection[int], room: int) -> list[int]:
+        """Open slots without a task. The task of a worker that was given up may be there still: where that leaves no
+        ``room`` for so many tasks, one in its place waits until it has ended. It would take a slot kept for others."""
+        missing = [slot for slot in self.open if slot not in self.tasked and slot not in filled]
+        at_once = [slot for slot in missing if slot not in self.renewed]
+        renewed = [slot for slot in missing if slot in self.renewed]
+        return sorted(at_once + renewed[: max(room - len(self.tasked) - len(at_once), 0)])
 
 
 @dataclass

@@ -31,7 +31,7 @@ class Operating(Losing):
         super().__init__(plan, slots)
         self.rounds = Rounds(plan.settings)
         self.inputs = InputRows()
-        self._room = WORKERS_MAX, ""
+        self._room: tuple[int | None, str] = None, ""
 
     def allow(self, workers: int, why: str) -> None:
         """There is room for so many workers, and ``why`` not for more; renewed by whoever knows the task slots."""
@@ -128,7 +128,7 @@ class Operating(Losing):
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to {WORKERS_MAX} are accepted")
         before = len(self.places.open)
         room, arithmetic = self._room
-        if workers > max(before, room):
+        if room is not None and workers > max(before, room):
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: {arithmetic}")
         if workers < before:
             surplus = sorted(self.places.open, reverse=True)[: before - workers]
@@ -160,10 +160,11 @@ class Operating(Losing):
         return self._take()
 
     def missing_slots(self) -> list[int]:
-        """Slots that are open and have neither a worker nor a task that will bring one: start tasks for them, and say so
-        with ``tasks_started``."""
+        """Slots that are open and have neither a worker nor a task that will bring one, as far as there is room: start tasks
+        for them, and say so with ``tasks_started``."""
         filled = {member.about.index for member in self.members.workers.values()}
-        return self.places.missing(filled) if self.phase == "running" else []
+        room = max(self._room[0] or 0, len(self.places.open))  # as many as are wanted were granted
+        return self.places.missing(filled, room) if self.phase == "running" else []
 
     def tasks_started(self, slots: Sequence[int]) -> None:
         """Tasks for these slots are on their way; Spark starts them again if they die."""

@@ -348,10 +348,10 @@ def test_a_slot_is_opened_in_place_of_a_worker_that_was_given_up_and_may_live() 
     """Its task ends well, so Spark does not start it again; should it have died meanwhile, the next attempt goes home."""
     c = Cluster(slots=3, partitions=3)
     c.take(c.core.fail(0, c.now))
-    assert c.core.missing_slots() == [3]
     assert c.core.places.tasked == {0, 1, 2}
     c.take(c.core.on_report("w0.0", Goodbye(node=0), c.now))
     assert c.core.places.tasked == {1, 2}
+    assert c.core.missing_slots() == [3]
     c.take(c.core.on_tasks_ended([0], "the Spark job", "its tasks ended before the query"))
     c.join(0, attempt=5)
     assert [type(order) for order in c.told("w0.5")] == [Stop]
@@ -368,7 +368,43 @@ def test_a_worker_taken_for_dead_that_lives_goes_home_and_its_slot_is_renewed_on
     for connection in ("back", "back again"):
         c.take(c.core.on_report(connection, register(0, node=0), c.now))
         assert 0 not in c.told(connection)[0].table.endpoints
+    c.take(c.core.on_report("back again", Goodbye(node=0), c.now))
     assert c.core.missing_slots() == [3]
+
+
+@pytest.mark.parametrize(("room", "at_once"), [(None, False), (2, False), (3, False), (4, True)])
+def test_a_task_in_place_of_one_that_may_still_be_there_takes_no_slot_that_is_kept_for_others(
+    room: int | None, at_once: bool
+) -> None:
+    """A stopped worker kept its task slot, the one in its place took that of the tasks that fetch output: they never ran."""
+    c = Cluster(slots=3, partitions=3)
+    if room is not None:
+        c.core.allow(room, f"room for {room} workers")
+    c.take(c.core.fail(0, c.now))
+    assert c.core.missing_slots() == ([3] if at_once else [])
+    c.take(c.core.on_report("w0.0", Goodbye(node=0), c.now))
+    assert c.core.missing_slots() == [3], "where one is gone another may come"
+
+
+def test_it_comes_also_when_the_task_is_known_to_have_ended_without_a_word() -> None:
+    c = Cluster(slots=3, partitions=3)
+    c.take(c.core.fail(0, c.now))
+    assert c.core.missing_slots() == []
+    c.join(0, attempt=1)  # Spark has started it again: it is told to stop
+    assert c.core.missing_slots() == [3]
+
+
+def test_as_many_renewed_slots_are_filled_as_there_is_room_for() -> None:
+    c = Cluster(slots=4, partitions=3, replicas=1)
+    c.core.allow(5, "room for 5 workers")
+    empty = [node for node in c.core.members.workers if node not in all_holders(c)]
+    c.take(c.core.fail(empty[0], c.now))
+    c.join(4)
+    c.core.tasks_started([4])
+    c.take(c.core.fail(c.join(4), c.now))
+    assert (c.core.places.open[-1], c.core.missing_slots()) == (5, []), "four tasks and that of the second"
+    c.core.allow(6, "room for 6 workers")
+    assert c.core.missing_slots() == [5]
 
 
 def test_a_worker_whose_task_has_another_attempt_must_not_end_well() -> None:
