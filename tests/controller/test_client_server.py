@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -333,8 +334,8 @@ def test_an_oversized_request_closes_its_connection_and_no_other() -> None:
 class Deaf(Sockets):
     """Takes one answer, and leaves the others where they are."""
 
-    def _socket(self, kind: int) -> Any:
-        raw = super()._socket(kind)
+    def _socket(self, kind: int, undo: ExitStack) -> Any:
+        raw = super()._socket(kind, undo)
         raw.rcvhwm = 1
         return raw
 

@@ -202,7 +202,7 @@ def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(spa
     # On one executor copies share it, and one line says what that is good for.
     told = [record.getMessage() for record in caplog.records if "has one executor" in record.getMessage()]
     assert len(told) == 1
-    assert told[0].startswith("query kept: master local[4] has one executor, and all copies of Counts are in it")
+    assert told[0].startswith("master local[4] has one executor, and all copies of Counts are in it")
 
     stopped = Counts(df).start(keep_output=True)
     stopped.stop()
