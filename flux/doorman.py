@@ -3,6 +3,10 @@
 It answers ZeroMQ's question who may connect (ZAP, RFC 27): nobody gets so far as to send a message, or to choose the name
 of his connection, without a ticket or, where connections are encrypted, the query's key. And it cuts those that
 send too much before that (``strangers``). A thread of its own, because the others are busy in steps of the user's.
+
+The port reads a proof perhaps much later, when its connection has closed and another has the same descriptor. So the
+answer to ZeroMQ counts the connections that have come so far, and every message of the one that it admits bears that
+count: the holder of the descriptor has sent it only if it was among them.
 """
 
 from __future__ import annotations
@@ -59,15 +63,17 @@ class Door:
         self._member = z85.decode(member) if member else b""
         self._strangers = Strangers(_descriptors())
         self._own: dict[int, socket.socket] = {}  # of strangers: keeps the descriptor from being another's
+        self._came = 0  # connections so far
+        self._numbers: dict[int, int] = {}  # of strangers: which of them
         self._trusted: dict[int, bytes] = {}
         self._look_at = 0.0
-        self._unknown: list[tuple[int, bytes]] = []  # proved, but not seen to come
-        self._proved: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+        self._unknown: list[tuple[int, bytes, int]] = []  # proved, but not seen to come
+        self._proved: queue.SimpleQueue[tuple[int, bytes, int]] = queue.SimpleQueue()
         self._gone: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
-    def trust(self, descriptor: int, connection: bytes) -> None:
-        """This connection has proved the secret. To be called before it is told so."""
-        self._proved.put((descriptor, connection))
+    def trust(self, descriptor: int, connection: bytes, came: int) -> None:
+        """This connection has proved the secret. To be called before it is told so. ``came``: when it was admitted."""
+        self._proved.put((descriptor, connection, came))
 
     def closed(self) -> list[bytes]:
         """Trusted connections that have closed since the last call."""
@@ -82,6 +88,11 @@ class Door:
     def busy(self) -> bool:
         return bool(self._strangers)
 
+    @property
+    def came(self) -> int:
+        """Connections that have come, as far as it has been heard."""
+        return self._came
+
     def admits(self, mechanism: bytes, credentials: Sequence[bytes]) -> bool:
         try:
             if mechanism == b"PLAIN":
@@ -93,8 +104,8 @@ class Door:
         self.refused += not good
         return good
 
-    def look(self, now: float) -> None:
-        """Events of the port's connections, then what strangers have sent."""
+    def hear(self, now: float) -> None:
+        """Events of the port's connections."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             kind, descriptor = event["event"], int(event["value"])
@@ -104,11 +115,15 @@ class Door:
                 self._disconnected(descriptor)
             else:
                 self.refused += 1
+
+    def look(self, now: float) -> None:
+        """Events of the port's connections, then what strangers have sent."""
+        self.hear(now)
         # Those that are not known even now, though all that has happened before is: closed before their proof was noted.
         closed, self._unknown = self._unknown, []
         self._note_proofs()
-        for descriptor, connection in closed:
-            self._proof(descriptor, connection, last=True)
+        for proof in closed:
+            self._proof(*proof, last=True)
         if now < self._look_at:
             return  # a look at all of them for each that comes would be too much
         self._look_at = now + LOOK_S
@@ -119,6 +134,7 @@ class Door:
 
     def _accepted(self, descriptor: int, now: float) -> None:
         self._disconnected(descriptor)
+        self._came += 1
         copy = -1
         try:
             copy = os.dup(descriptor)
@@ -130,7 +146,7 @@ class Door:
         if own.getsockname()[1] != self._number:
             own.close()
             return
-        self._own[descriptor] = own
+        self._own[descriptor], self._numbers[descriptor] = own, self._came
         self._cut(self._strangers.came(descriptor, now))
 
     def _disconnected(self, descriptor: int) -> None:
@@ -144,15 +160,17 @@ class Door:
         while not self._proved.empty():
             self._proof(*self._proved.get())
 
-    def _proof(self, descriptor: int, connection: bytes, last: bool = False) -> None:
-        if descriptor in self._strangers:
+    def _proof(self, descriptor: int, connection: bytes, came: int, last: bool = False) -> None:
+        if descriptor in self._strangers and self._numbers[descriptor] > came:
+            self._gone.put(connection)  # and another has its descriptor
+        elif descriptor in self._strangers:
             self._strangers.left(descriptor)
             self._let_go(descriptor)
             self._trusted[descriptor] = connection
         elif last:
             self._gone.put(connection)
         else:
-            self._unknown.append((descriptor, connection))  # the news that it came may be right behind
+            self._unknown.append((descriptor, connection, came))  # the news that it came may be right behind
 
     def _received(self, descriptor: int) -> int:
         if sys.platform != "linux":
@@ -174,6 +192,7 @@ class Door:
 
     def _let_go(self, descriptor: int) -> None:
         own = self._own.pop(descriptor, None)
+        self._numbers.pop(descriptor, None)
         if own is not None:
             own.close()
 
@@ -251,6 +270,10 @@ class Doorman:
     def _answer(self) -> None:
         version, request, domain, _, _, mechanism, *credentials = self._zap.recv_multipart()
         door = self._doors.get(domain)
+        came = b""
         good = door is not None and door.admits(mechanism, credentials)
+        if door is not None:
+            door.hear(time.monotonic())  # ZeroMQ's one thread has told of this connection before it asked
+            came = str(door.came).encode()
         status = [b"200", b"OK"] if good else [b"400", b"this port belongs to another query, or the ticket is used"]
-        self._zap.send_multipart([version, request, *status, b"", b""])
+        self._zap.send_multipart([version, request, *status, came if good else b"", b""])

@@ -292,7 +292,8 @@ class Port:
         """The next step of a handshake."""
         answer = self._gate.hear(connection, buffers)
         if answer == ACCEPTED:
-            self._door.trust(frames[0].get(zmq.SRCFD), connection)  # before it begins to send more
+            came = int(frames[0].get("User-Id"))  # as the doorman has said when he admitted it
+            self._door.trust(frames[0].get(zmq.SRCFD), connection, came)  # before it begins to send more
         self._send([connection, answer])
 
     def _forget_closed(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -13,7 +14,7 @@ from harness import Peer
 
 from flux.doorman import Door
 from flux.handshake import Tickets
-from flux.transport import Sockets
+from flux.transport import Keys, Sockets
 
 SECRET = b"of this query"
 
@@ -31,9 +32,17 @@ class Scene:
         self.door = Door(b"port", self.address[1], hears, Tickets(SECRET, "here"), b"")
         self.sockets: list[socket.socket] = []
 
-    def comes(self, told: bool = True) -> int:
+    def comes(self, told: bool = True, takes: int | None = None) -> int:
         caller = socket.create_connection(self.address)
+        if caller.fileno() == takes:
+            moved = caller.dup()
+            caller.close()
+            caller = moved
         there, _ = self.listener.accept()
+        if takes is not None and there.fileno() != takes:
+            os.dup2(there.fileno(), takes)
+            there.close()
+            there = socket.socket(fileno=takes)
         self.sockets += [caller, there]
         if told:
             self.event(zmq.EVENT_ACCEPTED, there.fileno())
@@ -60,7 +69,7 @@ def test_who_has_proved_the_secret_is_no_stranger_and_is_told_of_when_it_closes(
     descriptor = scene.comes()
     scene.door.look(0.0)
     assert scene.door.busy
-    scene.door.trust(descriptor, b"c")
+    scene.door.trust(descriptor, b"c", 1)
     scene.door.look(0.0)
     assert not scene.door.busy
     assert scene.door.closed() == []
@@ -75,7 +84,7 @@ def test_a_proof_that_is_noted_before_the_news_of_its_connection_is_not_lost(sce
     descriptor = scene.comes(told=False)
     scene.event(zmq.EVENT_DISCONNECTED, 9999)
     scene.event(zmq.EVENT_ACCEPTED, descriptor)
-    scene.door.trust(descriptor, b"c")
+    scene.door.trust(descriptor, b"c", 1)
     for _ in range(3):
         scene.door.look(0.0)
     assert scene.door.closed() == []
@@ -86,10 +95,58 @@ def test_a_connection_that_closes_before_its_proof_is_noted_is_told_of(scene: Sc
     descriptor = scene.comes()
     scene.event(zmq.EVENT_DISCONNECTED, descriptor)
     scene.door.look(0.0)
-    scene.door.trust(descriptor, b"c")
+    scene.door.trust(descriptor, b"c", 1)
     for _ in range(3):
         scene.door.look(0.0)
     assert scene.door.closed() == [b"c"]
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "later still"])
+def test_a_proof_that_is_read_late_is_not_that_of_who_has_the_descriptor_now(scene: Scene, late: bool) -> None:
+    """Its port was in a long step. The other counted as proved by it, and was forgotten when it proved itself."""
+    descriptor = scene.comes()
+    scene.door.look(0.0)
+    scene.event(zmq.EVENT_DISCONNECTED, descriptor)
+    scene.sockets.pop().close()
+    scene.door.look(0.1)
+    assert scene.comes(takes=descriptor) == descriptor
+    scene.door.look(0.2)
+    if late:
+        scene.door.trust(descriptor, b"a", 1)
+        scene.door.look(0.3)
+        assert scene.door.closed() == [b"a"]
+        assert scene.door.busy, "a stranger is still limited"
+    scene.door.trust(descriptor, b"b", 2)
+    if not late:
+        scene.door.trust(descriptor, b"a", 1)
+    for now in (0.4, 0.5):
+        scene.door.look(now)
+    assert scene.door.closed() == ([] if late else [b"a"])
+    assert not scene.door.busy
+    scene.event(zmq.EVENT_DISCONNECTED, descriptor)
+    scene.door.look(0.6)
+    assert scene.door.closed() == [b"b"]
+
+
+@pytest.mark.parametrize("keys", [None, Keys.make()], ids=["plain", "curve"])
+def test_the_doorman_knows_of_a_connection_before_it_is_admitted(keys: Keys | None) -> None:
+    sockets = Sockets(keys, SECRET)
+    port = sockets.port("127.0.0.1")
+    proved: list[int] = []
+    trust = port._door.trust
+    port._door.trust = lambda *proof: (proved.append(proof[2]), trust(*proof))[1]  # type: ignore[method-assign]
+    links = [sockets.link(port.endpoint) for _ in range(20)]
+    deadline = time.monotonic() + 10
+    while not all(link.ready for link in links) and time.monotonic() < deadline:
+        for ready in sockets.wait(0.05):
+            assert list(ready.receive()) == []
+    assert len(proved) == 20
+    assert all(came >= number for number, came in enumerate(sorted(proved), 1)), "each is among those that had come"
+    for _ in range(20):
+        sockets.wait(0.05)
+    assert port._door.closed() == []
+    assert not port._door.busy
+    sockets.close()
 
 
 def test_who_sends_too_much_is_cut_and_nobody_else(scene: Scene) -> None:
