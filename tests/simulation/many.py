@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,10 +14,8 @@ from tests.simulation.run import Result, run
 
 #: Seeds of every run of the tests.
 FIXED = range(1000)
-#: As many that follow from what is tested, so that no two commits try the same.
+#: As many that follow from what is tested, so that every change of it tries others.
 ROTATED_COUNT = 1000
-#: Where neither git nor a file tells.
-FALLBACK = "1000000"
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")
 #: Cores that the runs may use.
@@ -31,35 +28,26 @@ CHUNK = 20
 COLLECT_AFTER = 100_000
 
 
-def commit() -> str:
-    """Of what is tested: the commit, or a hash of its source where there is no git."""
-    try:
-        told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-        return told.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return tree()
+def source() -> str:
+    """A hash of what is tested. Not of the commit: one that changes only text leaves every run as it was, and a copy of the
+    source without its history makes the same ones."""
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def tree() -> str:
-    sources = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    if not sources:
-        return FALLBACK
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-
-
-def rotated(commit: str) -> range:
+def rotated(source: str) -> range:
     """The seeds that follow from it, beyond the fixed ones."""
-    first = (1 + int(commit[:6], 16)) * ROTATED_COUNT
+    first = (1 + int(source[:6], 16)) * ROTATED_COUNT
     return range(first, first + ROTATED_COUNT)
 
 
-ROTATED = rotated(commit())
+ROTATED = rotated(source())
 SEEDS = [*FIXED, *ROTATED]
 
 
 def told() -> str:
     return (
-        f"simulated seeds {FIXED[0]} to {FIXED[-1]}, and {ROTATED[0]} to {ROTATED[-1]} of this commit; "
+        f"simulated seeds {FIXED[0]} to {FIXED[-1]}, and {ROTATED[0]} to {ROTATED[-1]} of this source; "
         "make sim SEED=n repeats one"
     )
 

@@ -152,8 +152,8 @@ class Operators:
         slots = sim.controller.missing_slots()
         sim.controller.tasks_started(slots)
         for slot in slots:
-            assert slot == len(sim.workers), "a number that was never used"
-            sim._executors.append(f"executor of slot {slot}")
+            assert slot not in sim._executors, "a number that was used before"
+            sim._executors[slot] = f"executor of slot {slot}"
             sim.workers.append(self._worker(slot))
         return slots
 

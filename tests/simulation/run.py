@@ -128,9 +128,9 @@ class Simulation:
         copies = max(stage.replicas for stage in self.plan.stages)
         drawn_shared = dataflow is None and random.Random(f"executors {seed}").random() < SHARED_SHARE
         shared = self.plan.settings.same_executor or drawn_shared
-        self._executors = [
-            f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)
-        ]
+        self._executors = {
+            slot: f"executor {rng.randrange(slots) if shared and slot >= copies else slot}" for slot in range(slots)
+        }
         self.workers = [WorkerProcess(self, slot, slot, self._executors[slot]) for slot in range(slots)]
         if self.faults.slowness > 1:
             self.workers[0].slowness = self.faults.slowness
@@ -608,8 +608,10 @@ class Simulation:
     def _return(self, gone: WorkerProcess) -> None:
         self._returning -= 1
         slot = gone.index
-        self.workers[slot] = WorkerProcess(self, slot, next(self._worker_attempts), self._executors[slot])
-        self.workers[slot].slowness = gone.slowness
+        back = WorkerProcess(self, slot, next(self._worker_attempts), self._executors[slot])
+        back.slowness = gone.slowness
+        # Slots that wait for room begin late, or never: their numbers are no places in the list.
+        self.workers[[worker.index for worker in self.workers].index(slot)] = back
 
     def fenced(self, process: WorkerProcess) -> None:
         """A worker has found out that it was given up: its task ends well, and another slot is open for it."""

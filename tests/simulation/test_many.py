@@ -1,4 +1,4 @@
-"""Which seeds are run: the same always, and others for every commit."""
+"""Which seeds are run: the same always, and others for every change of the source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.simulation import many
 
 
-def test_seeds_follow_from_the_commit_and_stay_apart_from_the_fixed_ones() -> None:
+def test_seeds_follow_from_a_hash_and_stay_apart_from_the_fixed_ones() -> None:
     one, other = many.rotated("6c479c2d"), many.rotated("4f4e6fa0")
     assert one == many.rotated("6c479c2d")
     assert not set(one) & set(other)
@@ -17,12 +17,13 @@ def test_seeds_follow_from_the_commit_and_stay_apart_from_the_fixed_ones() -> No
     assert len(many.SEEDS) == len(set(many.SEEDS)) == 2000
 
 
-def test_without_git_they_follow_from_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_they_follow_from_the_source_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for package in many.PACKAGES:
         (tmp_path / package).mkdir(parents=True)
     monkeypatch.setattr(many, "ROOT", tmp_path)
-    assert many.commit() == many.FALLBACK
     (tmp_path / "flux" / "x.py").write_text("x = 1\n")
-    first = many.commit()
+    first = many.source()
+    (tmp_path / "README.md").write_text("text\n")
+    assert many.source() == first
     (tmp_path / "flux" / "x.py").write_text("x = 2\n")
-    assert len({many.FALLBACK, first, many.commit()}) == 3
+    assert many.source() != first
