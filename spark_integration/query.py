@@ -69,6 +69,8 @@ STOPPED = (
 THROUGH_LOOK_S = 0.02
 #: How often it says in the log what it waits for: a source that never pauses looks like a program that hangs.
 THROUGH_SAY_S = 10.0
+#: Errors of ingress tasks that only follow from the end of the query.
+_OURS = "flux.errors."
 #: How long a program that ends waits for each query that still runs, before its tasks are cancelled and after that.
 EXIT_S = 10.0
 
@@ -91,6 +93,10 @@ def slots_taken(by_others_than: Query | None = None) -> dict[str, int]:
 class Query(Operated):
     """Handle of a running flow, in the manner of pyspark's StreamingQuery; what changes it while it runs is in
     ``Operated``."""
+
+    #: Why an input came to nothing before anything else ended the query; whether what still reads was told to end.
+    _input_failed: str | None = None
+    _cancelled = False
 
     def __init__(self, spark: SparkSession, plan: Plan, need: Need, sources: list[Source], name: str | None) -> None:
         self._spark = spark
@@ -172,7 +178,11 @@ class Query(Operated):
 
     def exception(self) -> FluxError | None:
         """What ended the query, None if nothing went wrong so far."""
-        return self._server.error
+        error = self._server.error
+        if isinstance(error, QueryFailed) and self._input_failed is not None and self._input_failed not in str(error):
+            # Spark may end all Python processes of an executor when it gives up a job, and that is heard first.
+            return QueryFailed(f"{self._input_failed}. What came of it: {error}")
+        return error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
         """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: whether it ended.
@@ -184,8 +194,8 @@ class Query(Operated):
         ended = self._server.finished.wait(timeout)
         if ended and self._server.phase != "finished":  # it leaves nothing behind, and that takes a moment
             ended = self._terminated.wait(None if end is None else max(end - time.monotonic(), 0))
-        if ended and self._server.error is not None:
-            raise self._server.error
+        if ended and (error := self.exception()) is not None:
+            raise error
         return ended if timeout is not None else None
 
     def processAllAvailable(self, timeout: float | None = None) -> None:  # noqa: N802
@@ -277,6 +287,8 @@ class Query(Operated):
         self._ingress.run(f"ingress of {name}", read, done, self._job_failed)
 
     def _job_failed(self, what: str, reason: str) -> None:
+        if not self._cancelled and not reason.startswith(_OURS):
+            self._input_failed = f"the Spark job '{what}' failed: {reason}"
         self._server.job_failed(f"the Spark job '{what}'", reason)
 
     def _supervise(self) -> None:
@@ -292,7 +304,9 @@ class Query(Operated):
             self._look()
         try:
             self._end_fetch()
-            if self._ingress.join(1.0):
+            still_reading = self._ingress.join(1.0)
+            self._cancelled = True
+            if still_reading:
                 self._ingress.cancel()  # whatever they still read, nobody wants it
             if self._jobs.join(self._settings.stop_timeout if self._server.error is None else 5.0):
                 self._jobs.cancel()
@@ -354,16 +368,16 @@ class Query(Operated):
                 context.addJobTag(self._fetch_tag)
                 return fetch_all(self)
         except Exception as error:
-            if self._server.error is not None:
-                raise self._server.error from None
+            if (ended_by := self.exception()) is not None:
+                raise ended_by from None
             if self._server.phase == "finished":
                 raise QueryFailed(f"the output could not be fetched: {reason_of(error)}") from error
         finally:
             self._fetching = False
             if not session_stopped(self._spark):
                 context.removeJobTag(self._fetch_tag)
-        if self._server.error is not None:
-            raise self._server.error
+        if (ended_by := self.exception()) is not None:
+            raise ended_by
         raise UsageError(
             f"query {self._name or self.id} was stopped before its output was fetched: start the flow again"
         )
@@ -386,8 +400,8 @@ class Query(Operated):
         """Wait until the workers are there; raises the query's error, or QueryTimeout."""
         if not self._server.started.wait(checked_timeout(timeout, 0)):
             raise QueryTimeout(f"query {self.id} has not started within {timeout:g} s")
-        if self._server.error is not None:
-            raise self._server.error
+        if (error := self.exception()) is not None:
+            raise error
 
     @property
     def tasks(self) -> int:
@@ -405,7 +419,7 @@ class Query(Operated):
         self._server.finished.wait()
         if self._server.error is not None:
             self._terminated.wait(3 * self._settings.stop_timeout)
-            raise self._server.error
+            raise self.exception() or self._server.error
 
     @property
     def spark(self) -> SparkSession:

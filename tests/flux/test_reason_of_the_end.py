@@ -1,0 +1,32 @@
+"""A query says what ended it, also where a consequence is heard before the cause."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from flux.errors import QueryFailed
+from spark_integration.query import Query
+
+
+def query(*reasons: str, cancelled: bool = False) -> Any:
+    """Its workers were lost, and its input failed for these reasons."""
+    made: Any = Query.__new__(Query)
+    made._server = SimpleNamespace(error=QueryFailed("worker 1 was lost"), job_failed=lambda what, reason: None)
+    made._cancelled = cancelled
+    for reason in reasons:
+        made._job_failed("ingress of DataFrame", reason)
+    return made
+
+
+def test_an_input_that_fails_is_the_reason_although_the_loss_of_its_workers_is_heard_first() -> None:
+    told = str(query("ValueError: bad row 7").exception())
+    assert told.startswith(
+        "the Spark job 'ingress of DataFrame' failed: ValueError: bad row 7. What came of it: worker 1"
+    )
+
+
+def test_an_input_that_ends_with_the_query_is_no_reason() -> None:
+    assert str(query().exception()) == "worker 1 was lost"
+    assert str(query("flux.errors.QueryFailed: the query has ended").exception()) == "worker 1 was lost"
+    assert str(query("[SPARK_JOB_CANCELLED]", cancelled=True).exception()) == "worker 1 was lost"
