@@ -13,9 +13,10 @@ run: setup
 test: setup
 	@$(BIN)/python tests/run.py
 
-# make sim SEED=7 repeats one simulated run, make sim SEEDS=1000 runs many.
+# make sim SEED=7 repeats one simulated run and tells its story if a law breaks, with STORY=1 in any case, with ALL=1 all of
+# it, with VARIANT=name without one rule; make sim SEEDS=1000 runs many.
 sim: setup
-	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(VARIANT),--variant $(VARIANT)) $(if $(STORY),--story) $(if $(ALL),--all),--seeds $(SEEDS))
 
 lint: setup
 	@$(BIN)/python tests/run.py lint

@@ -1,4 +1,4 @@
-"""A sink that notes what arrives and when, and what its notes say at the end.
+"""A sink that notes arriving rows and their times, and an evaluation of its notes at the end.
 
 For every step it notes, for each partition of the stage before it, when the step was applied (the step's time, the
 same on every replica, so that the notes survive faults), when the oldest of its rows was due, and how many rows came.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -76,10 +76,17 @@ def sink(keys: int, partitions: int, newest: bool = True) -> type[Arrivals]:
     return type("Arrived", (Arrivals,), settings)
 
 
+class Span(NamedTuple):
+    """From ``start`` to ``end``, in seconds since 1970."""
+
+    start: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Seen:
-    """What has arrived: one entry for each step and partition of the stage before, by time, in seconds. ``due`` is 0
-    where rows came as fast as they could."""
+    """The arrivals: one entry for each step and partition of the stage before, by time, in seconds. ``due`` is 0 if
+    rows came as fast as they could."""
 
     at: np.ndarray
     partition: np.ndarray
@@ -94,14 +101,15 @@ class Seen:
 
     @property
     def age_ms(self) -> np.ndarray:
-        return (self.at - self.due) * 1e3
+        ages: np.ndarray = (self.at - self.due) * 1e3
+        return ages
 
     def between(self, start: float, end: float) -> np.ndarray:
-        """Of rows that were due: True for what arrived in this time."""
+        """Mask of the entries that had a due time and arrived in this span."""
         return (self.at >= start) & (self.at < end) & (self.due > 0)
 
     def due_between(self, start: float, end: float) -> np.ndarray:
-        """True for what was due in this time, whenever it arrived."""
+        """Mask of the entries that were due in this span, whenever they arrived."""
         return (self.due >= start) & (self.due < end)
 
     def rate(self, start: float, end: float) -> float:
@@ -110,12 +118,12 @@ class Seen:
         return float(self.rows[inside].sum() / (end - start))
 
     def longest_gap_ms(self, partition: int, start: float, end: float) -> float:
-        """Longest time without rows of a partition. The ends count: what does not come at all is a gap too."""
+        """Longest time without rows of a partition. The time before the first and after the last row counts too."""
         at = self.at[(self.at > start) & (self.at < end) & (self.partition == partition)]
         return float(np.diff([start, *at, end]).max() * 1e3)
 
     def exactness(self, expected: np.ndarray) -> dict[str, int]:
-        """Rows that are missing and rows that were counted twice, against what the source alone gives."""
+        """Numbers of missing rows and of rows counted twice, compared with the rows that the source gives by itself."""
         return {
             "rows": int(expected.sum()),
             "lost": int(np.maximum(expected - self.counts, 0).sum()),

@@ -1,4 +1,4 @@
-"""What a fault looks like from the outside: rows flow at a steady rate while workers are killed or stopped.
+"""How a fault looks from outside: rows flow at a steady rate while workers are killed or stopped.
 
 Rows pass a keyed stage with ``replicas`` copies and arrive at a sink with as many. Every row carries the time at which
 it was due. The sink notes for each step when it was applied (the step's time, the same on every replica, so that the
@@ -25,8 +25,9 @@ from benchmarks import session
 from benchmarks.arrivals import Seen, collect, percentile, sink
 from benchmarks.paced import END, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
-from controller.membership import Member
-from spark_integration.query import Query, start_query
+from controller.replicas.membership import Member
+from spark_integration.query import Query
+from spark_integration.start import start_query
 
 KEYS = 10_000
 WARM_UP_S = 3.0
@@ -34,10 +35,11 @@ WARM_UP_S = 3.0
 LOOK_S, REPAIR_S = 4.0, 30.0
 #: Steady flow between the end of a repair and the next fault.
 CALM_S = 2.0
-#: The last so many are shown where the query fails.
+#: If the query fails, this many of the last ones are shown.
 EVENTS = 40
-#: Milliseconds. A row that arrives later after such a fault shows that some stream has stood still for longer than detection,
-#: take-over and reading on take, however well everything else flows. A pause is noticed after the heartbeat time-out.
+#: Milliseconds. A row that arrives later after such a fault shows that some stream has stood still for longer than
+#: detection, take-over and reading on take, however well everything else flows. A pause is noticed after the heartbeat
+#: time-out.
 OLDEST_MS = {"kill-executor": 1000.0, "kill-worker": 400.0, "pause": 1500.0}
 
 
@@ -56,11 +58,13 @@ class Fault:
 
 @dataclass
 class Faults:
-    """Injects faults one after the other, each when the query is whole again."""
+    """Injects faults one after the other, each when the query is whole again and has as many ``workers`` as at its
+    start: a fault that leaves one worker alone measures how much that one can do."""
 
     query: Query
     kind: str
     times: int
+    workers: int
     console: Console
     pause_s: float
     done: list[Fault] = field(default_factory=list)
@@ -112,12 +116,12 @@ class Faults:
         return self._until(self.query.is_whole, limit_s)
 
     def _calm(self, limit_s: float) -> bool:
-        """Whole, and that for a while: a worker that has just joined may still be given partitions."""
+        """Whole with all workers, and that for a while: one that has just joined may still be given partitions."""
         since = time.monotonic()
 
         def calm() -> bool:
             nonlocal since
-            if not self.query.is_whole():
+            if not self.query.is_whole() or len(self.query.members()) < self.workers:
                 since = time.monotonic()
             return time.monotonic() - since >= CALM_S
 
@@ -186,14 +190,14 @@ def _measure(
     script = Script(rate, workers, KEYS)
     counts = flux.stage(key="key", partitions=partitions, replicas=replicas, output_mode="update")(Counts)
     arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(sink(KEYS, partitions))
-    start_at = time.time() + 6.0  # when workers are there
-    script.say(START, start_at)
     source = flux.source(script.read, SCHEMA, partitions=workers)
     query = start_query([arrivals(counts(source))], "failover", spark, keep_output=True, workers=workers, **options)
-    faults = Faults(query, kind, times, console, query.plan.settings.heartbeat_timeout + 1.0)
+    faults = Faults(query, kind, times, workers, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)
-        time.sleep(max(start_at + WARM_UP_S - time.time(), 0))
+        start_at = time.time() + 1.0  # not before workers are there: rows of a backlog are old without any fault
+        script.say(START, start_at)
+        time.sleep(1.0 + WARM_UP_S)
         faults.run()
         script.say(END, script.batch_due_at(time.time() + LOOK_S))
         query.wait_for_output()
@@ -232,8 +236,8 @@ def _measure(
 
 
 def note_oldest(seen: Seen, faults: list[Fault]) -> None:
-    """The age of the oldest row that arrived between each fault and the next one: what stands still until the table changes
-    again is as old as that."""
+    """The age of the oldest row that arrived between each fault and the next one. A stream that stands still until the
+    table changes again shows here."""
     ends = [*(fault.at for fault in faults[1:]), np.inf]
     for fault, end in zip(faults, ends, strict=True):
         ages = seen.age_ms[seen.between(fault.at, end)]

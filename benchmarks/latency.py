@@ -18,9 +18,10 @@ from rich.console import Console
 import flux
 from benchmarks import session
 from benchmarks.data import KEYS
+from benchmarks.operating import await_any_progress
 from benchmarks.timeline import Report, of_progress
 from spark_integration.egress import fetch_all
-from spark_integration.query import await_any_progress, start_query
+from spark_integration.start import start_query
 
 SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("amount", pa.int64()), ("value", pa.float64())])
 #: Rows become due in groups this far apart; the source emits what is due whenever it is asked.

@@ -1,4 +1,4 @@
-"""What moving partitions looks like from the outside, while rows flow.
+"""How moves of partitions look from outside, while rows flow.
 
 Rows pass a keyed stage whose partitions have so many MiB of state each (keys that were loaded first) and arrive at a
 sink. First at a steady rate: each partition is moved once, and the gaps between its arrivals and the latency of the
@@ -20,12 +20,13 @@ from rich.console import Console
 
 import flux
 from benchmarks import session
-from benchmarks.arrivals import Seen, collect, percentile, sink
+from benchmarks.arrivals import Seen, Span, collect, percentile, sink
 from benchmarks.operating import Operator, until
 from benchmarks.paced import END, FLAT, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
-from controller.events import Event
-from spark_integration.query import Query, start_query
+from controller.report.events import Event
+from spark_integration.query import Query
+from spark_integration.start import start_query
 
 #: Of a copy of the state, for each key: the key itself and six measures.
 BYTES_PER_KEY = 72
@@ -61,13 +62,13 @@ class Window:
 
 @dataclass
 class Times:
-    """When what happened. ``flat_*``: the part in which rows come as fast as they go."""
+    """Times of the parts of a run. ``flat_*``: the part in which rows come as fast as they can."""
 
     start: float = 0.0
     first_move: float = 0.0
     windows: list[Window] = field(default_factory=list)
     flat_start: float = 0.0
-    flat_moves: tuple[float, float] = (0.0, 0.0)
+    flat_moves: Span = field(default_factory=lambda: Span(0.0, 0.0))
 
 
 def run(
@@ -122,7 +123,7 @@ def _measure(
 
 
 def _applied(query: Query) -> int:
-    """Rows that have arrived at the sink; in a query that has failed, all there will ever be."""
+    """Rows that have arrived at the sink. Raises the error of a query that has failed."""
     if (error := query.exception()) is not None:
         raise error
     progress = query.lastProgress
@@ -153,24 +154,25 @@ def _move_flat_out(script: Script, query: Query, operator: Operator, times: Time
     targets = operator.targets()
     start = time.time()
     operator.move(targets, MOVE_LIMIT_S * len(targets))
-    times.flat_moves = start, time.time()
+    times.flat_moves = Span(start, time.time())
     script.say(END, _furthest(query) + END_AHEAD)
 
 
 def _furthest(query: Query) -> int:
     """Number of the batch that the fastest source has come to."""
     sources = [each for member in query.members().values() for each in member.stats.get("sources", ())]
-    return max(start + batches for _, _, start, batches, _ in sources)
+    return int(max(start + batches for _, _, start, batches, _ in sources))
 
 
 # ---- what came of it
 
 
 def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -> dict[str, Any]:
-    """``stall_ms``: longest gap between arrivals of a partition around its move, less the median of what the longest gap
-    is in windows just as long without a move; ``controller_stall_ms``: how long the primary stood still for the copy;
-    ``flat_*``: of the moves while rows come as fast as they go, whose copies have more rows in their output logs."""
-    calm = times.start + WARM_UP_S, times.first_move
+    """``stall_ms``: longest gap between arrivals of a partition around its move, less the median of what the longest
+    gap is in windows just as long without a move; ``controller_stall_ms``: how long the primary stood still for the
+    copy; ``flat_*``: of the moves while rows come as fast as they go, whose copies have more rows in their output
+    logs."""
+    calm = Span(times.start + WARM_UP_S, times.first_move)
     gaps = [_gap(seen, window) for window in times.windows]
     usual = [usual_gap_ms(seen, window, calm, partitions) for window in times.windows]
     stalls = np.maximum(np.array(gaps) - np.array(usual), 0.0)
@@ -179,7 +181,7 @@ def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -
         others |= seen.between(window.start, window.end) & (seen.partition != window.partition)
     before = seen.age_ms[seen.between(*calm)]
     during = seen.age_ms[others]
-    flat_before = seen.rate(times.flat_start, times.flat_moves[0])
+    flat_before = seen.rate(times.flat_start, times.flat_moves.start)
     flat_during = seen.rate(*times.flat_moves)
     copied = [event.stall_ms for event in moves[: len(times.windows)]]
     copied_flat = [event.stall_ms for event in moves[len(times.windows) :]]
@@ -205,7 +207,7 @@ def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -
         "throughput_before": round(flat_before),
         "throughput_during": round(flat_during),
         "throughput_ratio": _ratio(flat_during, flat_before),
-        "rolling_move_s": round(times.flat_moves[1] - times.flat_moves[0], 3),
+        "rolling_move_s": round(times.flat_moves.end - times.flat_moves.start, 3),
     }
 
 
@@ -213,10 +215,10 @@ def _gap(seen: Seen, window: Window) -> float:
     return seen.longest_gap_ms(window.partition, window.start - BEFORE_S, window.end + AFTER_S)
 
 
-def usual_gap_ms(seen: Seen, window: Window, calm: tuple[float, float], partitions: int) -> float:
+def usual_gap_ms(seen: Seen, window: Window, calm: Span, partitions: int) -> float:
     """The same look at the calm time: median over all windows of that length, and over all partitions."""
     length = BEFORE_S + window.end - window.start + AFTER_S
-    starts = np.arange(calm[0], max(calm[1] - length, calm[0]) + 1e-3, length)
+    starts = np.arange(calm.start, max(calm.end - length, calm.start) + 1e-3, length)
     gaps = [seen.longest_gap_ms(p, start, start + length) for start in starts for p in range(partitions)]
     return float(np.median(gaps))
 

@@ -1,13 +1,14 @@
-"""What the benchmarks ask of a running query, in the way of the flux command."""
+"""Requests of the benchmarks to a running query: its progress, and the requests of the flux command."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from controller.client import Client, choose
-from controller.events import Event
-from controller.requests import Accepted, GetPartitions, Partitions, StartMoves, WantedMove
+from controller.operate.client import Client, choose
+from controller.operate.requests import Accepted, GetPartitions, Partitions, StartMoves, WantedMove
+from controller.report.events import Event
 from flux.errors import QueryFailed
 from spark_integration.query import Query
 
@@ -21,6 +22,17 @@ def until(condition: Callable[[], object], limit_s: float, what: str) -> None:
         if time.monotonic() > end:
             raise QueryFailed(f"the benchmark has waited {limit_s:g} s in vain until {what}")
         time.sleep(LOOK_S)
+
+
+def await_any_progress(query: Query, after: dict[str, Any] | None, timeout: float) -> dict[str, Any] | None:
+    """The next progress report after the one given, or None if none came in time or the query has ended."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end and query.isActive:
+        newest = query.lastProgress
+        if newest is not None and newest is not after:
+            return newest
+        time.sleep(0.05)
+    return None
 
 
 class Operator:
@@ -62,7 +74,7 @@ class Operator:
 
 
 def next_worker(workers: Sequence[int], held: Sequence[int]) -> int:
-    """The first after the one that has the primary, in a ring, that has no copy."""
+    """The first worker without a replica, counted in a ring from the primary's worker on."""
     ring = [worker for worker in workers if worker > held[0]] + [worker for worker in workers if worker < held[0]]
     free = [worker for worker in ring if worker not in held]
     if not free:

@@ -134,7 +134,7 @@ class Script:
 
     @property
     def _cumulated(self) -> np.ndarray:
-        found = self.__dict__.get("_zipf_cumulated")
+        found: np.ndarray | None = self.__dict__.get("_zipf_cumulated")
         if found is None:
             weights = 1 / np.arange(1, self.keys + 1) ** self.zipf
             found = np.cumsum(weights) / weights.sum()

@@ -29,12 +29,12 @@ from rich.console import Console
 
 import flux
 from benchmarks import session
-from benchmarks.arrivals import Seen, collect, percentile, sink
+from benchmarks.arrivals import Seen, Span, collect, percentile, sink
 from benchmarks.operating import Operator
 from benchmarks.paced import END, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
-from controller.events import Event
-from spark_integration.query import start_query
+from controller.report.events import Event
+from spark_integration.start import start_query
 
 WORKERS = 3
 KEYS = 50_000
@@ -200,8 +200,8 @@ def slow_summary(static: Ran, adaptive: Ran) -> dict[str, Any]:
     }
 
 
-def _counted(ran: Ran) -> tuple[float, float]:
-    return min(ran.slow_at + SETTLED_LIMIT_S, (ran.slow_at + ran.end) / 2), ran.end
+def _counted(ran: Ran) -> Span:
+    return Span(min(ran.slow_at + SETTLED_LIMIT_S, (ran.slow_at + ran.end) / 2), ran.end)
 
 
 def _mean_age(ran: Ran, start: float, end: float) -> float | None:

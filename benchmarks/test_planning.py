@@ -11,15 +11,16 @@ import pyarrow as pa
 import pytest
 
 import flux
+from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
+from controller.balance.policies import Policy, PolicySettings, make
 from controller.dag import compile_plan
-from controller.load import Loads, ReplicaLoad, WorkerLoad
-from controller.moves import retain, without_worker
-from controller.placement import Seat, first_table
-from controller.policies import Policy, PolicySettings, make
-from controller.sweep import Census, Wanted, all_additions, next_additions
-from flux.api import Source
+from controller.replicas.apart import Place
+from controller.replicas.next_additions import Census, Wanted, all_additions, next_additions
+from controller.replicas.placement import FarApart
+from controller.replicas.table_changes import retain, without_worker
+from flux.dataflow.api import DataFrameSource
 from flux.settings import Settings
-from partitioning.table import ReplicaAt, Table
+from partitioning.table import Table
 
 WORKERS, STAGES, PARTITIONS, LOST = 1_000, 25, 4_000, 10
 
@@ -30,18 +31,15 @@ class Large:
     overloaded = range(0, WORKERS, 50)
 
     def __init__(self) -> None:
-        flow: Any = Source("rows", dataframe=pa.schema([("x", pa.int64())]))
+        flow: Any = DataFrameSource("rows", pa.schema([("x", pa.int64())]))
         for number in range(STAGES):
             flow = flux.stage(partitions=PARTITIONS, replicas=2, name=f"s{number}")(lambda batch: batch)(flow)
         self.plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0)
-        self.executor = [f"e{worker}" for worker in range(WORKERS)]
+        self.placement = FarApart({worker: Place.of("", "", f"e{worker}") for worker in range(WORKERS)})
         self.table = self.place()
 
     def place(self) -> Table:
-        return first_table(self.plan, [Seat(worker, self.executor[worker], "") for worker in range(WORKERS)])
-
-    def may_hold(self, worker: int, replicas: tuple[ReplicaAt, ...]) -> bool:
-        return self.executor[worker] not in {self.executor[replica.worker] for replica in replicas}
+        return self.placement.first_table(self.plan, dict.fromkeys(range(WORKERS), ""))
 
     def plan_for_losses(self) -> tuple[Table, list[Wanted]]:
         """Ten workers, none of which holds both copies of a partition with another, and all that must be added then."""
@@ -49,7 +47,7 @@ class Large:
         for worker in range(0, WORKERS, WORKERS // LOST):
             table, orphans = without_worker(table, worker, lambda stage, partition, replica: replica.live, [1])
             assert not orphans
-        return table, all_additions(self.plan, table, self.may_hold)
+        return table, all_additions(self.plan, table, self.placement)
 
     def held(self, table: Table, wanted: list[Wanted]) -> list[int]:
         counts = Counter(replica.worker for rows in table.stages for replicas in rows for replica in replicas)
@@ -68,7 +66,7 @@ class Large:
             for p, copies in enumerate(rows)
             for place, r in enumerate(copies)
         ]
-        return Loads({worker: WorkerLoad(worker, self.executor[worker]) for worker in range(WORKERS)}, replicas, 1.0)
+        return Loads({worker: WorkerLoad(worker, f"e{worker}") for worker in range(WORKERS)}, replicas, 1.0)
 
     def pairing(self) -> Policy:
         return make("pairing", PolicySettings(max_moves=WORKERS))
@@ -93,7 +91,7 @@ def test_look_of_the_sweep_after_a_change(benchmark: Any, large: Large) -> None:
 
     def look() -> None:
         nonlocal table
-        (wanted,) = next_additions(large.plan, table, [], 1, large.may_hold, census)
+        (wanted,) = next_additions(large.plan, table, [], 1, large.placement, census)
         table = retain(table, wanted.stage, wanted.partition, wanted.worker)
 
     benchmark.pedantic(look, rounds=50, warmup_rounds=1)

@@ -20,9 +20,10 @@ from rich.console import Console
 
 import flux
 from benchmarks import data, session
+from benchmarks.operating import await_any_progress
 from benchmarks.timeline import Report, of_progress
 from spark_integration.egress import fetch_all
-from spark_integration.query import await_any_progress, start_query
+from spark_integration.start import start_query
 
 #: Rows that the peer reads at most.
 PEER_ROWS = 5_000_000
@@ -86,8 +87,9 @@ def _replicated(
     replicas: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Rates with one copy, with replicas, and with unordered copies, interleaved; medians. Each kind is first, second and
-    last equally often: what a run leaves behind, in memory and caches, is the next one's."""
+    """Rates with one replica, with several, and with several that are not kept in order, interleaved; medians. Each
+    kind runs first, second and last equally often, because a run finds the memory and caches that the run before has
+    left."""
     kinds = [("one", 1, True), ("replicas", replicas, True), ("unordered", replicas, False)]
     rates: dict[str, list[float]] = {name: [] for name, _, _ in kinds}
     for round_ in range(ROUNDS):
@@ -224,7 +226,7 @@ def _stream(spark: SparkSession, shape: data.Shape, paths: list[str]) -> float:
             .start()
         )
         query.awaitTermination(600)
-        return sum(progress["durationMs"].get("addBatch", 0) for progress in query.recentProgress) / 1e3
+        return float(sum(progress["durationMs"].get("addBatch", 0) for progress in query.recentProgress)) / 1e3
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Throughput and latency over time, with what happened meanwhile: what a benchmark's PNG shows."""
+"""The picture of a benchmark: throughput and latency over time, and the events meanwhile."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Line:
 
 @dataclass
 class Report:
-    """``figures`` are what is printed; ``lines`` what is drawn, each from its own beginning; ``failed``: why the command that
-    prints it ends with an error."""
+    """``figures``: to be printed; ``lines``: to be drawn, each from its own beginning; ``failed``: why the command ends
+    with an error after it has printed them."""
 
     figures: dict[str, Any]
     lines: list[Line] = field(default_factory=list)
@@ -63,8 +63,8 @@ def of_arrivals(name: str, seen: Seen, marks: Iterable[Mark], start: float, end:
 
 
 def of_progress(name: str, reports: Iterable[Mapping[str, Any]], stage: int) -> Line:
-    """From the progress reports of a query: rows that a stage applied per second, and the 99th percentile of the latency
-    of its last steps."""
+    """From the progress reports of a query: rows that a stage applied per second, and the 99th percentile of the
+    latency of its last steps."""
     points = [
         (
             datetime.fromisoformat(report["timestamp"]).timestamp(),

@@ -1,4 +1,4 @@
-"""From the flow that a user built to a checked plan: names, schemas, keys, edges, topological order (DESIGN 2, 5).
+"""Compiles the flow that a user built to a checked plan: names, schemas, keys, edges, topological order (design: plan).
 
 Stages are numbered in topological order, so that a sweep from input to output is a walk over ascending ids. For
 ``C(A(x), B(A(x)))`` with one A: A=0, B=1, C=2; edges x->A, A->B, A->C, B->C.
@@ -12,14 +12,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from flux.aggregate import Aggregate
-from flux.api import Flow, Source
-from flux.collect import Collect
-from flux.columns import check_key, position
+from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.api import Flow, Source, WorkerSource
+from flux.dataflow.collect import Collect
+from flux.dataflow.columns import check_key, position
+from flux.dataflow.operator import Operator
+from flux.dataflow.plain import plain_schema
+from flux.dataflow.plan import (
+    DataFrameSourcePlan,
+    EdgePlan,
+    FromDataFrame,
+    FromSource,
+    FromStage,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    WorkerSourcePlan,
+)
 from flux.errors import SchemaError, UsageError
-from flux.operator import Operator
-from flux.plain import plain_schema
-from flux.plan import EdgePlan, Plan, SourcePlan, StagePlan
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
@@ -63,10 +73,10 @@ def compile_plan(
     collect: int = 0,
     case_sensitive: bool = False,
 ) -> Plan:
-    """Check and number everything. ``collect``: partitions of the collecting stage added behind each flow; 0: none.
-    ``case_sensitive``: whether columns are found by their exact name only.
+    """Check and number everything. ``collect``: partitions of the collecting stage that is added after each flow; 0:
+    none is added. ``case_sensitive``: columns are found by their exact name only.
 
-    UsageError and SchemaError say which stage is meant, what was expected and what came."""
+    UsageError and SchemaError name the stage, the expected value and the actual value."""
     return _Compiler(settings, to_arrow, case_sensitive).compile(flows, query, secret, collect)
 
 
@@ -91,7 +101,7 @@ class _Compiler:
             for flow in flows:
                 self._add_collect(self._stage_ids[id(flow)], collect)
         stages = [
-            replace(stage, edges_out=tuple(edge.id for edge in self.edges if edge.stage == stage.id))
+            replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
             for stage in self.stages
         ]
         return Plan(query, tuple(self.sources), tuple(stages), tuple(self.edges), self.settings, secret)
@@ -114,11 +124,11 @@ class _Compiler:
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
         inputs = [self._input(given) for given in flow.inputs]
-        schemas = tuple(schema for _, _, schema in inputs)
+        schemas = tuple(schema for _, schema in inputs)
         output = self._output_schema(name, operator, schemas, stage.key)
         edges_in = [
-            self._add_edge(kind, index, name, len(self.stages), number, stage.key, schema, partitions)
-            for number, (kind, index, schema) in enumerate(inputs)
+            self._add_edge(origin, len(self.stages), number, stage.key, schema, partitions)
+            for number, (origin, schema) in enumerate(inputs)
         ]
         self._stage_ids[id(flow)] = len(self.stages)
         self.stages.append(
@@ -144,7 +154,7 @@ class _Compiler:
                 f"stage {stage.name} has no output to make a DataFrame of: it is a sink; call start() instead"
             )
         name = self._unique(f"{stage.name}.toDF")
-        edge = self._add_edge("stage", stage_id, name, len(self.stages), 0, (), stage.output_schema, partitions)
+        edge = self._add_edge(stage, len(self.stages), 0, (), stage.output_schema, partitions)
         memory = self.settings.egress_memory
         self.stages.append(
             StagePlan(
@@ -165,9 +175,10 @@ class _Compiler:
     def _instance(self, name: str, make: Callable[[], Operator]) -> Operator:
         try:
             return make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            what = "it calls sys.exit()" if isinstance(error, SystemExit) else str(error)
             raise UsageError(
-                f"stage {name}: its operator cannot be made: {error}. Arguments come in a call of their own: "
+                f"stage {name}: its operator cannot be made: {what}. Arguments come in a call of their own: "
                 f"{name}(...)(input)"
             ) from error
 
@@ -182,71 +193,63 @@ class _Compiler:
             declared = operator.output_schema(schemas, key)
         except (UsageError, KeyTypeError, ColumnTypeError) as error:
             raise SchemaError(f"stage {name}: {error}") from error
+        except SystemExit as error:
+            raise UsageError(f"stage {name}: output_schema() calls sys.exit()") from error
         return None if declared is None else plain_schema(self.to_arrow(declared), f"stage {name}, output")
 
     # ---- inputs and edges
 
-    def _input(self, given: Flow | Source) -> tuple[str, int, pa.Schema]:
+    def _input(self, given: Flow | Source) -> tuple[SourcePlan | StagePlan, pa.Schema]:
         if isinstance(given, Source):
-            index = self._source(given)
-            return "source", index, self.sources[index].schema
-        index = self._stage_ids[id(given)]
-        schema = self.stages[index].output_schema
-        if schema is None:
+            source = self.sources[self._source(given)]
+            return source, source.schema
+        stage = self.stages[self._stage_ids[id(given)]]
+        if stage.output_schema is None:
             raise UsageError(
                 f"stage {given.stage.name} is a sink (it declares no schema) and cannot feed another stage"
             )
-        return "stage", index, schema
+        return stage, stage.output_schema
 
     def _source(self, given: Source) -> int:
         if id(given) not in self._source_ids:
             self._source_ids[id(given)] = len(self.sources)
-            declared = given.schema if given.dataframe is None else given.dataframe
-            name = self._unique(given.name)
-            self.sources.append(
-                SourcePlan(
-                    len(self.sources),
-                    name,
-                    plain_schema(self.to_arrow(declared), f"source {name}"),
-                    given.partitions,
-                    given.read,
-                    given.seeks,
-                )  # fmt: skip
-            )
+            index, name = len(self.sources), self._unique(given.name)
+            schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
+            if isinstance(given, WorkerSource):
+                self.sources.append(WorkerSourcePlan(index, name, schema, given.partitions, given.read, given.seeks))
+            else:
+                self.sources.append(DataFrameSourcePlan(index, name, schema))
         return self._source_ids[id(given)]
 
     def _add_edge(
         self,
-        kind: str,
-        index: int,
-        name: str,
+        origin: SourcePlan | StagePlan,
         consumer: int,
         number: int,
         key: tuple[str, ...],
         schema: pa.Schema,
         partitions: int,
     ) -> int:
-        from_source = kind == "source"
-        producers = self.sources[index].partitions if from_source else self.stages[index].partitions
-        self.edges.append(
-            EdgePlan(
-                len(self.edges),
-                index if from_source else None,
-                None if from_source else index,
-                consumer,
-                number,
-                tuple(position(schema, column) for column in key),
-                schema,
-                partitions,
-                producers,
-            )  # fmt: skip
-        )
-        return len(self.edges) - 1
+        edge_id = len(self.edges)
+        where = edge_id, consumer, number, tuple(position(schema, column) for column in key), schema, partitions
+        match origin:
+            case StagePlan():
+                self.edges.append(FromStage(*where, origin.partitions, origin.id))
+            case WorkerSourcePlan():
+                self.edges.append(FromSource(*where, origin.partitions, origin.id))
+            case _:
+                self.edges.append(FromDataFrame(*where, 0, origin.id))
+        return edge_id
+
+    @staticmethod
+    def _leaves(edge: EdgePlan, stage: StagePlan) -> bool:
+        return isinstance(edge, FromStage) and edge.stage == stage.id
 
     # ---- small checks
 
     def _unique(self, name: str) -> str:
-        """The same stage used twice in a flow gets a number: names are how users find their way in reports."""
+        """A stage that is used twice in a flow gets a number in its name, so that users can tell the two apart in
+        reports."""
         candidate, number = name, 2
         while candidate in self._names:
             candidate, number = f"{name}#{number}", number + 1

@@ -1,26 +1,28 @@
-"""A plan as text for people: sources, stages with their keys, partitions and copies, and the policies they run under."""
+"""A plan as text for people: sources, stages with their keys, partitions and replicas, and the policies of the
+query."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 
-from flux.aggregate import Aggregate
-from flux.api import FunctionOperator
-from flux.operator import Operator
-from flux.plan import EdgePlan, Plan, SourcePlan, StagePlan
+from controller.wording import count, some
+from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.api import FunctionOperator
+from flux.dataflow.operator import Operator
+from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.replicas.kinds import replicated
 from flux.settings import Settings
 
 #: Longer lists of columns are cut.
 COLUMNS_MAX = 20
-#: So are longer arguments.
+#: Longer texts of arguments are cut too.
 ARGUMENTS_CHARS_MAX = 200
 
 
 def explain(plan: Plan, workers: int = 0) -> str:
-    """``workers``: as many as the query has; 0: it has not started."""
+    """``workers``: number of workers of the query; 0: the query has not started."""
     lines = [_heading(plan)]
     for source in plan.sources:
         lines += _source(source)
@@ -31,16 +33,16 @@ def explain(plan: Plan, workers: int = 0) -> str:
 
 
 def _heading(plan: Plan) -> str:
-    return f"Flux plan: {_count(len(plan.sources), 'source')}, {_count(len(plan.stages), 'stage')}"
+    return f"Flux plan: {count(len(plan.sources), 'source')}, {count(len(plan.stages), 'stage')}"
 
 
 def _source(source: SourcePlan) -> Iterator[str]:
     yield f"source {source.name}"
-    if source.read is None:
+    if not isinstance(source, WorkerSourcePlan):
         yield "    read by Spark tasks, one for each partition of the DataFrame"
     else:
         again = "from where it stopped" if source.seeks else "from its start"
-        yield f"    {_count(source.partitions or 0, 'partition')}, read in the workers; after a loss again {again}"
+        yield f"    {count(source.partitions, 'partition')}, read in the workers; after a loss again {again}"
     yield f"    gives {_columns(source.schema)}"
 
 
@@ -49,7 +51,7 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     yield f"stage {stage.name}: {_what(stage, operator)}"
     for edge_id in stage.edges_in:
         yield f"    reads {_origin(plan, plan.edges[edge_id])}, {_routing(plan.edges[edge_id])}"
-    yield f"    {_count(stage.partitions, 'partition')}, {_copies(stage.replicas)}"
+    yield f"    {count(stage.partitions, 'partition')}, {_copies(stage)}"
     if isinstance(operator, Aggregate):
         when = (
             "once, at the end of the input" if stage.output_mode == "complete" else "after every step that changes it"
@@ -74,10 +76,7 @@ def _what(stage: StagePlan, operator: Operator) -> str:
 
 
 def _origin(plan: Plan, edge: EdgePlan) -> str:
-    if edge.source is not None:
-        return f"source {plan.sources[edge.source].name}"
-    assert edge.stage is not None
-    return f"stage {plan.stages[edge.stage].name}"
+    return f"{'stage' if edge.from_stage else 'source'} {plan.origin(edge).name}"
 
 
 def _routing(edge: EdgePlan) -> str:
@@ -86,10 +85,10 @@ def _routing(edge: EdgePlan) -> str:
     return f"rows by hash of {', '.join(edge.schema.field(position).name for position in edge.key)}"
 
 
-def _copies(replicas: int) -> str:
-    if replicas == 1:
+def _copies(stage: StagePlan) -> str:
+    if not replicated(stage):
         return "1 replica: the loss of its executor ends the query"
-    return f"{replicas} replicas: survives the loss of {_count(replicas - 1, 'executor')}"
+    return f"{stage.replicas} replicas: survives the loss of {count(stage.replicas - 1, 'executor')}"
 
 
 def _policies(plan: Plan, workers: int) -> Iterator[str]:
@@ -98,7 +97,7 @@ def _policies(plan: Plan, workers: int) -> Iterator[str]:
         yield f"    workers: {workers}"
     else:
         yield f"    workers: {settings.workers or 'as many as there is room for'}"
-    if any(stage.replicas > 1 for stage in plan.stages):
+    if any(replicated(stage) for stage in plan.stages):
         yield "    copies: " + _placement(settings)
     yield "    balance: " + _balance(settings)
     yield f"    losses: a worker that is silent for {settings.heartbeat_timeout:g} s is given up"
@@ -110,7 +109,7 @@ def _policies(plan: Plan, workers: int) -> Iterator[str]:
 
 def _placement(settings: Settings) -> str:
     where = "on one executor where there are too few" if settings.same_executor else "on different executors"
-    return f"{where}; repaired {_count(settings.repairs_at_once, 'partition')} of a stage at a time"
+    return f"{where}; repaired {count(settings.repairs_at_once, 'partition')} of a stage at a time"
 
 
 def _balance(settings: Settings) -> str:
@@ -118,18 +117,12 @@ def _balance(settings: Settings) -> str:
         return "off: partitions stay where they are"
     return (
         f"policy {settings.balance_policy} every {settings.balance_round:g} s, up to "
-        f"{_count(settings.balance_max_moves, 'move')} and {_mib(settings.balance_max_bytes_per_second)} per second"
+        f"{count(settings.balance_max_moves, 'move')} and {_mib(settings.balance_max_bytes_per_second)} per second"
     )
 
 
 def _columns(schema: pa.Schema) -> str:
-    shown = [f"{field.name} {field.type}" for field in schema][:COLUMNS_MAX]
-    more = len(schema) - len(shown)
-    return ", ".join(shown) + (f" and {more} more columns" if more else "")
-
-
-def _count(number: Any, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return some([f"{field.name} {field.type}" for field in schema], COLUMNS_MAX, "columns")
 
 
 def _mib(nbytes: int) -> str:

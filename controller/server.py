@@ -1,4 +1,4 @@
-"""The controller's thread: socket and clock around the state machine (DESIGN 2)."""
+"""The controller's thread: socket and clock around the state machine (design: controller-thread)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from controller.desk import About
-from controller.progress import Progress
-from controller.requests import AnyAnswer, AnyRequest, Refused
-from controller.service import Service
-from controller.state import Controller, Tell
-from flux.codec import HEADER_BYTES_MAX, decode_report, encode
+from controller.decide.phases import QueryPhase
+from controller.decide.state import Controller, Tell
+from controller.operate.desk import About
+from controller.operate.requests import AnyAnswer, AnyRequest, Refused
+from controller.operate.service import Service
+from controller.report.progress import Progress
+from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
-from flux.lifeline import Lifelines
-from flux.plan import Plan
-from flux.shell import Rendezvous
-from flux.transport import Keys, Port, Sockets
+from flux.shell.lifeline import Lifelines
+from flux.shell.loop import Rendezvous
+from flux.shell.transport import Keys, Port, Sockets
+from flux.wire.codec import decode_report
+from flux.wire.frames import HEADER_BYTES_MAX, encode
 
 log = logging.getLogger("flux")
 
 #: The longest report, with its seal.
 REPORT_BYTES_MAX = HEADER_BYTES_MAX + 1024
-#: How soon a command of another thread is noticed.
+#: The longest time before the controller's thread notices a call of another thread.
 COMMAND_S = 0.01
 #: Progress reports that are kept, as many as a StreamingQuery keeps by default.
 PROGRESS_KEPT = 100
-#: How long a question of another thread may wait for the controller's thread: a paused machine is patient, a person less so.
+#: How long a call of another thread waits for the controller's thread: longer than usual pauses of a machine, and not
+#: longer than a person's patience.
 ANSWER_S = 30.0
-#: How often such a wait looks whether the controller's thread is still there.
+#: How often such a call checks that the controller's thread still lives.
 ALIVE_EVERY_S = 0.1
 
 T = TypeVar("T")
@@ -56,8 +59,9 @@ class Server:
     ) -> None:
         began, started = time.monotonic(), time.time()
         self.core = Controller(plan, slots, began)
-        # Events show the wall clock's time of the start and what has passed since: that clock may be set back.
-        self.core.repairs.events.wall_ahead = started - began
+        # Events show the wall clock's time of the start plus the time that has passed since: the wall clock may be set
+        # back.
+        self.core.board.events.wall_ahead = started - began
         self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
         self.started = threading.Event()
         self.finished = threading.Event()
@@ -68,7 +72,7 @@ class Server:
         self._title = name or query_id
         self._report = Progress(plan, query_id, name, run_id)
         about = About(query_id, name, application, os.getpid(), started, began=began)
-        #: Asked in the controller's thread about an error that ends the query: the same, or what is behind it.
+        #: Called in the controller's thread with an error that ends the query: returns the same error, or its cause.
         self.explain: Callable[[FluxError], FluxError] = lambda error: error
         self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
@@ -87,7 +91,8 @@ class Server:
 
     @property
     def phase(self) -> str:
-        return self.core.phase
+        """ "starting", "running", "finished" (all output is there) or "ended"."""
+        return str(self.core.phase)
 
     @property
     def error(self) -> FluxError | None:
@@ -106,12 +111,12 @@ class Server:
         self._commands.put(self.core.on_stop)
 
     def look(self, at: Callable[[], T]) -> T:
-        """Have this called in the controller's thread, where alone the core may be used while the query runs. Its
-        result, or its FluxError; QueryTimeout if that thread does not come to it."""
+        """The result of a call in the controller's thread, the only one that may use the core while it lives, or its
+        FluxError. QueryTimeout if that thread does not make the call in time."""
         return self._call(lambda _: (at(), []))
 
-    def order(self, act: Callable[[float], list[Tell]]) -> None:
-        """The same for what the core is to do: ``act(now)`` returns the orders that it leads to."""
+    def command(self, act: Callable[[float], list[Tell]]) -> None:
+        """The same for a change: ``act(now)`` returns the commands that the change leads to."""
         self._call(lambda now: (None, act(now)))
 
     def _call(self, act: Callable[[float], tuple[T, list[Tell]]]) -> T:
@@ -139,7 +144,8 @@ class Server:
         return done.result()
 
     def ask(self, request: AnyRequest) -> AnyAnswer:
-        """What a person asks, answered as the command line would be. UsageError or QueryFailed where it is refused."""
+        """The answer to a person's request, the same as for the command line. UsageError or QueryFailed if it is
+        refused."""
         answer: AnyAnswer = self._call(lambda now: self._service.ask(request, now))
         if isinstance(answer, Refused):
             raise UsageError(answer.reason) if answer.kind == "usage" else QueryFailed(answer.reason)
@@ -167,7 +173,7 @@ class Server:
             while not self._close.is_set():
                 try:
                     self._turn(sockets, port, lifelines)
-                    if time.monotonic() >= progress_at and self.core.phase == "running":
+                    if time.monotonic() >= progress_at and self.core.phase == QueryPhase.RUNNING:
                         progress_at = time.monotonic() + self._plan.settings.progress_interval
                         self._note_progress()
                 except Exception as error:
@@ -182,10 +188,10 @@ class Server:
             sockets.close()
 
     def _failed(self, port: Port, error: Exception) -> None:
-        """A defect of ours, or of a policy of somebody's: the query ends with it. Without a controller it would go on
-        as if all were well, until something is lost."""
-        if self.core.phase == "ended":
-            raise error  # not even sending everybody home works
+        """A defect of Flux or of a policy: the query ends with this error. Without a controller it would seem to run
+        well until something is lost."""
+        if self.core.phase == QueryPhase.ENDED:
+            raise error  # not even telling all processes to stop works
         log.exception("the controller failed", exc_info=error)
         self._tell(port, self.core.on_job_failed("the controller", f"{type(error).__name__}: {error}"))
         self._announce()
@@ -216,16 +222,16 @@ class Server:
         self._log_events()
         if self.core.phase != before:
             if self.core.error is not None:
-                self.core.error = self.explain(self.core.error)
-            if self.core.phase in ("finished", "ended"):
+                self.core.board.error = self.explain(self.core.error)
+            if self.core.phase in (QueryPhase.FINISHED, QueryPhase.ENDED):
                 self._note_progress()
             self._announce()
 
     def _announce(self) -> None:
         self.started.set()
-        if self.core.phase in ("finished", "ended"):
+        if self.core.phase in (QueryPhase.FINISHED, QueryPhase.ENDED):
             self.finished.set()
-        if self.core.phase == "ended" and not self.ended.is_set():
+        if self.core.phase == QueryPhase.ENDED and not self.ended.is_set():
             if self.core.error is not None:
                 log.error("query %s failed: %s: %s", self._title, type(self.core.error).__name__, self.core.error)
             self.ended.set()
@@ -246,6 +252,10 @@ class Server:
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:
+        encoded: dict[int, bytes] = {}  # what goes to everybody is one command
         for effect in effects:
             assert isinstance(effect.connection, bytes)
-            port.send(effect.connection, [encode(effect.order)])
+            frame = encoded.get(id(effect.command))
+            if frame is None:
+                frame = encoded[id(effect.command)] = encode(effect.command)
+            port.send(effect.connection, [frame])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -11,8 +11,14 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """For example "0, 1, 2"; "none" of nothing."""
+    """For example "0, 1, 2"; "none" if there are none."""
     return ", ".join(map(str, numbers)) or "none"
+
+
+def some(names: Sequence[str], most: int, noun: str = "") -> str:
+    """The first names and the number of the others, for example "a, b and 3 more"."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more{' ' * bool(noun)}{noun}" if more > 0 else "")
 
 
 def named(one: str, numbers: Iterable[int]) -> str:

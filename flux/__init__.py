@@ -1,6 +1,7 @@
 """Flux: a fault-tolerant, load-balancing exchange for PySpark. This is the public face; see README.md.
 
-The one place that reaches upwards, lazily: importing flux does not import pyspark, running a flow does.
+Its functions reach upwards to ``spark_integration`` when they are called: importing flux imports neither pyspark nor numba nor
+Arrow, running a flow does.
 """
 
 from __future__ import annotations
@@ -8,26 +9,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flux.aggregate import Aggregate, count, max, mean, min, sum
-from flux.api import Flow, Source, Stage, source, stage
-from flux.errors import (
-    FluxError,
-    MoveFailed,
-    NonDeterministicInputError,
-    ProtocolError,
-    QueryFailed,
-    QueryTimeout,
-    SchemaError,
-    SnapshotError,
-    UsageError,
-    UserCodeError,
-)
-from flux.operator import Context, Operator
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     import flux.testing as testing
+    from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
+    from flux.dataflow.api import Flow, Source, Stage, source, stage
+    from flux.dataflow.operator import Context, Operator
+    from flux.errors import (
+        FluxError,
+        MoveFailed,
+        NonDeterministicInputError,
+        ProtocolError,
+        QueryFailed,
+        QueryTimeout,
+        SchemaError,
+        SnapshotError,
+        UsageError,
+        UserCodeError,
+    )
     from spark_integration.query import Query
 
 __version__ = "0.4.0"
@@ -64,11 +64,32 @@ __all__ = [
 ]
 
 
+#: Where the names above are that are not defined below.
+_HOMES = {
+    "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "flux.dataflow.api": ("Flow", "Source", "Stage", "source", "stage"),
+    "flux.dataflow.operator": ("Context", "Operator"),
+    "flux.errors": (
+        "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
+        "SnapshotError", "UsageError", "UserCodeError",
+    ),
+}  # fmt: skip
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
 def __getattr__(name: str) -> Any:
-    """``flux.testing`` is there after ``import flux``, and costs nothing until it is used."""
+    """Public names are loaded when they are used: the ``flux`` command begins without Arrow and numba, which take longer than
+    what it does. ``flux.testing`` is there after ``import flux``, too."""
     if name == "testing":
         return importlib.import_module("flux.testing")
-    raise AttributeError(f"module 'flux' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'flux' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def start(
@@ -83,16 +104,16 @@ def start(
     keep_output: keep the output of the flow in the workers, for ``query.toDF()``. Other options are those of
     ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and SchemaError are raised
     before anything runs."""
-    from spark_integration.query import start_query
+    from spark_integration.start import start_query
 
     return start_query(list(flows), queryName, spark, keep_output, **options)
 
 
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Run a flow to the end of its input; its output as a DataFrame, held by Spark like a local checkpoint."""
-    from spark_integration import egress
+    from spark_integration.start import to_df
 
-    return egress.to_df(flow, spark, progress, **options)
+    return to_df(flow, spark, progress, **options)
 
 
 def explain(*flows: Flow, spark: SparkSession | None = None, **options: Any) -> str:

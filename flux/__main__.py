@@ -1,6 +1,6 @@
 """``python -m flux`` is the ``flux`` command."""
 
-from controller.cli import main
+from controller.operate.cli import main
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,7 @@
 
 The world failing (a lost connection, a dead worker) is an event, not an exception. What raises is: the user misusing
 the library (UsageError), the user's own code failing (UserCodeError), a peer breaking the protocol (ProtocolError),
-and a query that cannot go on (QueryFailed). A broken invariant is an AssertionError and ends the worker.
+and a query that cannot go on (QueryFailed). A broken invariant is an AssertionError and ends the query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every setting in one typed table: key, default with unit, meaning (DESIGN 1).
+"""Every setting in one typed table: key, default with unit, meaning (design: settings).
 
-Read from ``spark.flux.*`` and overridable by keyword, which follows from the key: dots become underscores, and capitals an
-underscore and a small letter. ``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
+Read from ``spark.flux.*`` and overridable by keyword, which follows from the key: dots become underscores, and capitals
+an underscore and a small letter. ``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``name``: of the attribute of Settings. ``kind``: "bytes", "seconds", "int", "number", "bool", "labels" or "text"; bounds are inclusive."""
+    """One row of the table. ``name``: of the attribute of Settings. ``kind``: "bytes", "seconds", "int", "number",
+    "bool", "labels" or "text"; bounds are inclusive."""
 
     name: str
     key: str
@@ -39,42 +40,45 @@ class Setting:
 
 
 TABLE = (
-    Setting("workers", "workers", "int", "0", "workers to start; 0: one per task slot, or half as many where Spark tasks feed or fetch", 0, 4096),
-    Setting("partitions", "partitions", "int", "32", "partitions of a stage that does not say", 1, 4096),
+    Setting("workers", "workers", "int", "0", "workers to start; 0: one per free task slot, or one per two where Spark tasks read the input or fetch the output", 0, 4096),
+    Setting("partitions", "partitions", "int", "32", "partitions of a stage that does not name a number", 1, 4096),
     Setting("workers_timeout", "workers.timeout", "seconds", "60s", "how long to wait for all workers to join", 0.001),
-    Setting("log_max_bytes", "log.maxBytes", "bytes", "256m", "log that one process may hold, shared evenly by its streams", 1 << 10),
-    Setting("source_log_bytes", "source.logBytes", "bytes", "24m", "log of one partition of a source in the workers: reading further ahead only pushes rows out of the caches", 1 << 10),
-    Setting("memory_keep_bytes", "memory.keepBytes", "bytes", "256m", "free memory that a worker keeps for what comes next, because fresh memory is slow to touch (glibc only)", 0),
-    Setting("credit_max_bytes", "credit.maxBytes", "bytes", "128m", "bytes that a worker lets all producers together have under way to it", 1 << 10),
-    Setting("batch_max_rows", "batch.maxRows", "int", "131072", "rows of one batch at ingress", 1, 1 << 24),
-    Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "larger batches are split", 1 << 10),
-    Setting("message_max_bytes", "message.maxBytes", "bytes", "256m", "larger frames on the data port are refused", 1 << 12),
-    Setting("step_max_rows", "step.maxRows", "int", "4096", "small slices are put together into one step up to so many rows", 1),
+    Setting("log_max_bytes", "log.maxBytes", "bytes", "256m", "bytes of log that one process may hold, shared by its streams", 1 << 10),
+    Setting("source_log_bytes", "source.logBytes", "bytes", "24m", "most bytes of log per partition of a source in the workers; more would only push rows out of the CPU caches", 1 << 10),
+    Setting("memory_keep_bytes", "memory.keepBytes", "bytes", "256m", "freed memory that a worker keeps for reuse instead of returning it, because fresh memory is slow to touch (glibc only)", 0),
+    Setting("credit_max_bytes", "credit.maxBytes", "bytes", "128m", "bytes that all producers together may have under way to one worker", 1 << 10),
+    Setting("batch_max_rows", "batch.maxRows", "int", "131072", "most rows of one batch; larger ones are split", 1, 1 << 24),
+    Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "most bytes of one batch; larger ones are split", 1 << 10),
+    Setting("message_max_bytes", "message.maxBytes", "bytes", "256m", "largest frame accepted on a data port", 1 << 12),
+    Setting("step_max_rows", "step.maxRows", "int", "4096", "small slices are joined to one step of up to this many rows", 1),
     Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement", 0),
-    Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream without an acknowledgement for so long says Hello again", 0.001),
+    Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream repeats its handshake after this long without an acknowledgement", 0.001),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
-    Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for so long is given up", 0.01),
-    Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same for a worker that holds the last safe copy of a partition", 0.01),
-    Setting("step_timeout", "step.timeout", "seconds", "60s", "a worker that is in one step of the user's code for so long is given up", 0.01),
-    Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "replicas of a partition may share an executor where there are too few; unless this is set, they do with local[N], which has only one"),
-    Setting("domain", "domain", "labels", "", "racks or zones: the environment variable of the executors that names theirs, or host=label,host=label; copies of a partition go to different ones"),
-    Setting("ordered", "replicas.ordered", "bool", "true", "false only to measure what the order log costs: replicas drift apart, faults lose rows"),
-    Setting("repairs_at_once", "repair.atOnce", "int", "1", "partitions of a stage that the sweep repairs at the same time", 1, 1024),
+    Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for this long is given up", 0.01),
+    Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition", 0.01),
+    Setting("step_timeout", "step.timeout", "seconds", "60s", "a worker that spends this long in one step of your code, or waiting for a source, is given up", 0.01),
+    Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "whether replicas of a partition may share an executor if there are too few executors; unless set, true with local[N], which has only one"),
+    Setting("domain", "domain", "labels", "", "racks or zones, to keep replicas of a partition apart: the name of an environment variable on the executors, or host=label,host=label"),
+    Setting("ordered", "replicas.ordered", "bool", "true", "false only to measure the cost of the order log: replicas drift apart, and faults lose rows"),
+    Setting("replicas_max_steps_behind", "replicas.maxStepsBehind", "int", "1024", "a replica more than this many steps behind its primary is reported and does not count as safe; timers wait for it", 1),
+    Setting("replicas_max_replay", "replicas.maxReplay", "seconds", "2s", "the same for a replica that would need longer than this, by estimate, to apply its missing steps after a take-over", 0.001),
+    Setting("order_max_steps", "order.maxSteps", "int", "65536", "a primary orders nothing more while another replica has this many steps still to apply", 1),
+    Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are repaired or moved at the same time", 1, 1024),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
-    Setting("balance_policy", "balance.policy", "text", "pairing", "which policy suggests moves: pairing (by load), even (by counts of partitions), or one of your own"),
+    Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
     Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load", 0.01),
-    Setting("balance_threshold", "balance.threshold", "number", "0.1", "two workers exchange partitions if that can lower the load of the busier by more than this part of it", 0, 1),
-    Setting("balance_cool_down", "balance.coolDown", "seconds", "5s", "for so long a moved partition stays, a worker that gave one takes none, and one that took gives none", 0),
-    Setting("balance_max_moves", "balance.maxMoves", "int", "1", "moves that one round may begin", 1, 1024),
-    Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "state that moves may copy per second, on average; a worker that leaves is emptied as fast as it goes", 1 << 10),
-    Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has not heard from the controller for so long ends", 0.1),
+    Setting("balance_threshold", "balance.threshold", "number", "0.1", "a pair of workers moves partitions only if that can lower the higher load of the two by more than this fraction", 0, 1),
+    Setting("balance_cool_down", "balance.coolDown", "seconds", "5s", "for this long after a move, the partition stays, its old worker receives no partition, and its new worker gives none away", 0),
+    Setting("balance_max_moves", "balance.maxMoves", "int", "1", "most moves that one round may begin", 1, 1024),
+    Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "most bytes of state that moves copy per second, on average; a worker that leaves is emptied without this limit", 1 << 10),
+    Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has heard nothing from the controller for this long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
     Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),
-    Setting("operate", "operate", "bool", "true", "the flux command may look at the query and operate it, by a file that only its owner can read"),
-    Setting("metrics_port", "metrics.port", "int", "-1", "serve Prometheus metrics over HTTP on this port; 0: any free port, -1: off", -1, 65535),
-    Setting("metrics_host", "metrics.host", "text", "127.0.0.1", "address that the metrics are served on; only this machine can reach the default"),
+    Setting("operate", "operate", "bool", "true", "whether the flux command can see and change the query, through a file that only its owner can read"),
+    Setting("metrics_port", "metrics.port", "int", "-1", "port on which Prometheus metrics are served over HTTP; 0: any free port, -1: off", -1, 65535),
+    Setting("metrics_host", "metrics.host", "text", "127.0.0.1", "address on which metrics are served; the default can be reached from this machine only"),
     Setting("egress_memory", "egress.memoryBytes", "bytes", "64m", "collected output that a worker keeps in memory; the rest goes to a temporary file", 0),
-    Setting("encrypt", "encrypt", "text", "auto", "CURVE encryption of all connections: true, false, or auto (unless the master is local)"),
+    Setting("encrypt", "encrypt", "text", "auto", "CURVE encryption of all connections except lifelines: true, false, or auto (on unless the master is local)"),
 )  # fmt: skip
 
 
@@ -102,6 +106,9 @@ class Settings:
     same_executor: bool
     domain: str
     ordered: bool
+    replicas_max_steps_behind: int
+    replicas_max_replay: float
+    order_max_steps: int
     repairs_at_once: int
     balance_enabled: bool
     balance_policy: str
@@ -145,12 +152,11 @@ def parse(setting: Setting, raw: Any) -> Any:
         value = _PARSERS[setting.kind](raw)
     except (ValueError, TypeError, KeyError):
         raise UsageError(f"{key}: cannot read {raw!r} as {setting.kind}, for example {setting.default!r}") from None
-    for bound, wrong, word in (
-        (setting.at_least, lambda b: value < b, "at least"),
-        (setting.at_most, lambda b: value > b, "at most"),
-    ):
-        if bound is not None and wrong(bound):
-            raise UsageError(f"{key}: {raw!r} is out of range, {word} {bound:g} is accepted")
+    low, high = setting.at_least, setting.at_most
+    if low is not None and value < low:
+        raise UsageError(f"{key}: {raw!r} is out of range, at least {low:g} is accepted")
+    if high is not None and value > high:
+        raise UsageError(f"{key}: {raw!r} is out of range, at most {high:g} is accepted")
     return value
 
 

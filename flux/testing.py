@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from flux.api import Stage
-from flux.batches import conform, given_batches
-from flux.columns import check_key
-from flux.ddl import parse_ddl
+from flux.dataflow.api import Stage
+from flux.dataflow.batches import conform, given_batches
+from flux.dataflow.columns import check_key
+from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.operator import Context, Operator
+from flux.dataflow.plain import plain_schema
 from flux.errors import SchemaError, UsageError
-from flux.operator import Context, Operator
-from flux.plain import plain_schema
-from flux.snapshot import decode_snapshot, encode_snapshot
+from flux.replicas.snapshot import decode_snapshot, encode_snapshot
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
 
@@ -66,7 +66,8 @@ def apply(
 
 def _stage(given: Any) -> Stage:
     if isinstance(given, Operator) and given._stage is not None:
-        return given._stage  # made by calling a stage with the operator's arguments
+        stage: Stage = given._stage  # made by calling a stage with the operator's arguments
+        return stage
     if not isinstance(given, Stage):
         raise UsageError(f"expected a class or function decorated with flux.stage, got {type(given).__name__}")
     return given

@@ -3,7 +3,7 @@
 Law: a clustered batch is a permutation of the rows given, stable within each partition, equal keys in one
 partition; and it owns its memory, because Spark writes over the buffers of batches that it hands out.
 
-``order`` puts partitions of one worker next to each other, so that one slice serves all of them.
+``by_rank`` puts partitions of one worker next to each other, so that one slice serves all of them.
 """
 
 from __future__ import annotations
@@ -23,51 +23,61 @@ from partitioning.scheme import check_partitions, partition_ids
 @dataclass(frozen=True, slots=True)
 class Clustered:
     """batch    rows grouped by consumer partition, stable within each; owns its memory
-    order    int32[P]: the partition at each rank; rows of order[0] come first
-    offsets  int64[P+1]: rows of partition order[r] are offsets[r] to offsets[r+1], exclusive
+    by_rank  int32[P]: the partition at each rank; rows of by_rank[0] come first. A compact one leaves out partitions
+             without rows
+    offsets  int64[P+1]: rows of partition by_rank[r] are offsets[r] to offsets[r+1], exclusive
     nbytes   bytes of the rows themselves, not of a larger parent of theirs"""
 
     batch: pa.RecordBatch
-    order: np.ndarray
+    by_rank: np.ndarray
     offsets: np.ndarray
     nbytes: int
 
     def __post_init__(self) -> None:
-        assert len(self.offsets) == len(self.order) + 1, "one offset per rank and one at the end"
+        assert len(self.offsets) == len(self.by_rank) + 1, "one offset per rank and one at the end"
         assert self.offsets[-1] == self.batch.num_rows, "the offsets must cover the batch"
 
     @property
     def partitions(self) -> int:
-        return len(self.order)
+        return len(self.by_rank)
+
+    def compact(self) -> Clustered:
+        """Of the partitions with rows alone: what is kept and sent of a small batch must not grow with the number of
+        partitions."""
+        ranks = np.flatnonzero(self.offsets[1:] != self.offsets[:-1])
+        if len(ranks) == len(self.by_rank):
+            return self
+        offsets = np.append(self.offsets[ranks], self.offsets[-1])
+        return Clustered(self.batch, self.by_rank[ranks], offsets, self.nbytes)
 
     def rows_of(self, partition: int) -> pa.RecordBatch:
         """The rows of one partition, a view."""
-        (rank,) = np.flatnonzero(self.order == partition)
+        (rank,) = np.flatnonzero(self.by_rank == partition)
         start, end = int(self.offsets[rank]), int(self.offsets[rank + 1])
         return self.batch.slice(start, end - start)
 
 
 def cluster_by_key(
-    batch: pa.RecordBatch, key_indices: Sequence[int], partitions: int, order: np.ndarray | None = None
+    batch: pa.RecordBatch, key_indices: Sequence[int], partitions: int, by_rank: np.ndarray | None = None
 ) -> Clustered:
     """Send each row to the partition that its key hashes to. Raises KeyTypeError for unfit keys."""
     if partitions == 1:
-        return whole(batch, 0, 1, order)
-    order = _checked_order(order, partitions)
+        return whole(batch, 0, 1, by_rank)
+    by_rank = _checked_order(by_rank, partitions)
     ids = partition_ids(hash_columns([batch.column(i) for i in key_indices]), partitions)
     rows = np.empty(len(ids), np.int32)
     offsets = np.empty(partitions + 1, np.int64)
-    kernels.counting_sort(ids, order, offsets, np.zeros(partitions, np.int64), rows)
+    kernels.counting_sort(ids, by_rank, offsets, np.zeros(partitions, np.int64), rows)
     clustered = _take(batch, rows)
-    return Clustered(clustered, order, offsets, clustered.nbytes)
+    return Clustered(clustered, by_rank, offsets, clustered.nbytes)
 
 
-def whole(batch: pa.RecordBatch, partition: int, partitions: int, order: np.ndarray | None = None) -> Clustered:
+def whole(batch: pa.RecordBatch, partition: int, partitions: int, by_rank: np.ndarray | None = None) -> Clustered:
     """Send every row to one partition (streams without a key)."""
-    order = _checked_order(order, partitions)
+    by_rank = _checked_order(by_rank, partitions)
     copy = owned(batch)
-    offsets = np.where(np.arange(partitions + 1) <= np.flatnonzero(order == partition)[0], 0, copy.num_rows)
-    return Clustered(copy, order, offsets.astype(np.int64), copy.nbytes)
+    offsets = np.where(np.arange(partitions + 1) <= np.flatnonzero(by_rank == partition)[0], 0, copy.num_rows)
+    return Clustered(copy, by_rank, offsets.astype(np.int64), copy.nbytes)
 
 
 def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -80,15 +90,15 @@ def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
-def _checked_order(order: np.ndarray | None, partitions: int) -> np.ndarray:
+def _checked_order(by_rank: np.ndarray | None, partitions: int) -> np.ndarray:
     check_partitions(partitions)
-    if order is None:
+    if by_rank is None:
         return np.arange(partitions, dtype=np.int32)
-    order = np.ascontiguousarray(order, np.int32)
+    by_rank = np.ascontiguousarray(by_rank, np.int32)
     # A wrong order would make the sort write outside of its arrays.
-    if len(order) != partitions or not np.array_equal(np.sort(order), np.arange(partitions)):
-        raise ValueError(f"order must be a permutation of the {partitions} partitions")
-    return order
+    if len(by_rank) != partitions or not np.array_equal(np.sort(by_rank), np.arange(partitions)):
+        raise ValueError(f"by_rank must be a permutation of the {partitions} partitions")
+    return by_rank
 
 
 def _take(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:

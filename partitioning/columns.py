@@ -9,7 +9,7 @@ The addresses are valid as long as the array that they came from is alive: use t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -80,10 +80,29 @@ def kind_of(type_: pa.DataType) -> int | None:
     return _KINDS.get(type_.id)
 
 
-def raw(array: pa.Array) -> tuple[int, int, int, int]:
-    """(address of the values, address of the validity map or 0, first row, kind) of a fixed-width column."""
+class FixedColumn(NamedTuple):
+    """A fixed-width column as kernels take it: addresses of the values and of the validity map (0: every row is valid), first
+    row, kind."""
+
+    values: int
+    validity: int
+    first: int
+    kind: int
+
+
+class StringColumn(NamedTuple):
+    """A string or binary column as kernels take it, with the addresses of its offsets and of its bytes."""
+
+    offsets: int
+    data: int
+    validity: int
+    first: int
+    kind: int
+
+
+def raw(array: pa.Array) -> FixedColumn:
     validity, values = array.buffers()
-    return (
+    return FixedColumn(
         values.address if values is not None else 0,
         validity.address if validity is not None and array.null_count else 0,
         array.offset,
@@ -91,10 +110,9 @@ def raw(array: pa.Array) -> tuple[int, int, int, int]:
     )
 
 
-def raw_bytes(array: pa.Array) -> tuple[int, int, int, int, int]:
-    """The same of a string column: (address of the offsets, of the bytes, validity, first row, kind)."""
+def raw_bytes(array: pa.Array) -> StringColumn:
     validity, offsets, data = array.buffers()
-    return (
+    return StringColumn(
         offsets.address if offsets is not None else 0,
         data.address if data is not None else 0,
         validity.address if validity is not None and array.null_count else 0,

@@ -7,6 +7,7 @@ Each names the column and says what would work instead.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,7 +22,7 @@ class KeyTypeError(TypeError):
             "Cast the column, or derive a key from it"
         )
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
@@ -35,7 +36,7 @@ class ColumnTypeError(TypeError):
             "Cast the column first"
         )
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
@@ -49,11 +50,11 @@ class SumOverflowError(ArithmeticError):
             "with room for the sum, before aggregating it"
         )
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(cls: type[Exception], args: tuple, attributes: dict) -> Exception:
+def _rebuilt(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
     # These errors cross process boundaries; the default would call __init__ with the finished message.
     error = cls.__new__(cls, *args)
     error.args = args

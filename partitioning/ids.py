@@ -6,22 +6,29 @@ which died and came back is another worker. The incarnation of a replica is the 
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
-
-WorkerId = NewType("WorkerId", int)
-StageId = NewType("StageId", int)
-SourceId = NewType("SourceId", int)
-EdgeId = NewType("EdgeId", int)
-PartitionId = NewType("PartitionId", int)
-Epoch = NewType("Epoch", int)
-Incarnation = NewType("Incarnation", int)
+from typing import NamedTuple
 
 
 class StreamId(NamedTuple):
-    """One producer partition on one edge: batches 0, 1, 2, ... (DESIGN 3)."""
+    """One producer partition on one edge: batches 0, 1, 2, ... (design: stream)."""
 
     edge: int
     producer: int
 
     def __str__(self) -> str:
         return f"{self.edge}.{self.producer}"
+
+
+class PartitionKey(NamedTuple):
+    """One partition of a stage. Equal to the plain pair, and found in a dict by it: do not make one where a pair that
+    exists will do."""
+
+    stage: int
+    partition: int
+
+
+class SourcePartition(NamedTuple):
+    """One partition of a source. Equal to the plain pair."""
+
+    source: int
+    partition: int

@@ -79,7 +79,8 @@ class Words(_Table):
             kernels.rebuild_words(self.words, self.meta, self.table, self.table_words)
 
     def nulls(self, slots: np.ndarray) -> np.ndarray:
-        return slots == self.meta[1]
+        null: np.ndarray = slots == self.meta[1]
+        return null
 
 
 class Rows(_Table):
@@ -134,7 +135,8 @@ class Strings(_Table):
                 self.arena = grown(self.arena, max(2 * len(self.arena), wanted))
 
     def nulls(self, slots: np.ndarray) -> np.ndarray:
-        return slots == self.meta[1]
+        null: np.ndarray = slots == self.meta[1]
+        return null
 
     def strings(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(int64 offsets, bytes) of the strings of the slots, one after the other."""

@@ -18,6 +18,15 @@ from partitioning.keyed_state import KeyIndex
 from partitioning.slot_tables import KEYS_MIN
 
 
+def is_warm() -> bool:
+    """Whether every kernel is in the disk cache, so that ``warm_up`` only loads. False also where numba does not say."""
+    made = [kernel for name, kernel in vars(kernels).items() if hasattr(kernel, "signatures") and name[0] != "_"]
+    try:
+        return all(kernel._cache._cache_file._load_index() for kernel in made)
+    except (AttributeError, OSError):  # numba keeps this to itself
+        return False
+
+
 def warm_up() -> None:
     """Put a few rows through every kernel."""
     rows = KEYS_MIN + 1  # so that the tables double

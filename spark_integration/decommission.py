@@ -42,7 +42,7 @@ class Decommissioning:
         if going or owed:
             room = self._room()
             all_going = [worker for workers in going.values() for worker in workers]
-            self._server.order(lambda now: self._server.core.replace(all_going, room, now))
+            self._server.command(lambda now: self._server.core.replace(all_going, room, now))
         for executor, workers in going.items():
             self._drain(executor, workers)
 
@@ -63,7 +63,7 @@ class Decommissioning:
     def _drain(self, executor: str, workers: list[int]) -> None:
         why = f"Spark decommissions executor {spark_id(executor)}"
         try:
-            self._server.order(lambda now: self._server.core.leave(workers, why, now))
+            self._server.command(lambda now: self._server.core.leave(workers, why, now))
         except UsageError as error:
             if self._refused.get(executor) != str(error):
                 self._refused[executor] = str(error)

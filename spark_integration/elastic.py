@@ -1,4 +1,4 @@
-"""Spark tasks for the workers of a query, also of those that join later (DESIGN 2).
+"""Spark tasks for the workers of a query, also of those that join later (design: later-jobs, slot).
 
 A Spark job cannot grow: workers that come later are a further job each time, whose tasks know their slots. A worker that
 was drained ends its task well while the others of its job run on. The controller says which slots want a task, no
@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from controller.server import Server
 from controller.wording import named
+from flux.dataflow.plan import Plan
 from flux.errors import FluxError
-from flux.plan import Plan
-from flux.shell import Rendezvous
+from flux.shell.loop import Rendezvous
 from spark_integration.decommission import Decommissioning
 from spark_integration.executor import worker_function
 from spark_integration.jobs import Jobs
@@ -47,6 +47,7 @@ class Elastic:
         self._started = False
         self._decommissioning = Decommissioning(spark, server, lambda: room(live_slots(spark)).workers)
         self._ask_spark_at = 0.0
+        self._untold: set[int] = set()  # slots whose tasks were started, and the controller may not know
 
     def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
         """A Spark job with a task for each of these slots."""
@@ -55,6 +56,7 @@ class Elastic:
         self._started = True
 
         def over(reason: str) -> None:
+            self._untold.difference_update(slots)
             self._server.tasks_ended(slots, f"the Spark job '{what}'", reason)
 
         count = len(slots)
@@ -70,12 +72,28 @@ class Elastic:
         runs."""
         try:
             self._ask_spark()
-            slots = self._server.look(self._server.core.missing_slots)
+            slots = self._server.look(self._missing)
             if slots:
-                self.start(rendezvous, slots)
-                self._server.look(lambda: self._server.core.tasks_started(slots))
+                self._untold.update(slots)
+                try:
+                    self.start(rendezvous, slots)
+                except Exception:
+                    self._untold.difference_update(slots)
+                    raise
+                self._server.look(self._tell)
         except (FluxError, Py4JError, OSError) as error:
             log.warning("query %s: cannot look after its workers: %s", self._plan.query, error)
+
+    def _missing(self) -> list[int]:
+        """In the controller's thread, like ``_tell``. It may have been too busy to be told of what was started before."""
+        self._tell()
+        return self._server.core.missing_slots()
+
+    def _tell(self) -> None:
+        """Nothing of tasks that have ended since: the controller hears of their end in this thread, too, and only after this."""
+        started = list(self._untold)
+        self._server.core.tasks_started(started)
+        self._untold.difference_update(started)
 
     def _ask_spark(self) -> None:
         if time.monotonic() < self._ask_spark_at:

@@ -1,4 +1,4 @@
-"""What runs inside the tasks: worker, ingress, and the identity of the process they run in (DESIGN 2)."""
+"""What runs inside the tasks: worker, ingress, and the identity of the process they run in (design: worker)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import psutil
 import pyarrow as pa
 from pyspark import TaskContext
 
-from flux.egress_loop import Egress
-from flux.ingress_loop import Ingress
-from flux.plan import Plan
-from flux.shell import Rendezvous, Stopped
-from flux.worker import Worker
+from flux.dataflow.plan import Plan
+from flux.shell.egress_loop import Egress
+from flux.shell.ingress_loop import Ingress
+from flux.shell.loop import Rendezvous, Stopped
+from flux.shell.worker import Worker
 from spark_integration.schema import recast
 
 #: How long an ingress task that is told to stop throws away input before it fails. Spark kills it before that.

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flux.api import Flow
+from flux.dataflow.api import Flow
 from flux.errors import UsageError
 from spark_integration.query import Query
 

@@ -1,4 +1,4 @@
-"""Changing a query while it runs, from its own program: placement, workers, load balance (DESIGN 6).
+"""Changing a query while it runs, from its own program: placement, workers, load balance (design: move, drain).
 
 The same as the ``flux`` command does from outside, asked of the same desk. Every method waits until what was asked for
 is done, at most ``timeout`` seconds; QueryTimeout then says what is still to come, and that goes on. A query that has just
@@ -9,37 +9,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
 
-from controller import outstanding
-from controller.membership import Member
-from controller.repairs import Event
-from controller.requests import (
+from controller.operate.requests import (
     Accepted,
     AnyAnswer,
     AnyRequest,
     DrainWorker,
-    GetHistory,
+    Follow,
+    Followed,
     GetPartitions,
-    GetStatus,
-    History,
     Partitions,
     SetWorkers,
     StartMoves,
-    Status,
     Suggest,
     Suggested,
     WantedMove,
 )
+from controller.replicas.membership import Member
+from controller.replicas.next_additions import under_replicated
+from controller.replicas.repairs import Event
 from controller.server import Server
-from controller.sweep import under_replicated
 from controller.wording import count
+from flux.dataflow.plan import Plan
 from flux.errors import MoveFailed, QueryFailed, QueryTimeout, UsageError
-from flux.plan import Plan
 from spark_integration.elastic import Elastic
 
 #: How often a wait looks at the status.
@@ -59,7 +56,8 @@ class Operated:
 
     def partitions(self) -> list[dict[str, Any]]:
         """Where every copy of every partition is: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary" or
-        "new"), ``safe``, ``load`` (busy seconds per second), ``queued``, ``state_bytes``, ``rows_per_s``, ``movable``."""
+        "new"), ``safe``, ``load`` (busy seconds per second), ``queued``, ``state_bytes``, ``rows_per_s``, ``movable``, ``behind``
+        (steps, of a replica that is not safe because it lags)."""
         return [msgspec.to_builtins(replica) for replica in self._ask(GetPartitions(), Partitions).replicas]
 
     def members(self) -> dict[int, Member]:
@@ -71,9 +69,11 @@ class Operated:
         return list(self._server.core.repairs.history)
 
     def is_whole(self) -> bool:
-        """Whether every partition has all of its replicas, and all of them are safe."""
+        """Whether every partition has all of its replicas, and all of them are safe and keep up."""
         core = self._server.core
-        return core.table is not None and not core.repairs.under_way and not under_replicated(self._plan, core.table)
+        if core.table is None or core.repairs.under_way or core.repairs.lags.all_beyond():
+            return False
+        return not under_replicated(self._plan, core.table)
 
     # ---- moves
 
@@ -107,14 +107,11 @@ class Operated:
         return [msgspec.to_builtins(move) | done for move, done in zip(moves, carried, strict=True)]
 
     def _carry_out(self, wanted: Sequence[WantedMove], why: str, end: float, timeout: float) -> list[dict[str, Any]]:
-        before = self._ask(GetStatus(), Status)
-        moves = self._ask(StartMoves(moves=list(wanted), why=why), Accepted).moves
-        self._wait(lambda status: outstanding.of_moves(status, moves), end, timeout)
-        replicas = self._ask(GetPartitions(), Partitions).replicas
-        carried = outstanding.carried(moves, before, replicas, self._ask(GetHistory(), History).events)
+        request = self._ask(StartMoves(moves=list(wanted), why=why), Accepted).request
+        carried = self._follow(request, end, timeout).moves
         undone = [f"{one}: {one.event.why}" if one.event else str(one) for one in carried if not one.done]
         if undone:
-            raise MoveFailed(f"{len(undone)} of {len(moves)} moves were not carried out: {'; '.join(undone[:8])}")
+            raise MoveFailed(f"{len(undone)} of {len(carried)} moves were not carried out: {'; '.join(undone[:8])}")
         return [
             {"seconds": one.event.seconds, "stall_ms": one.event.stall_ms, "bytes": one.event.bytes}
             if one.event
@@ -135,8 +132,7 @@ class Operated:
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to 4096 are accepted")
         self._wait_until_running(end, timeout)
         self._elastic.renew_room()
-        self._ask(SetWorkers(workers=workers), Accepted)
-        self._wait(lambda status: outstanding.of_scale(status, workers), end, timeout)
+        self._require_done(self._ask(SetWorkers(workers=workers), Accepted).request, end, timeout)
 
     def drain(self, worker: int, timeout: float = 600.0) -> None:
         """Move everything away from a worker; then it leaves the query, and its Spark task ends well.
@@ -144,8 +140,7 @@ class Operated:
         UsageError if the other workers could not hold all copies."""
         end, request = _end(timeout), DrainWorker(worker=_whole(worker))
         self._wait_until_running(end, timeout)
-        self._ask(request, Accepted)
-        self._wait(lambda status: outstanding.of_drain(status, worker), end, timeout)
+        self._require_done(self._ask(request, Accepted).request, end, timeout)
 
     # ---- asking and waiting
 
@@ -164,19 +159,26 @@ class Operated:
                 "was asked of it"
             )
 
-    def _wait(self, left: Callable[[Status], str], end: float, timeout: float) -> None:
+    def _require_done(self, request: int, end: float, timeout: float) -> None:
+        asked = self._follow(request, end, timeout).asked
+        if asked.state == "given up":
+            raise MoveFailed(f"{asked.what} was given up: {asked.why}")
+
+    def _follow(self, request: int, end: float, timeout: float) -> Followed:
+        """Until the request is done or given up."""
         while True:
-            status = self._ask(GetStatus(), Status)
-            what = left(status)
-            if not what:
-                return
-            if status.phase != "running":
+            followed = self._ask(Follow(request=request), Followed)
+            if followed.asked.over:
+                return followed
+            if followed.phase != "running":
                 error = self._server.error
                 raise QueryFailed(
-                    f"the query is {status.phase}, before {what}" + (f": {error}" if error else "")
+                    f"the query is {followed.phase}, before {followed.asked.left}" + (f": {error}" if error else "")
                 ) from error
             if time.monotonic() >= end:
-                raise QueryTimeout(f"after {timeout:g} s this is still to come: {what}. It goes on: see query.events()")
+                raise QueryTimeout(
+                    f"after {timeout:g} s this is still to come: {followed.asked.left}. It goes on: see query.events()"
+                )
             time.sleep(LOOK_S)
 
 

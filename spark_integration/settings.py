@@ -1,17 +1,19 @@
-"""``spark.flux.*`` of a session, and the task slots of its cluster (DESIGN 1, 2)."""
+"""``spark.flux.*`` of a session, and the task slots of its cluster (design: settings, task-slots)."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from controller.wording import count
+from flux.dataflow.plan import Plan
 from flux.errors import UsageError
-from flux.plan import Plan
+from flux.replicas.kinds import replicated
 from flux.settings import PREFIX, Settings
 
 #: Master with so many executors of so many cores on this machine.
@@ -37,6 +39,12 @@ def _given(spark: SparkSession) -> dict[str, str]:
 
 def is_local(spark: SparkSession) -> bool:
     return str(spark.sparkContext.master).startswith("local")
+
+
+def is_encrypted(spark: SparkSession, settings: Settings) -> bool:
+    if settings.encrypt not in ("auto", "true", "false"):
+        raise UsageError(f"spark.flux.encrypt must be true, false or auto, got {settings.encrypt!r}")
+    return settings.encrypt == "true" or (settings.encrypt == "auto" and not is_local(spark))
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
@@ -132,45 +140,69 @@ class Room:
     arithmetic: str
 
 
-def room_for_workers(need: Need, slots: int, taken: dict[str, int]) -> Room:
-    """``taken``: slots held by other queries, by name."""
-    workers = max(slots - need.others - sum(taken.values()), 0)
-    feeding = f", {need.others} for the Spark tasks that read the input or fetch the output" if need.others else ""
+@dataclass(frozen=True)
+class Others:
+    """Other queries of the session: the task slots that their workers hold, by the query's name, and one whose Spark tasks
+    still have to read its input or to fetch its output. They need a slot now and then, all queries together one."""
+
+    held: Mapping[str, int] = field(default_factory=dict)
+    feeding: str | None = None
+
+    @property
+    def slots(self) -> int:
+        return sum(self.held.values())
+
+
+def room_for_workers(need: Need, slots: int, others: Others) -> Room:
+    """How many fit beside the other queries."""
+    kept = _kept(need.others, others)
+    workers = max(slots - kept - others.slots, 0)
+    feeding = f", {_kept_for(need.others, others)}" if kept else ""
     return Room(
         workers,
-        f"{slots} task slots exist{_held(taken)}{feeding}: there is room for {count(workers, 'worker')}. Give the cluster more "
+        f"{slots} task slots exist{_held(others)}{feeding}: there is room for {count(workers, 'worker')}. Give the cluster more "
         "executor cores first",
     )
 
 
-def _held(taken: dict[str, int]) -> str:
-    return "".join(f", {count} held by query {name}" for name, count in taken.items())
+def _held(others: Others) -> str:
+    return "".join(f", {count} held by query {name}" for name, count in others.held.items())
+
+
+def _kept(own: int, others: Others) -> int:
+    """Slots that workers must leave free."""
+    return max(own, int(others.feeding is not None))
+
+
+def _kept_for(own: int, others: Others) -> str:
+    whose = "" if own else f" of query {others.feeding}"
+    return f"1 for the Spark tasks{whose} that read the input or fetch the output"
 
 
 def count_slots(
     wanted_workers: int,
     spark_tasks: bool,
     slots: int,
-    taken: dict[str, int],
+    others: Others,
     copies: int = 1,
     at_first: int | None = None,
 ) -> Need:
-    """UsageError with the arithmetic in it if there are too few. ``taken``: slots held by other queries, by name;
-    ``copies`` of a partition, each in a worker of its own; ``at_first``: slots that are there where others come on demand."""
-    others = 1 if spark_tasks else 0
-    free = slots - sum(taken.values())
-    there = free if at_first is None else at_first - sum(taken.values())
-    default = there // 2 if spark_tasks else there
+    """UsageError with the arithmetic in it if there are too few. ``copies`` of a partition, each in a worker of its own;
+    ``at_first``: slots that are there where others come on demand."""
+    own = 1 if spark_tasks else 0
+    kept = _kept(own, others)
+    free = slots - others.slots
+    there = free if at_first is None else at_first - others.slots
+    default = there // 2 if spark_tasks else there - kept
     workers = wanted_workers or max(default, copies, 1)
-    if workers + others > free:
-        held = _held(taken)
-        feeding = " + 1 for the Spark tasks that read the input or fetch the output" if others else ""
+    if workers + kept > free:
+        feeding = f" + {_kept_for(own, others)}" if kept else ""
         raise UsageError(
-            f"too few task slots: {count(workers, 'worker')}{feeding} = {count(workers + others, 'slot')} needed; "
-            f"existing: {slots}{held}, free: {max(free, 0)}. Give the cluster more executor cores (for example master "
-            f"local[{workers + others + slots - free}]), or set spark.flux.workers lower"
+            f"too few task slots: {count(workers, 'worker')}{feeding} = {count(workers + kept, 'slot')} needed; "
+            f"existing: {slots}{_held(others)}, free: {max(free, 0)}. Give the cluster more executor cores (for example master "
+            f"local[{workers + kept + slots - free}]), or set spark.flux.workers lower"
         )
-    return Need(workers, others)
+    return Need(workers, own)
 
 
 def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
@@ -193,7 +225,7 @@ def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
 
 def told_of_copies(plan: Plan, master: str, failures: int) -> str:
     """What copies in the one executor of ``master`` are good for; empty if there are none."""
-    copied = [stage.name for stage in plan.stages if stage.replicas > 1 and not stage.collects]
+    copied = [stage.name for stage in plan.stages if replicated(stage) and not stage.collects]
     if not copied:
         return ""
     cores = re.fullmatch(r"local\[([^,]+).*\]", master)

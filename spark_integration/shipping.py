@@ -7,8 +7,8 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from flux.dataflow.plan import Plan
 from flux.errors import UsageError
-from flux.plan import Plan
 
 
 def check_shipping(plan: Plan) -> None:

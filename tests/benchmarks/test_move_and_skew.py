@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks import move, skew
-from benchmarks.arrivals import Seen
+from benchmarks.arrivals import Seen, Span
 from benchmarks.move import Times, Window
 from benchmarks.operating import next_worker
 from benchmarks.timeline import Mark, Report, of_arrivals, write
-from controller.events import Event
+from controller.report.events import Event
 from flux.errors import QueryFailed
 
 
@@ -34,7 +34,7 @@ def moved(partition: int, at: float, stall_ms: float = 3.0) -> Event:
 
 
 def times() -> Times:
-    return Times(1000.0, 1008.0, [Window(0, 1010.0, 1010.2)], 1012.0, (1014.0, 1016.0))
+    return Times(1000.0, 1008.0, [Window(0, 1010.0, 1010.2)], 1012.0, Span(1014.0, 1016.0))
 
 
 def test_a_partition_that_stands_still_for_a_move_has_that_gap_as_its_stall() -> None:

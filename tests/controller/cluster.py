@@ -8,13 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 import flux
+from controller.balance.load import Move
 from controller.dag import compile_plan
-from controller.load import Move
-from controller.state import Controller, Tell
-from controller.sweep import Addition
-from flux.api import Source
-from flux.control import NewTable, Register, ReplicaCaughtUp, TableSeen
+from controller.decide.state import Controller, Tell
+from flux.dataflow.api import DataFrameSource, WorkerSource
 from flux.settings import Settings
+from flux.wire.control import NewTable, Register, ReplicaCaughtUp, Stop, TableChanged, TableSeen
 from partitioning.table import ReplicaAt, Table
 
 SECRET = b"s"
@@ -35,6 +34,10 @@ def register(index: int, role: str = "worker", attempt: int = 0, **more: Any) ->
     return Register(role=role, index=index, attempt=attempt, **{**about, **more})
 
 
+def epoch_of(command: NewTable | TableChanged) -> int:
+    return command.table.epoch if isinstance(command, NewTable) else command.change.epoch
+
+
 class Cluster:
     """A controller with a chain of ``stages``, the last called Sums, of so many ``partitions`` and ``replicas`` each, and
     workers that confirm every table unless told otherwise. ``readers``: partitions of a source that workers read."""
@@ -44,9 +47,9 @@ class Cluster:
         executors: Any = None, hosts: Any = None, domains: Any = None, **options: Any,
     ) -> None:  # fmt: skip
         """``executors``: of each slot; one each if not given. ``hosts``, ``domains``: of each slot; one for all."""
-        flow: Any = Source("rows", dataframe=SCHEMA)
+        flow: Any = DataFrameSource("rows", SCHEMA)
         if readers:
-            flow = Source("rows", schema=SCHEMA, partitions=readers, read=lambda partition: iter(()))
+            flow = WorkerSource("rows", lambda partition: iter(()), readers, SCHEMA)
         for number in range(stages - 1):
             flow = flux.stage(partitions=partitions, replicas=replicas, name=f"s{number}", schema=SCHEMA)(_same)(flow)
         last: Any = _same if collect else Sink
@@ -71,12 +74,13 @@ class Cluster:
         return -1 if member is None else member.node
 
     def take(self, effects: list[Tell]) -> None:
-        check(self.core)
+        self.core.validate()
         for effect in effects:
-            self.orders.append((effect.connection, effect.order))
+            self.orders.append((effect.connection, effect.command))
             member = self.core.members.by_connection(effect.connection)
-            if isinstance(effect.order, NewTable) and member is not None and effect.connection not in self.mute:
-                seen = TableSeen(node=member.node, epoch=effect.order.table.epoch)
+            table = isinstance(effect.command, NewTable | TableChanged)
+            if table and member is not None and effect.connection not in self.mute:
+                seen = TableSeen(node=member.node, epoch=epoch_of(effect.command))
                 self.take(self.core.on_report(effect.connection, seen, self.now))
 
     def confirm(self, node: int, epoch: int) -> None:
@@ -109,8 +113,15 @@ class Cluster:
     def replicas(self, partition: int = 0, stage: int = 0) -> tuple[ReplicaAt, ...]:
         return self.table.replicas(stage, partition)
 
+    def stops(self, connection: str) -> list[Any]:
+        return [order for order in self.told(connection) if isinstance(order, Stop)]
+
     def holders(self, partition: int = 0, stage: int = 0) -> list[int]:
         return [replica.worker for replica in self.replicas(partition, stage)]
+
+    def all_holders(self) -> set[int]:
+        """Workers that have a copy of anything."""
+        return {replica.worker for stage in self.table.stages for replicas in stage for replica in replicas}
 
     def kinds(self) -> list[str]:
         """Of what has happened since the last time."""
@@ -119,8 +130,19 @@ class Cluster:
     def events(self, kind: str) -> list[Any]:
         return [event for event in self.core.repairs.history if event.kind == kind]
 
+    # ---- what people ask for
+
     def move(self, source: int, target: int, partition: int = 0, stage: int = 0) -> None:
         self.take(self.core.move([Move(stage, partition, source, target)], "asked for", self.now))
+
+    def move_all(self, *moves: Move) -> None:
+        self.take(self.core.move(moves, "asked for", self.now))
+
+    def drain(self, worker: int) -> None:
+        self.take(self.core.drain(worker, self.now))
+
+    def scale(self, workers: int) -> None:
+        self.take(self.core.scale(workers, self.now))
 
     # ---- what primaries report
 
@@ -147,45 +169,10 @@ class Cluster:
         return order
 
 
-def check(core: Controller) -> None:
-    """What is true after every decision."""
-    if core.table is None or core.phase == "ended":
-        return
-    repairs, moving, table = core.repairs, core.moving, core.table
-    assert len(repairs.under_way) <= core.plan.settings.repairs_at_once
-    assert len({stage for stage, _ in repairs.under_way}) <= 1, "stage by stage"
-    moves = {key for key, addition in repairs.under_way.items() if addition.source is not None}
-    assert core.phase == "finished" or moves == set(moving.under_way), "a move under way is an addition under way"
-    asked_for = [(*job.key, job.move.source) for job in moving.jobs()]
-    assert len(set(asked_for)) == len(asked_for), "asked for twice"
-    assert not {addition.worker for addition in repairs.under_way.values()} & set(core.drains), (
-        "who leaves gets nothing"
-    )
-    assert set(core.drains) == {node for node, member in core.members.workers.items() if member.leaving}
-    for stage, partitions in enumerate(table.stages):
-        for partition, replicas in enumerate(partitions):
-            _check_partition(core, (stage, partition), replicas, repairs.under_way.get((stage, partition)))
-    assert {owner for owners in table.sources for owner in owners} <= set(table.endpoints)
-
-
-def _check_partition(
-    core: Controller, key: tuple[int, int], replicas: tuple[ReplicaAt, ...], addition: Addition | None
-) -> None:
-    workers = [replica.worker for replica in replicas]
-    assert len(set(workers)) == len(workers), "one copy on a worker"
-    assert core.table is not None
-    assert set(workers) <= set(core.table.endpoints)
-    unsafe = [replica for replica in replicas if not core.repairs.is_safe(*key, replica)]
-    expected = [] if addition is None else [(addition.worker, addition.incarnation)]
-    assert [(replica.worker, replica.incarnation) for replica in unsafe] == expected, "unsafe is what is being added"
-    if core.phase == "running":
-        assert replicas, "a partition that nobody has"
-        assert replicas[0] not in unsafe, "a primary is safe"
-        moving = addition is not None and addition.source is not None
-        assert len(replicas) <= core.plan.stages[key[0]].replicas + moving, "no more copies than asked for"
-    if core.phase == "running" and not core.plan.settings.same_executor:
-        members = core.members.workers
-        # Of the source and the target of a move one goes, so these two may share.
-        going = addition.source if addition is not None and len(replicas) > core.plan.stages[key[0]].replicas else None
-        executors = [members[worker].about.executor for worker in workers if worker != going]
-        assert len(set(executors)) == len(executors), "copies on different executors"
+def moving(slots: int = 4, replicas: int = 2, source: int = 0, target: int = 3, **more: int) -> Cluster:
+    """Sums/0 is moving; its copies are on workers 0, 1, ... at first."""
+    c = Cluster(slots=slots, replicas=replicas, **more)
+    assert c.holders() == list(range(replicas))
+    c.move_all(Move(0, 0, source, target))
+    assert c.holders() == [*range(replicas), target]
+    return c

@@ -16,22 +16,27 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.connection_file import find_all
+from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
+from controller.balance.rounds import Rounds
 from controller.dag import compile_plan
-from controller.desk import About, Desk
-from controller.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
-from controller.membership import Member, Membership
-from controller.metrics import Metrics
-from controller.placement import Seat, first_table
-from controller.repairs import Event, Repairs
-from controller.rounds import Rounds
-from controller.service import Service
-from controller.state import Tell
-from flux.api import Source
-from flux.control import Register, Stop
+from controller.decide.asked import Asked, Standing, State, of_drain, of_moves, of_scale
+from controller.decide.board import Tell
+from controller.operate.connection_file import find_all
+from controller.operate.desk import About, Desk
+from controller.operate.service import Service
+from controller.replicas.apart import Place
+from controller.replicas.membership import Member, Membership
+from controller.replicas.move_phases import MovePhase
+from controller.replicas.move_queue import Job
+from controller.replicas.placement import FarApart
+from controller.replicas.repairs import Repairs
+from controller.report.events import Event, History
+from controller.report.metrics import Metrics
+from flux.dataflow.api import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
-from flux.transport import Keys, Sockets
+from flux.shell.transport import Keys, Sockets
+from flux.wire.control import Register, Stop
 from partitioning.table import ReplicaAt, Table
 
 ID = "5c2f0a4e-0000-4000-8000-000000000001"
@@ -52,7 +57,7 @@ class Worst(flux.Operator):
 
 
 def plan_of(**options: Any) -> Any:
-    source = Source("input", schema=pa.schema([("k", pa.int64())]))
+    source = DataFrameSource("input", pa.schema([("k", pa.int64())]))
     return compile_plan([Worst(Delays(source))], Settings.of(None, **options), lambda schema: schema, ID, b"rows")
 
 
@@ -64,10 +69,13 @@ class FakeCore:
         self.phase = "running"
         self.error = None
         self.members = Membership()
-        self.repairs = Repairs(self.plan)
+        self.repairs = Repairs(self.plan, History())
         self.rounds = Rounds(self.plan.settings)
         self.told: list[Any] = []
         self.pending: list[Move] = []
+        self.jobs: list[Job] = []
+        self.asked: dict[int, Asked] = {}
+        self.numbers = 0
         self.missing: list[int] = []
         self.leaving: set[int] = set()
         self.joins: list[Member] = []
@@ -80,7 +88,9 @@ class FakeCore:
             )  # fmt: skip
             member = self.members.admit(f"connection {slot}".encode(), about, STARTED)
             member.stats = {"rows_in": 1000 * (slot + 1), "queued": slot, "rss_bytes": 200 << 20, "log_bytes": 1 << 20}
-        self.table: Table | None = first_table(self.plan, [Seat(n, f"e{n}", f"tcp://127.0.0.1:{n}") for n in range(3)])
+        self.table: Table | None = FarApart({n: Place.of("", "", f"e{n}") for n in range(3)}).first_table(
+            self.plan, {n: f"tcp://127.0.0.1:{n}" for n in range(3)}
+        )
 
     def loads(self) -> Loads:
         workers = {
@@ -100,15 +110,42 @@ class FakeCore:
             raise UsageError(f"there is no policy {policy}; there are pairing")
         return Suggestion(self.suggested if policy == "pairing" else [], self.notes)
 
-    def move(self, moves: list[Move], why: str, now: float) -> list[Tell]:
+    def next_request(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def request(self, number: int) -> Asked:
+        asked = self.asked[number]
+        asked.standing = asked.look()
+        return asked
+
+    def open_requests(self) -> list[Asked]:
+        return [asked for asked in map(self.request, self.asked) if not asked.over]
+
+    def move(self, moves: list[Move], why: str, now: float, request: int) -> list[Tell]:
         for move in moves:
             self._check(move.target)
         self.told.append(("move", tuple(moves), why, now))
+        jobs = [Job(move, why, request=request) for move in moves]
         self.pending += moves
+        self.jobs += jobs
+        self.asked[request] = Asked(request, "moves", lambda: of_moves(jobs, self._name, {}), jobs)
         return [Tell("somebody", Stop(reason="not really"))]
 
-    def drain(self, worker: int, now: float) -> list[Tell]:
+    def _name(self, move: Move) -> str:
+        return f"{self.plan.stages[move.stage].name}/{move.partition}"
+
+    def _held(self, worker: int) -> int:
+        return sum(load.worker == worker for load in self.loads().replicas)
+
+    def drain(self, worker: int, now: float, request: int) -> list[Tell]:
         self._check(worker)
+        most = self._held(worker)
+
+        def look() -> Standing:
+            return of_drain({worker: self._held(worker)} if worker in self.members.workers else {}, [], most)
+
+        self.asked[request] = Asked(request, f"drain of worker {worker}", look)
         self.told.append(("drain", worker, now))
         self.leaving.add(worker)
         free = next(node for node in self.members.workers if node != worker)
@@ -117,13 +154,19 @@ class FakeCore:
         ]
         return []
 
-    def fail(self, worker: int, now: float) -> list[Tell]:
+    def fail(self, worker: int, now: float, request: int) -> list[Tell]:
         self._check(worker)
+        self.asked[request] = Asked(request, f"loss of worker {worker}", lambda: Standing(State.DONE))
         self.told.append(("fail", worker, now))
         del self.members.workers[worker]
         return []
 
-    def scale(self, workers: int, now: float) -> list[Tell]:
+    def scale(self, workers: int, now: float, request: int) -> list[Tell]:
+        def look() -> Standing:
+            held = [self._held(worker) for worker in self.members.workers] if self.rounds.evening_out else []
+            return of_scale(workers, len(self.members.workers), self.leaving, self.missing, held)
+
+        self.asked[request] = Asked(request, f"scale to {workers}", look)
         self.told.append(("scale", workers, now))
         self.missing = list(range(3, workers))
         for member in self.joins:
@@ -148,14 +191,20 @@ class FakeCore:
         move = self.pending.pop(0)
         assert self.table is not None
         stages = [list(partitions) for partitions in self.table.stages]
-        rows = [r for r in stages[move.stage][move.partition] if r.worker not in (move.source, move.target)]
+        rows = [r for r in stages[move.stage][move.partition] if r.worker not in (move.from_worker, move.target)]
         epoch = self.table.epoch + 1
         stages[move.stage][move.partition] = (*rows, ReplicaAt(move.target, epoch))
         self.table = Table(epoch, tuple(map(tuple, stages)), self.table.sources, self.table.endpoints)
-        self.happened("move", self.plan.stages[move.stage].name, move.partition, move.target, stall_ms=12.5)
+        event = self.happened("move", self.plan.stages[move.stage].name, move.partition, move.target, stall_ms=12.5)
+        self.end(move, MovePhase.DONE, event)
         for worker in self.leaving & set(self.members.workers):
-            if not any(waiting.source == worker for waiting in self.pending):
+            if not any(waiting.from_worker == worker for waiting in self.pending):
                 del self.members.workers[worker]
+
+    def end(self, move: Move, phase: MovePhase, event: Event) -> None:
+        for job in self.jobs:
+            if job.move == move and job.phase == MovePhase.WAITING:
+                job.phase, job.ended = phase, event
 
     def happened(self, kind: str, stage: str, partition: int, worker: int, stall_ms: float = 0.0) -> Event:
         event = Event(kind, NOW, stage, partition, worker, "by hand", 0.5, stall_ms)
@@ -200,7 +249,7 @@ def counter(report: dict[str, Any] | None = REPORT) -> Counter:
     about = About(ID, "clicks", "flights (local-1)", 4321, STARTED, "http://127.0.0.1:9/metrics")
 
     def observe() -> None:
-        from controller.replication import levels
+        from controller.report.replication import levels
 
         metrics.observe(
             core.phase,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from controller.apart import Place, Shared, Spread, shared
-from controller.load import Loads, ReplicaLoad, WorkerLoad
-from controller.policies.places import Places
+from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
+from controller.balance.policies.places import Places
+from controller.replicas.apart import Place, Shared, Spread, shared
 from flux.domain import label, parse
 from flux.errors import UsageError
 from flux.settings import Settings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flux.control import Heartbeat, InStep
-from flux.pulse import Kind, Pulse
+from flux.host.notes import Kind, Pulse
+from flux.wire.control import Heartbeat, InStep
 from tests.controller.cluster import Cluster
 
 BEAT_S = 0.1
@@ -91,6 +91,20 @@ def test_a_controller_that_stood_still_takes_no_step_for_too_long() -> None:
     c.tick(100.0)
     go_on(c, 1.0, at_step(3))
     assert len(c.core.members.workers) == 3
+
+
+def test_a_controller_that_is_late_by_less_than_the_time_out_reads_before_it_judges() -> None:
+    """Its thread waited for a core between a look at the sockets and the search for silence: 505 ms were counted against a
+    worker whose heartbeats of the last 450 ms had come and lay unread, while the other replica was killed."""
+    c = cluster()
+    c.report(0, Heartbeat(node=0, progress=1, stats={}))
+    c.tick(0.09)
+    c.tick(0.45)
+    assert set(c.core.members.workers) == {0, 1, 2}
+    for node in (1, 2):
+        c.report(node, Heartbeat(node=node, progress=1, stats={}))
+    c.tick(0.01)
+    assert set(c.core.members.workers) == {1, 2}, "what worker 0 might have said has been read by now"
 
 
 def test_a_lifeline_that_is_reset_is_no_loss_while_heartbeats_come() -> None:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import flux
-from controller import cli
+from controller.operate import cli
 
 
 def run(*arguments: str):  # type: ignore[no-untyped-def]

@@ -13,11 +13,12 @@ import pytest
 from operated import ID, NOW, FakeCore, served
 from typer.testing import CliRunner, Result
 
-from controller import cli
-from controller.cli import tables, waiting
-from controller.client import choose
-from controller.connection_file import write
-from controller.load import Move
+from controller.balance.load import Move
+from controller.operate import cli
+from controller.operate.cli import tables, waiting
+from controller.operate.client import choose
+from controller.operate.connection_file import write
+from controller.replicas.move_phases import MovePhase
 
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
@@ -127,7 +128,7 @@ def test_partitions_are_shown_with_role_load_and_state(core: FakeCore) -> None:
     assert len(replicas) == 10
     assert replicas[0] == {
         "stage": "Delays", "partition": 0, "worker": 0, "role": "primary", "safe": True, "load": 0.1, "queued": 1,
-        "state_bytes": 0, "rows_per_s": 50.0, "movable": True,
+        "state_bytes": 0, "rows_per_s": 50.0, "movable": True, "behind": 0,
     }  # fmt: skip
     assert run("partitions", "--stage", "Nope").exit_code == REFUSED
     refused = parsed("partitions", "--stage", "Nope", code=REFUSED)["error"]
@@ -257,7 +258,8 @@ def test_a_move_that_comes_to_nothing_exits_with_1() -> None:
     def give_up(core: FakeCore) -> None:
         if core.pending:
             move = core.pending.pop()
-            core.happened("move given up", core.plan.stages[move.stage].name, move.partition, move.target)
+            event = core.happened("move given up", core.plan.stages[move.stage].name, move.partition, move.target)
+            core.end(move, MovePhase.GIVEN_UP, event)
 
     with served(tick=give_up):
         result = run("move", "Worst/1", "--to", "0")
@@ -340,6 +342,16 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
     known = ", ".join(str(worker) for worker in range(3) if worker != spare)
     assert gone.exit_code == REFUSED
     assert gone.stderr == f"flux: cannot fail: there is no worker {spare}; there are {known}\n", "and nothing of copies"
+
+
+def test_fail_says_which_partitions_would_wait_for_a_copy_that_is_far_behind(core: FakeCore) -> None:
+    primary, heir = core.table.stages[0][0]
+    core.repairs.lags.note_one(primary.worker, (0, 0, heir.worker, heir.incarnation), 5000, 9.5, 0, True, 0.0)
+    asked = run("fail", str(primary.worker), says="n\n")
+    name = core.plan.stages[0].name
+    assert f"{name}/0 will wait: worker {heir.worker} is 5,000 steps behind" in asked.stderr
+    assert f"only safe copy of {name}/0" not in asked.stderr
+    assert "5,000 behind" in run("partitions", "--stage", name).stdout
 
 
 def test_a_query_of_another_secret_refuses_and_changes_nothing(core: FakeCore, place: Path) -> None:

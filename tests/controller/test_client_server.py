@@ -20,10 +20,10 @@ from harness import Peer, Rows, ThreadQuery, dataframe
 from operated import served
 
 import flux
-from controller import client as client_module
-from controller.client import Client, RequestRefused, choose, survey
-from controller.connection_file import Connection, find_all, write
-from controller.requests import (
+from controller.operate import client as client_module
+from controller.operate.client import Client, RequestRefused, choose, survey
+from controller.operate.connection_file import Connection, find_all, write
+from controller.operate.requests import (
     REQUEST_BYTES_MAX,
     Accepted,
     FailWorker,
@@ -41,10 +41,10 @@ from controller.requests import (
     encode_request,
 )
 from controller.server import Server
-from flux.codec import PREFIX
 from flux.errors import Unreachable, UsageError
 from flux.settings import Settings
-from flux.transport import Sockets
+from flux.shell.transport import Sockets
+from flux.wire.frames import PREFIX
 
 SCHEMA = pa.schema([("k", pa.int64())])
 WAIT_S = 30.0

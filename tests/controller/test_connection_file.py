@@ -13,8 +13,8 @@ import msgspec
 import psutil
 import pytest
 
-from controller import connection_file
-from controller.connection_file import FOLDER_VARIABLE, Connection, Found, find_all, of_this_process, write
+from controller.operate import connection_file
+from controller.operate.connection_file import FOLDER_VARIABLE, Connection, Found, find_all, of_this_process, write
 from flux.errors import UsageError
 
 SECRET = bytes(range(32))

@@ -10,9 +10,12 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from controller.state import ALIVE_S, Controller, Tell
-from flux.api import Source
-from flux.control import (
+from controller.decide.attendance import ALIVE_S
+from controller.decide.state import Controller, Tell
+from flux.dataflow.api import DataFrameSource
+from flux.errors import NonDeterministicInputError, QueryFailed, QueryTimeout, UserCodeError
+from flux.settings import Settings
+from flux.wire.control import (
     EdgeComplete,
     Failure,
     FromController,
@@ -26,8 +29,6 @@ from flux.control import (
     Stop,
     Welcome,
 )
-from flux.errors import NonDeterministicInputError, QueryFailed, QueryTimeout, UserCodeError
-from flux.settings import Settings
 
 SECRET = b"s"
 
@@ -37,7 +38,7 @@ class Sink(flux.Operator):
 
 
 def controller(slots: int = 2, collect: int = 0) -> Controller:
-    flow: Any = Source("rows", dataframe=pa.schema([("x", pa.int64())]))
+    flow: Any = DataFrameSource("rows", pa.schema([("x", pa.int64())]))
     flow = flux.stage(partitions=3, name="Sums")(lambda batch: batch)(flow)
     if not collect:
         flow = flux.stage(partitions=2)(Sink)(flow)
@@ -51,7 +52,7 @@ def register(index: int, role: str = "worker", attempt: int = 0) -> Register:
 
 
 def orders(effects: list[Tell], connection: str | None = None) -> list[FromController]:
-    return [effect.order for effect in effects if connection in (None, effect.connection)]
+    return [effect.command for effect in effects if connection in (None, effect.connection)]
 
 
 def running(slots: int = 2, collect: int = 0) -> Controller:
@@ -82,6 +83,7 @@ def test_workers_that_never_come_are_an_error_that_names_their_slots() -> None:
     assert isinstance(c.error, QueryTimeout)
     assert "1 of 3 workers joined within 60 s" in str(c.error)
     assert "missing: slots 0, 2." in str(c.error)
+    assert "python -m partitioning.warm_up" in str(c.error), "the first start after an installation is slow"
 
 
 def test_reports_of_one_who_has_not_registered_do_not_count() -> None:
@@ -160,7 +162,7 @@ def test_everybody_hears_that_an_edge_is_complete_also_who_comes_later() -> None
 def test_heartbeats_are_answered() -> None:
     c = running()
     assert orders(c.on_report("worker 0", Heartbeat(node=0, progress=4, stats={"rows_in": 3}), 5.0)) == [
-        HeartbeatSeen()
+        HeartbeatSeen(epoch=0)
     ]
     assert c.members.workers[0].stats == {"rows_in": 3}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -9,16 +12,16 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.api import Flow, Source
+from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.plan import DataFrameSourcePlan, FromDataFrame, FromSource, Plan, WorkerSourcePlan
 from flux.errors import FluxError, SchemaError, UsageError
-from flux.plan import Plan
 from flux.settings import Settings
 
 ROWS = pa.schema([("k", pa.string()), ("x", pa.int64()), ("f", pa.list_(pa.int64()))])
 
 
 def rows(name: str = "rows") -> Source:
-    return Source(name, dataframe=ROWS)
+    return DataFrameSource(name, ROWS)
 
 
 def same(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -27,6 +30,10 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def stage(name: str, **options: Any) -> Any:
     return flux.stage(name=name, **options)(same)
+
+
+def numbers(partition: int) -> Iterator[pa.RecordBatch]:
+    return iter(())
 
 
 class Sink(flux.Operator):
@@ -43,10 +50,7 @@ def compiled(*flows: Any, collect: int = 0) -> Plan:
 
 
 def edges(plan: Plan) -> list[tuple[str, str, int]]:
-    def giver(edge: Any) -> str:
-        return plan.sources[edge.source].name if edge.stage is None else plan.stages[edge.stage].name
-
-    return [(giver(edge), plan.stages[edge.consumer].name, edge.input) for edge in plan.edges]
+    return [(plan.origin(edge).name, plan.stages[edge.consumer].name, edge.input) for edge in plan.edges]
 
 
 def test_stages_are_numbered_in_topological_order() -> None:
@@ -60,11 +64,25 @@ def test_stages_are_numbered_in_topological_order() -> None:
     assert [each.name for each in plan.terminal] == ["C"]
 
 
+def test_sources_and_edges_keep_their_kinds_on_the_way_to_the_workers() -> None:
+    plan = compiled(stage("A", partitions=3)(rows(), flux.source(numbers, ROWS, 2)))
+    sources, edges = pickle.loads(pickle.dumps((plan.sources, plan.edges)))
+    assert (sources, edges) == (plan.sources, plan.edges)
+    assert [(type(source), source.worker_partitions) for source in sources] == [
+        (DataFrameSourcePlan, 0),
+        (WorkerSourcePlan, 2),
+    ]
+    assert [(type(edge), edge.from_stage, edge.producers) for edge in edges] == [
+        (FromDataFrame, False, 0),
+        (FromSource, False, 2),
+    ]
+
+
 def test_a_flow_used_twice_is_one_stage_with_two_edges() -> None:
     first = stage("A", partitions=3)(rows())
     plan = compiled(stage("B")(first, first))
     assert edges(plan) == [("rows", "A", 0), ("A", "B", 0), ("A", "B", 1)]
-    assert [edge.producers for edge in plan.edges] == [None, 3, 3]
+    assert [(edge.producers_known, edge.producers) for edge in plan.edges] == [(False, 0), (True, 3), (True, 3)]
 
 
 def test_one_source_that_feeds_two_stages_is_read_once() -> None:
@@ -81,7 +99,7 @@ def test_a_stage_used_twice_gets_a_number() -> None:
 
 
 def test_key_columns_are_found_by_position_in_each_input() -> None:
-    other = Source("other", dataframe=pa.schema([("x", pa.int64()), ("k", pa.string())]))
+    other = DataFrameSource("other", pa.schema([("x", pa.int64()), ("k", pa.string())]))
     plan = compiled(stage("A", key=["k", "x"], partitions=5)(rows(), other))
     assert [(edge.key, edge.partitions) for edge in plan.edges] == [((0, 1), 5), ((1, 0), 5)]
 
@@ -137,7 +155,7 @@ def test_a_flow_that_cannot_run_is_refused_with_the_reason(make: Any, error: typ
 
 
 def test_a_key_that_two_columns_have_is_refused() -> None:
-    twice = Source("twice", dataframe=pa.schema([("k", pa.int64()), ("k", pa.int64())]))
+    twice = DataFrameSource("twice", pa.schema([("k", pa.int64()), ("k", pa.int64())]))
     with pytest.raises(SchemaError, match="key 'k' is the name of several columns"):
         compiled(stage("A", key="k")(twice))
 
@@ -145,6 +163,22 @@ def test_a_key_that_two_columns_have_is_refused() -> None:
 def test_a_sink_has_no_output_to_fetch() -> None:
     with pytest.raises(UsageError, match="stage Sink has no output"):
         compiled(flux.stage()(Sink)(rows()), collect=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        ("__init__", r"its operator cannot be made: it calls sys\.exit\(\)"),
+        ("output_schema", r"output_schema\(\) calls sys\.exit\(\)"),
+    ],
+)
+def test_an_operator_that_ends_the_program_is_refused_and_its_stage_named(method: str, problem: str) -> None:
+    class Leaves(flux.Operator):
+        def process(self, batch: pa.RecordBatch) -> None: ...
+
+    setattr(Leaves, method, lambda self, *_: sys.exit(0))
+    with pytest.raises(UsageError, match=f"stage Leaves: {problem}"):
+        compiled(flux.stage()(Leaves)(rows()))
 
 
 def test_an_operator_that_needs_arguments_is_not_made_without() -> None:
@@ -188,7 +222,7 @@ class Delays(flux.Aggregate):
 
 
 def cased(key: str, schema: pa.Schema, case_sensitive: bool) -> Plan:
-    flow = flux.stage(key=key)(Delays)(Source("rows", dataframe=schema))
+    flow = flux.stage(key=key)(Delays)(DataFrameSource("rows", schema))
     return compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0, case_sensitive)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from operated import ID, NOW, Counter, counter
 
-from controller.load import Move
-from controller.requests import (
+from controller.balance.load import Move
+from controller.decide.state import Tell
+from controller.operate.requests import (
     Accepted,
     DrainWorker,
     FailWorker,
@@ -30,9 +31,9 @@ from controller.requests import (
     decode_answer,
     encode_request,
 )
-from controller.state import Tell
-from flux.codec import encode
-from flux.control import Stop
+from controller.replicas.next_additions import Wanted
+from flux.wire.control import Stop
+from flux.wire.frames import encode
 
 
 def asked(at: Counter, request: Request) -> tuple[Any, list[Tell]]:
@@ -78,11 +79,18 @@ def test_a_query_that_is_only_starting_has_a_status_too() -> None:
 def test_a_replica_that_is_short_of_copies_shows_in_the_status() -> None:
     at = counter()
     lost = at.core.table.stages[0][1][1].worker
-    from controller.moves import drop
+    from controller.replicas.table_changes import drop
 
     at.core.table = drop(at.core.table, 0, 1, lost)
     delays = answer(at, GetStatus()).stages[0]
     assert (delays.replicas, delays.safe, delays.short) == (2, 1, 1)
+
+
+def test_a_move_under_way_is_not_listed_as_a_repair() -> None:
+    at = counter()
+    at.core.repairs.begin(Wanted(0, 1, 0), 1, NOW)
+    at.core.repairs.begin(Wanted(0, 2, 1, from_worker=2, why="by hand"), 2, NOW)
+    assert [(r.stage, r.partition) for r in answer(at, GetStatus()).repairs_under_way] == [("Delays", 1)]
 
 
 def test_partitions_are_listed_with_role_and_load_and_can_be_asked_for_by_stage() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import flux
 from controller.dag import compile_plan
 from controller.explain import explain
-from flux.api import Flow, Source
+from flux.dataflow.api import DataFrameSource, Flow
 from flux.settings import Settings
 
 FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.float64())])
@@ -37,7 +37,7 @@ def explained(flow: Flow, workers: int = 0, collect: int = 0, **options: object)
 
 
 def test_every_source_and_stage_has_its_key_partitions_and_replicas() -> None:
-    text = explained(Delays(late_only(Source("flights", schema=FLIGHTS))))
+    text = explained(Delays(late_only(DataFrameSource("flights", FLIGHTS))))
     before, policies = text.split("\npolicies\n")
     assert before.splitlines() == [
         "Flux plan: 1 source, 2 stages",
@@ -60,7 +60,7 @@ def test_every_source_and_stage_has_its_key_partitions_and_replicas() -> None:
 
 
 def test_settings_show_in_the_policies() -> None:
-    flow = Sink(Delays(Source("flights", schema=FLIGHTS)))
+    flow = Sink(Delays(DataFrameSource("flights", FLIGHTS)))
     text = explained(flow, 3, balance_enabled=False, replicas_allow_same_executor=True, log_max_bytes="1m")
     for line in (
         "    gives nothing: a sink",
@@ -81,7 +81,7 @@ def test_arguments_of_an_operator_are_shown() -> None:
         def process(self, batch: pa.RecordBatch) -> None:
             pass
 
-    rows = Source("flights", schema=FLIGHTS)
+    rows = DataFrameSource("flights", FLIGHTS)
     assert "stage Limit: operator Limit(rows=3)" in explained(Limit(rows=3)(rows)).splitlines()
     assert "stage Limit: operator Limit" in explained(Limit(rows)).splitlines()
     frame = pd.DataFrame({"k": [1, 2]})

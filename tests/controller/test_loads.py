@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.inputs import MARKS_KEPT, InputRows
-from controller.load import Move
-from flux.control import Heartbeat
+from controller.balance.load import Move
+from controller.report.inputs import MARKS_KEPT, InputRows
+from flux.wire.control import Heartbeat
 from tests.controller.cluster import Cluster, register
 
 

@@ -14,10 +14,10 @@ import pytest
 from operated import ID, REPORT, FakeCore, plan_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller import metrics_http
-from controller.metrics import STALL_BUCKETS_S, Metrics, merged
-from controller.repairs import Event
-from controller.replication import Level, levels
+from controller.replicas.repairs import Event
+from controller.report import metrics_http
+from controller.report.metrics import STALL_BUCKETS_S, Metrics, merged
+from controller.report.replication import Level, levels
 from flux.errors import UsageError
 
 LEVELS = [Level(2, 2, 0), Level(1, 1, 0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.moves import drop, make_live, retain, with_worker, without_worker
+from controller.replicas.table_changes import drop, make_live, retain, with_worker, without_worker
 from partitioning.table import ReplicaAt, Table
 
 

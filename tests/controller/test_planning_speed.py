@@ -28,4 +28,4 @@ def test_a_round_of_pairing_over_200_000_copies() -> None:
         suggestion = pairing.suggest(loads, float(number))
         assert time.process_time() - started < 5.0
     assert suggestion.moves
-    assert {move.source for move in suggestion.moves} <= set(large.overloaded)
+    assert {move.from_worker for move in suggestion.moves} <= set(large.overloaded)

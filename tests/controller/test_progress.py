@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.progress import Progress
+from controller.report.progress import Progress
 from tests.controller.operated import FakeCore
 
 

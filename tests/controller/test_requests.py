@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from controller.requests import (
+from controller.operate.requests import (
     MOVES_MAX,
     REQUEST_BYTES_MAX,
     Accepted,
@@ -29,9 +29,9 @@ from controller.requests import (
     decode_request,
     encode_request,
 )
-from flux.codec import MAGIC, PREFIX, VERSION, encode
-from flux.control import PartitionFinished
 from flux.errors import ProtocolError
+from flux.wire.control import PartitionFinished
+from flux.wire.frames import MAGIC, PREFIX, VERSION, encode
 
 REQUESTS: list[AnyRequest] = [
     GetStatus(number=7),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.load import Loads, Move, Suggestion
-from controller.rounds import SETTLED_S, Rounds
+from controller.balance.load import Loads, Move, Suggestion
+from controller.balance.rounds import SETTLED_S, Rounds
 from flux.errors import UsageError
 from tests.controller.cluster import Cluster
 
@@ -43,14 +43,14 @@ class Policies:
 @pytest.fixture
 def policies(monkeypatch: pytest.MonkeyPatch) -> Policies:
     made = Policies()
-    monkeypatch.setattr("controller.rounds.make", made.make)
-    monkeypatch.setattr("controller.rounds.whole_plan", made.whole_plan)
+    monkeypatch.setattr("controller.balance.rounds.make", made.make)
+    monkeypatch.setattr("controller.balance.rounds.whole_plan", made.whole_plan)
     return made
 
 
 def cluster(**more: Any) -> Cluster:
     c = Cluster(**more)
-    c.core.rounds = Rounds(c.core.plan.settings)
+    c.core.balancer.rounds = Rounds(c.core.plan.settings)
     c.core.rounds.on = True
     c.core.rounds._policy = c.core.rounds._make("pairing")
     return c

@@ -17,8 +17,9 @@ import flux
 from controller.dag import compile_plan
 from controller.server import Server
 from flux.settings import Settings
-from flux.shell import Rendezvous
-from flux.worker import Worker
+from flux.shell.loop import Rendezvous
+from flux.shell.worker import Worker
+from tests.controller.cluster import Cluster
 
 elastic = pytest.importorskip("spark_integration.elastic")
 
@@ -111,8 +112,42 @@ def test_a_query_shrinks_and_grows_again_at_once_however_often(scaled: tuple[Ser
     server, _ = scaled
     for _ in range(4):
         for workers in (3, 2, 3):
-            server.order(lambda now, workers=workers: server.core.scale(workers, now))
+            server.command(lambda now, workers=workers: server.core.scale(workers, now))
             until(server, lambda workers=workers: len(server.core.members.workers) == workers, f"{workers} workers")
     until(server, lambda: len(server.core.places.tasked) == 3, "the tasks of the others have ended")
     assert server.error is None
     assert not [event for event in server.core.repairs.history if event.kind == "loss"]
+
+
+def test_tasks_that_were_started_are_not_started_again_though_the_controller_was_too_busy_to_hear_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    c = Cluster(slots=3, partitions=3)
+    c.take(c.core.scale(4, c.now))
+    started: list[str] = []
+    busy = iter([False, True, False, False])
+
+    def look(at: Callable[[], Any]) -> Any:
+        if next(busy):
+            raise flux.QueryTimeout("the controller's thread has not answered within 30 s")
+        return at()
+
+    ends: list[Callable[[Any], None]] = []
+
+    def run(what: str, action: Any, done: Callable[[Any], None], failed: Any) -> None:
+        started.append(what)
+        ends.append(done)
+
+    monkeypatch.setattr(elastic, "worker_function", lambda *_: None)
+    monkeypatch.setattr(elastic.Elastic, "_ask_spark", lambda self: None)
+    configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: configuration))
+    ended: list[Any] = []
+    server = SimpleNamespace(core=c.core, look=look, tasks_ended=lambda slots, *_: ended.append(slots))
+    tasks = elastic.Elastic(spark, c.core.plan, server, SimpleNamespace(run=run), lambda slots: None)
+    for _ in range(2):
+        tasks.look(None)
+    assert started == ["workers"]
+    assert c.core.places.tasked == {0, 1, 2, 3}
+    ends[0](None)
+    assert ended == [[3]]

@@ -12,7 +12,7 @@ import pytest
 from harness import Rows, ThreadQuery, dataframe
 
 import flux
-from controller.requests import GetPartitions, GetStatus, Partitions, SetWorkers, Status
+from controller.operate.requests import GetPartitions, GetStatus, Partitions, SetWorkers, Status
 from flux.errors import QueryFailed, UsageError
 
 SCHEMA = pa.schema([("k", pa.int64())])

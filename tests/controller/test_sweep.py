@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 
 import flux
 from controller.dag import compile_plan
-from controller.moves import drop, retain, without_worker
-from controller.sweep import Addition, Census, Wanted, all_additions, next_additions, under_replicated
-from flux.api import Source
-from flux.plan import Plan
+from controller.replicas.apart import Place
+from controller.replicas.next_additions import Addition, Census, Wanted, all_additions, next_additions, under_replicated
+from controller.replicas.placement import FarApart
+from controller.replicas.table_changes import drop, retain, without_worker
+from flux.dataflow.api import DataFrameSource
+from flux.dataflow.plan import Plan
 from flux.settings import Settings
 from partitioning.table import ReplicaAt, Table
 
 
 def planned(*replicas: int) -> Plan:
     """A chain of stages with two partitions and so many replicas each."""
-    flow: Any = Source("rows", dataframe=pa.schema([("x", pa.int64())]))
+    flow: Any = DataFrameSource("rows", pa.schema([("x", pa.int64())]))
     for number, copies in enumerate(replicas):
         flow = flux.stage(partitions=2, replicas=copies, name=f"s{number}")(lambda batch: batch)(flow)
     settings = replace(Settings.of(), same_executor=True)
@@ -33,8 +35,8 @@ def table(*stages: tuple[tuple[int, ...], ...], workers: tuple[int, ...] = (1, 2
     return Table(0, placed, (), dict.fromkeys(workers, ""))
 
 
-def apart(worker: int, replicas: tuple[ReplicaAt, ...]) -> bool:
-    return all(replica.worker != worker for replica in replicas)
+#: Every worker on an executor of its own.
+apart = FarApart({worker: Place.of("", "", f"e{worker}") for worker in range(10)})
 
 
 def under_way(stage: int, partition: int, worker: int) -> Addition:
@@ -101,7 +103,7 @@ def rule(plan: Plan, low: Table, busy: list[Addition], at_once: int) -> list[Wan
             break
         if (stage, partition) in {(addition.stage, addition.partition) for addition in busy}:
             continue
-        fit = [worker for worker in load if apart(worker, low.stages[stage][partition])]
+        fit = [worker for worker in load if apart.may_hold(worker, [r.worker for r in low.stages[stage][partition]])]
         if fit:
             chosen = min(fit, key=lambda worker: (load[worker], worker))
             load[chosen] += 1

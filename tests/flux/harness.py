@@ -12,12 +12,12 @@ import pyarrow as pa
 import flux
 from controller.dag import compile_plan
 from controller.server import Server
-from flux.api import Flow, Source
+from flux.dataflow.api import DataFrameSource, Flow, Source
 from flux.errors import FluxError
-from flux.ingress_loop import Ingress
 from flux.settings import Settings
-from flux.transport import Keys, Sockets
-from flux.worker import Worker
+from flux.shell.ingress_loop import Ingress
+from flux.shell.transport import Keys, Sockets
+from flux.shell.worker import Worker
 
 SECRET = b"the secret of this query"
 LIMIT_S = 30.0
@@ -163,19 +163,26 @@ class ThreadQuery:
             assert time.monotonic() < end, f"{name} is not {at_least}: {self.counters()}; raised {self.raised}"
             time.sleep(0.01)
 
-    def __enter__(self) -> ThreadQuery:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Returns when all threads have ended: no worker answers any more."""
         self.server.stop()
         assert self.server.ended.wait(LIMIT_S)
         for thread in self._threads:
             thread.join(LIMIT_S)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
-        assert self.server.close(LIMIT_S)
         assert not alive, f"threads that did not end: {alive}"
+
+    def __enter__(self) -> ThreadQuery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            closed = self.server.close(LIMIT_S)
+        assert closed
 
 
 def dataframe(schema: pa.Schema, name: str = "input") -> Source:
     """Stands for a DataFrame: its rows come from ``ThreadQuery.feed``."""
-    return Source(name, schema=schema)
+    return DataFrameSource(name, schema)

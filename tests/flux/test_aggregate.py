@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux import aggregate as agg
+import flux
+from flux.dataflow import aggregate as agg
+from flux.dataflow.operator import Context
 from flux.errors import SchemaError, UsageError
-from flux.operator import Context
 from partitioning.errors import ColumnTypeError, KeyTypeError, SumOverflowError
 
 
@@ -249,3 +250,17 @@ def test_batches_are_not_kept() -> None:
     operator.process(pa.record_batch({"dest": memory, "delay": pa.array([1, 2, 3], pa.int32())}))
     memory[:] = 9
     assert [(row["dest"], row["total"]) for row in finished(operator)] == [(1, 4), (2, 2)]
+
+
+def test_count_of_a_star_counts_rows_as_in_spark() -> None:
+    class Rows(flux.Aggregate):
+        n = flux.count("*")
+
+    batch = pa.record_batch({"k": [1, None, 1]})
+    assert flux.testing.apply(flux.stage(key="k")(Rows), batch).sort_by("k").to_pydict() == {
+        "k": [1, None],
+        "n": [2, 1],
+    }
+    assert flux.count("*") == flux.count()
+    with pytest.raises(flux.SchemaError, match=r"no column '\*'"):
+        flux.testing.apply(flux.stage(type("Total", (flux.Aggregate,), {"n": flux.sum("*")})), batch)

@@ -4,8 +4,8 @@ import io
 
 import pyarrow as pa
 
-from flux.collect import Collect
-from flux.operator import Context
+from flux.dataflow.collect import Collect
+from flux.dataflow.operator import Context
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flux import shell
+from flux.shell import loop as shell
 
 
 class Cyclic:

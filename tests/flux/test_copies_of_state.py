@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import SnapshotError
-from flux.snapshot import ALIGNMENT, decode_snapshot, encode_snapshot
+from flux.replicas.snapshot import ALIGNMENT, decode_snapshot, encode_snapshot
 
 BATCH = pa.record_batch({"key": [1, 2, None], "name": ["a", None, "c"]})
 STATES: dict[str, Any] = {

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from flux.credit import Credit
-from flux.receiver import Inbound
+from flux.stream.credit import Credit
+from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
 
 SOURCES, STAGES = 0, 1  # edges
 
 
 def streams(edge: int, count: int) -> list[Inbound]:
-    return [Inbound(StreamId(edge, producer), 0, 1, 0) for producer in range(count)]
+    return [Inbound(StreamId(edge, producer), 0, 0) for producer in range(count)]
 
 
 def test_streams_share_a_worker_s_credit_evenly_down_to_a_floor() -> None:

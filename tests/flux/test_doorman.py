@@ -12,9 +12,9 @@ import pytest
 import zmq
 from harness import Peer
 
-from flux.doorman import Door
-from flux.handshake import Tickets
-from flux.transport import Keys, Sockets
+from flux.shell.doorman import Door
+from flux.shell.transport import Keys, Sockets
+from flux.wire.handshake import Tickets
 
 SECRET = b"of this query"
 
@@ -63,6 +63,15 @@ def scene() -> Iterator[Scene]:
     made = Scene()
     yield made
     made.close()
+
+
+def test_a_descriptor_that_is_no_tcp_connection_by_now_is_left_alone(scene: Scene) -> None:
+    for each in socket.socketpair():
+        scene.sockets.append(each)
+        scene.event(zmq.EVENT_ACCEPTED, each.fileno())
+    scene.door.look(0.0)
+    assert not scene.door.busy
+    assert scene.door.came == 2
 
 
 def test_who_has_proved_the_secret_is_no_stranger_and_is_told_of_when_it_closes(scene: Scene) -> None:

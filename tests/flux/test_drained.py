@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from flux.drained import Drained
-from flux.log import Entry, Log
+from flux.host.drained import Drained
+from flux.stream.elements import End
+from flux.stream.log import Log, LogEntry
 
 
 def log(*sequences: int) -> Log:
@@ -16,7 +17,7 @@ def log(*sequences: int) -> Log:
 
 
 def append(to: Log, sequence: int) -> None:
-    to.append(Entry(sequence, None, np.array([0]), 10, False, 0, 0.0))
+    to.append(LogEntry(sequence, End(), np.array([0]), 10, 0, 0.0))
 
 
 def ack(of: Log, through: int) -> None:

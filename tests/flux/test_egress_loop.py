@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from harness import LIMIT_S, ThreadQuery, dataframe
 
 import flux
-from flux.egress_loop import Egress
 from flux.errors import Fenced
-from flux.shell import Stopped
+from flux.host.fetching import ASK_EVERY_S
+from flux.shell.egress_loop import Egress
+from flux.shell.loop import Stopped
+from flux.wire.messages import Fetch
 
 SCHEMA = pa.schema([("x", pa.int64()), ("wide", pa.string())])
 ROWS, WIDE = 2_000, "w" * 8192  # eight megabytes in each partition: two chunks
@@ -43,7 +46,7 @@ def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def lose(query: ThreadQuery, worker: int) -> None:
-    query.server.order(lambda now: query.server.core.on_closed(worker, now))
+    query.server.command(lambda now: query.server.core.on_closed(worker, now))
 
 
 def test_output_is_fetched_whole_and_as_often_as_one_asks(query: ThreadQuery) -> None:
@@ -62,11 +65,33 @@ def test_when_its_worker_is_lost_in_the_middle_the_rest_comes_from_the_copy(quer
     assert all(isinstance(error, Fenced) for error in query.raised)
 
 
+def test_an_answer_of_the_controller_that_comes_twice_does_not_keep_the_task_busy(
+    query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one, unread, ended every wait for the worker at once."""
+    core, asked = query.server.core, []
+    show = core.attendance.show_table
+    monkeypatch.setattr(core.attendance, "show_table", lambda *given: [asked.append(given), show(*given)])
+    egress = Egress(query.rendezvous, COLLECTING, 0, 60.0)
+    fetched = egress.batches(attempt=1)
+    next(fetched)
+
+    def again(now: float) -> Any:
+        show(*asked[-1])
+        return core.board.take()
+
+    query.server.command(again)
+    waits, wait = [], egress._sockets.wait
+    monkeypatch.setattr(egress._sockets, "wait", lambda seconds: [waits.append(seconds), wait(seconds)][1])
+    assert egress.ask(Fetch(COLLECTING, 99, 1 << 40), ASK_EVERY_S) is None, "no worker has that"
+    assert len(waits) < 20
+    assert len(values(fetched)) > 0
+
+
 def test_a_task_whose_query_has_ended_ends_at_once(query: ThreadQuery) -> None:
     fetched = fetching(query, 0)
     next(fetched)
-    query.server.stop()
-    assert query.server.ended.wait(LIMIT_S)
+    query.stop()  # a worker that has not heard of it yet would send the rest
     with pytest.raises(Stopped, match="the query has ended"):
         values(fetched)
     with pytest.raises(Stopped):

@@ -22,7 +22,7 @@ def test_the_task_of_a_worker_that_was_given_up_ends_well_and_a_slot_is_open_in_
         core = query.server.core
         worker = next(node for node in core.members.workers if not held_alone(query, node))
         slot = core.members.workers[worker].about.index
-        query.server.order(lambda now: core.fail(worker, now))
+        query.server.command(lambda now: core.fail(worker, now))
         query._threads[slot].join(LIMIT_S)
         assert not query._threads[slot].is_alive()
         assert not query.raised

@@ -18,12 +18,13 @@ import pyarrow as pa
 import pytest
 from harness import Peer, Rows, ThreadQuery, dataframe
 
-from controller.requests import FailWorker, GetStatus, StartMoves, WantedMove, decode_answer, decode_request
-from flux.codec import HEADER_BYTES_MAX, PREFIX, decode_data, decode_order, decode_report, encode
-from flux.control import EdgeComplete, Failure, Heartbeat, NewTable, Stop, TableSeen, Welcome
+from controller.operate.requests import FailWorker, GetStatus, StartMoves, WantedMove, decode_answer, decode_request
 from flux.errors import ProtocolError
-from flux.handshake import ACCEPTED, Caller, Gate, Session, Tickets
-from flux.messages import Ack, Data, Entry, Orders, PartitionOrder, Reset, Resume
+from flux.wire.codec import decode_command, decode_data, decode_report
+from flux.wire.control import EdgeComplete, Failure, Heartbeat, NewTable, Stop, TableSeen, Welcome
+from flux.wire.frames import HEADER_BYTES_MAX, PREFIX, encode
+from flux.wire.handshake import ACCEPTED, Caller, Gate, Session, Tickets
+from flux.wire.messages import Ack, Data, OrderEntry, Orders, PartitionOrder, Reset, Resume
 from partitioning.table import ReplicaAt, Table
 
 SEED = 11
@@ -39,7 +40,7 @@ TRUE = [
     for message in (
         Ack(0, 1, 2, 3, 4, [(5, 6)], 7),
         Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000),
-        Orders([PartitionOrder(0, 0, 1, 1, 5, [Entry(1.0, 1.0, [(0, 0, 7)])], 5)]),
+        Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
         Reset(0, 1, "again"),
         Resume(0, 1, 2, 3, [(0, 1)], 4, [], 5),
         EdgeComplete(edge=0, producers=[0, 1, 2]),
@@ -110,7 +111,7 @@ def _noise(rng: random.Random) -> bytes:
 
 
 DECODERS: list[Callable[[bytes], object]] = [
-    decode_data, decode_order, decode_report, lambda frame: decode_request([frame]), lambda frame: decode_answer([frame])
+    decode_data, decode_command, decode_report, lambda frame: decode_request([frame]), lambda frame: decode_answer([frame])
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from flux.errors import ProtocolError
-from flux.handshake import (
+from flux.wire.handshake import (
     ACCEPTED,
     CHALLENGE,
     GREETED_MAX,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flux.lifeline import STRANGERS_MAX, Lifeline, Lifelines
-from flux.transport import host_and_port
+from flux.shell.lifeline import STRANGERS_MAX, Lifeline, Lifelines
+from flux.shell.transport import host_and_port
 
 SECRET = b"of this query"
 
@@ -170,3 +170,17 @@ def test_an_end_that_is_read_together_with_the_newer_name_says_nothing(lifelines
     assert looked(lifelines, newer) == []
     newer.close()
     assert looked(lifelines) == [7]
+
+
+def test_a_host_that_cannot_be_bound_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *arguments: int) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("flux.shell.lifeline.socket.socket", Noted)
+    with pytest.raises(OSError, match="assign requested address"):
+        Lifelines("203.0.113.1", SECRET)  # of nobody: kept for documentation
+    assert [each.fileno() for each in made] == [-1]

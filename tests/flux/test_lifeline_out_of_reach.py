@@ -10,12 +10,12 @@ import pytest
 from harness import SECRET, Rows, dataframe
 
 from controller.dag import compile_plan
-from flux import worker as module
-from flux.lifeline import Lifeline
+from flux.host.stage_worker import StageWorker
 from flux.settings import Settings
-from flux.shell import Rendezvous
-from flux.stage_worker import StageWorker
-from flux.worker import JOINING_SHARE, Worker
+from flux.shell import worker as module
+from flux.shell.lifeline import Lifeline
+from flux.shell.loop import Rendezvous
+from flux.shell.worker import JOINING_SHARE, Worker
 from tests.controller.cluster import SCHEMA
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flux.log import Entry, Log, Meter
+from flux.stream.elements import End
+from flux.stream.log import Log, LogEntry, LogMeter
 
 
-def entry(sequence: int, *touched: int, nbytes: int = 10, partitions: int = 3) -> Entry:
-    touches = np.zeros(partitions, bool)
-    touches[list(touched)] = True
-    return Entry(sequence, None, touches, nbytes, False, 0, 0.0)
+def entry(sequence: int, *touched: int, nbytes: int = 10, partitions: int = 3) -> LogEntry:
+    return LogEntry(sequence, End(), np.array(touched, np.int64), nbytes, 0, 0.0)
 
 
-def log_of(*entries: Entry, bytes_max: int = 25, meter: Meter | None = None) -> Log:
+def log_of(*entries: LogEntry, bytes_max: int = 25, meter: LogMeter | None = None) -> Log:
     log = Log(bytes_max, meter)
     for each in entries:
         log.append(each)
@@ -71,7 +70,7 @@ def test_numbers_have_no_gaps() -> None:
 
 
 def test_logs_of_one_process_share_a_meter_that_remembers_the_peak() -> None:
-    meter = Meter()
+    meter = LogMeter()
     one, other = log_of(entry(0, 0), meter=meter), log_of(entry(0, 0), entry(1, 0), meter=meter)
     assert (meter.bytes, meter.peak) == (30, 30)
     one.evict(np.array([0, 0, 0]))

@@ -5,6 +5,7 @@ A sleep leaves other threads the interpreter, one call of C code that keeps its 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -23,11 +24,14 @@ from controller.dag import compile_plan
 from controller.server import Server
 from flux.errors import QueryFailed
 from flux.settings import Settings
-from flux.worker import Worker
+from flux.shell.worker import Worker
 
 pytestmark = pytest.mark.timeout(120)
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+#: Where workers are forked from, with everything loaded: to begin anew would take each of them seconds.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["controller.server", "flux.shell.worker"])
 #: Of a step, and of them: longer than ``heartbeat.timeout``.
 STEP_S, STEPS = 0.8, 3
 
@@ -54,9 +58,8 @@ class Processes:
         self.plan = compile_plan([flow], Settings.of(None, **options), lambda schema: schema, "q", SECRET)
         self.server = Server(self.plan, workers, "127.0.0.1", None, "q", None)
         rendezvous = self.server.start()
-        context = multiprocessing.get_context("spawn")
         given = cloudpickle.dumps((self.plan, rendezvous))
-        self.processes = [context.Process(target=work, args=(given, slot), daemon=True) for slot in range(workers)]
+        self.processes = [CONTEXT.Process(target=work, args=(given, slot), daemon=True) for slot in range(workers)]
 
     def __enter__(self) -> Processes:
         for process in self.processes:
@@ -68,7 +71,8 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.server.stop()
         for process in self.processes:
-            os.kill(process.pid, signal.SIGCONT)  # type: ignore[arg-type]
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(process.pid, signal.SIGCONT)  # type: ignore[arg-type]
             process.join(0.1 if self.server.error else LIMIT_S)
             process.kill()
             process.join()

@@ -8,11 +8,12 @@ import pytest
 import flux
 from controller.dag import compile_plan
 from flux.errors import NonDeterministicInputError
-from flux.marks import MARKS_MAX, Marks
-from flux.messages import Mark
-from flux.producer import ToWorker
+from flux.host.effects import ToConnection
+from flux.host.stage_worker import StageWorker
 from flux.settings import Settings
-from flux.stage_worker import StageWorker, ToConnection
+from flux.stream.marks import MARKS_MAX, Marks
+from flux.stream.producer import ToWorker
+from flux.wire.messages import Mark
 from partitioning.table import ReplicaAt, Table
 
 
@@ -121,11 +122,11 @@ def after_the_loss() -> Workers:
 
 def test_a_source_is_read_again_from_the_middle_though_thousands_of_batches_wait(after_the_loss: Workers) -> None:
     assert after_the_loss.cores[1].wants(0, 0)
-    start = after_the_loss.cores[1].source_start(0, 0)
+    start = after_the_loss.cores[1].sources[0, 0].position
     assert 0.8 * QUEUE < start <= QUEUE
 
 
 def test_the_second_reading_is_compared_from_its_first_batch_on(after_the_loss: Workers) -> None:
-    start = after_the_loss.cores[1].source_start(0, 0)
+    start = after_the_loss.cores[1].sources[0, 0].position
     with pytest.raises(NonDeterministicInputError):
         after_the_loss.read(1, start, 2 * QUEUE, changed=start)

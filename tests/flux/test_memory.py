@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from flux import memory
+from flux.shell import memory
 
 MIB = 1 << 20
 PROGRAM = """
 import sys
 import numpy as np
 import psutil
-from flux import memory
+from flux.shell import memory
 
 def kept():
     before = psutil.Process().memory_info().rss

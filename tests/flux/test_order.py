@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from flux.messages import Entry
-from flux.order import OrderLog
+from flux.replicas.order import OrderLog
+from flux.wire.messages import OrderEntry
+from partitioning.table import ReplicaAt
 
 A, B = 11, 12  # workers of the other replicas
 
 
-def entry(number: int, by: str = "first") -> Entry:
+def entry(number: int, by: str = "first") -> OrderEntry:
     """Step ``number`` as one primary or another decided it."""
-    return Entry(1.0, 1.0, [(0, 0 if by == "first" else 1, number)])
+    return OrderEntry(1.0, 1.0, [(0, 0 if by == "first" else 1, number)])
 
 
-def entries(first: int, end: int, by: str = "first") -> list[Entry]:
+def entries(first: int, end: int, by: str = "first") -> list[OrderEntry]:
     return [entry(number, by) for number in range(first, end)]
 
 
 def leading(*workers: int, steps: int = 0, live: bool = True) -> OrderLog:
     log = OrderLog()
-    log.lead(dict.fromkeys(workers, (0, live)), 0)
+    log.lead([ReplicaAt(worker, 0, live) for worker in workers], 0)
     for number in range(steps):
         log.append(entry(number))
     return log
@@ -50,7 +51,7 @@ def test_a_step_is_committed_when_every_live_replica_has_received_it() -> None:
 def test_a_replica_that_is_not_live_is_not_waited_for() -> None:
     log = leading(A, steps=2, live=False)
     assert log.committed == 2
-    log.lead({A: (0, True)}, 0)  # it has become live without a copy: nothing more is committed until it acks
+    log.lead([ReplicaAt(A, 0, True)], 0)  # it has become live without a copy: nothing more is committed until it acks
     log.append(entry(2))
     assert log.committed == 3  # it has no state yet, so it cannot be asked
     log.copied(A, 3)
@@ -60,7 +61,7 @@ def test_a_replica_that_is_not_live_is_not_waited_for() -> None:
 
 def test_the_ack_of_an_earlier_life_on_the_same_worker_does_not_count() -> None:
     log = leading(A, steps=2)
-    log.lead({A: (7, True)}, 0)
+    log.lead([ReplicaAt(A, 7, True)], 0)
     assert not log.on_seen(A, 0, 2)
     assert log.committed == 0
     assert log.on_seen(A, 7, 2)
@@ -77,7 +78,7 @@ def test_an_ack_beyond_the_log_or_by_a_stranger_changes_nothing() -> None:
 def test_the_loss_of_a_replica_commits_what_only_it_had_not_acked() -> None:
     log = leading(A, B, steps=4)
     log.on_seen(A, 0, 4)
-    log.lead({A: (0, True)}, 0)
+    log.lead([ReplicaAt(A, 0, True)], 0)
     assert log.committed == 4
 
 
@@ -167,7 +168,7 @@ def test_a_new_primary_that_knows_of_more_commits_need_not_send_what_is_committe
 
 def test_the_next_primary_keeps_all_that_it_has_received_and_waits_for_the_acks_of_its_own_term() -> None:
     log = following(steps=5, committed=2)
-    log.lead({B: (0, True)}, applied=2)
+    log.lead([ReplicaAt(B, 0, True)], applied=2)
     assert (log.end, log.committed) == (5, 2)
     assert (log.peers[B].acked, log.peers[B].sent) == (2, 2)  # everything committed it has for certain
     log.on_seen(B, 0, 5)

@@ -9,8 +9,9 @@ import pytest
 from harness import ThreadQuery, dataframe
 
 import flux
-from flux import worker as module
-from flux.pulse import KIND, Heart, Kind
+from flux.host.notes import KIND, Kind
+from flux.shell import worker as module
+from flux.shell.pulse import Heart
 
 SCHEMA = pa.schema([("k", pa.int64())])
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from flux.dataflow.plain import plain_batch, plain_schema, plain_type
 from flux.errors import SchemaError
-from flux.plain import plain_batch, plain_schema, plain_type
 
 WORDS = pa.dictionary(pa.int8(), pa.string())
 VALUES = ["a", "b", None, "a"]

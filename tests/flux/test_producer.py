@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError, RefusedError
-from flux.messages import Ack, Data, Hello, Mark, Refuse, Reset, Resume, Standby
-from flux.producer import MESSAGE_BYTES, Producer
+from flux.stream.producer import MESSAGE_BYTES, Producer
+from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
@@ -88,11 +88,11 @@ def test_one_message_carries_the_slices_of_all_partitions_of_a_worker() -> None:
 
 def test_partitions_that_lie_next_to_each_other_travel_as_one_frame() -> None:
     p = producer()
-    assert p.order is not None
-    assert p.order.tolist() == [0, 2, 1]
+    assert p.by_rank is not None
+    assert p.by_rank.tolist() == [0, 2, 1]
     welcomed(p)
     rows = pa.record_batch({"x": pa.array(range(6), pa.int64())})
-    p.append(Clustered(rows, p.order, np.array([0, 2, 5, 6]), rows.nbytes), 0.0)
+    p.append(Clustered(rows, p.by_rank, np.array([0, 2, 5, 6]), rows.nbytes), 0.0)
     (message,) = messages(p, 10)
     assert (message.partitions, message.rows, message.runs) == ([0, 2], [2, 3], [2])
 
@@ -236,8 +236,8 @@ def test_a_consumer_that_has_read_from_another_replica_for_long_misses_a_lost_ba
     p = producer()
     for now in range(0, 100, 5):
         list(p.poll(float(now)))
-        p.on_answer(10, Standby(4, 1, 0, -1, []), float(now))
-        p.on_answer(11, Standby(4, 1, 0, -1, []), float(now))
+        p.on_answer(10, ReadsElsewhere(4, 1, 0, -1, []), float(now))
+        p.on_answer(11, ReadsElsewhere(4, 1, 0, -1, []), float(now))
     p.append(batch(1, 1, 1), 100.0)
     p.on_answer(10, resume(10), 100.0)
     assert (10, 0) in sent(p, 100.0)
@@ -316,6 +316,14 @@ def test_a_retry_that_reads_other_rows_is_an_error_that_names_the_partition() ->
 def test_other_rows_are_found_out_also_when_the_worker_answers_late() -> None:
     p = retried()
     p.append(batch(1, 0, 0), 0.0, checksum=999)
+    with pytest.raises(NonDeterministicInputError):
+        p.on_answer(10, resume(10, needed=1, shown=[Mark(0, 100)]), 0.0)
+
+
+def test_a_worker_that_has_lost_its_replica_meanwhile_still_shows_what_it_had() -> None:
+    p = retried()
+    p.append(batch(1, 0, 0), 0.0, checksum=999)
+    p.on_table(Table(9, (((ReplicaAt(11, 9),),) * 3,), (), {10: "", 11: ""}), 0, 0.0)
     with pytest.raises(NonDeterministicInputError):
         p.on_answer(10, resume(10, needed=1, shown=[Mark(0, 100)]), 0.0)
 

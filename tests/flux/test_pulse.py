@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from flux.lifeline import CONNECT_S, Lifeline, Lifelines
-from flux.pulse import IN_STEP, KIND, STEP, TURNS, Heart, Kind, Pulse, parse, records, warm_up
+from flux.host.notes import IN_STEP, KIND, STEP, TURNS, Kind, Pulse
+from flux.shell.lifeline import CONNECT_S, Lifeline, Lifelines
+from flux.shell.pulse import Heart, parse, records, warm_up
 
 SECRET = b"the secret of this query"
 EVERY_S = 0.02

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from flux.errors import QueryFailed
-from spark_integration.query import Query
+from spark_integration.run import Run
 
 
-def query(*reasons: str, cancelled: bool = False) -> Any:
-    """Its workers were lost, and its input failed for these reasons."""
-    made: Any = Query.__new__(Query)
-    made._server = SimpleNamespace(error=QueryFailed("worker 1 was lost"), job_failed=lambda what, reason: None)
+def failed(*reasons: str, cancelled: bool = False) -> Any:
+    """A run whose workers were lost, and whose input failed for these reasons."""
+    made: Any = Run.__new__(Run)
+    made.server = SimpleNamespace(error=QueryFailed("worker 1 was lost"), job_failed=lambda what, reason: None)
     made._cancelled = cancelled
     for reason in reasons:
         made._job_failed("ingress of DataFrame", reason)
@@ -20,13 +20,13 @@ def query(*reasons: str, cancelled: bool = False) -> Any:
 
 
 def test_an_input_that_fails_is_the_reason_although_the_loss_of_its_workers_is_heard_first() -> None:
-    told = str(query("ValueError: bad row 7").exception())
+    told = str(failed("ValueError: bad row 7").error())
     assert told.startswith(
         "the Spark job 'ingress of DataFrame' failed: ValueError: bad row 7. What came of it: worker 1"
     )
 
 
 def test_an_input_that_ends_with_the_query_is_no_reason() -> None:
-    assert str(query().exception()) == "worker 1 was lost"
-    assert str(query("flux.errors.QueryFailed: the query has ended").exception()) == "worker 1 was lost"
-    assert str(query("[SPARK_JOB_CANCELLED]", cancelled=True).exception()) == "worker 1 was lost"
+    assert str(failed().error()) == "worker 1 was lost"
+    assert str(failed("flux.errors.QueryFailed: the query has ended").error()) == "worker 1 was lost"
+    assert str(failed("[SPARK_JOB_CANCELLED]", cancelled=True).error()) == "worker 1 was lost"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from flux.messages import Data, Hello, Reset
-from flux.receiver import Counters, Inbound, Slice
+from flux.stream.elements import End
+from flux.stream.receiver import Counters, Inbound, Slice
+from flux.wire.messages import Data, ElementKind, Hello, Reset
 from partitioning.ids import StreamId
 
 STREAM = StreamId(4, 1)
 #: This worker hosts partitions 1 and 3 of 5.
-HOSTED = np.array([1, 3])
+HOSTED = [1, 3]
 
 
 def hello(incarnation: int = 0) -> Hello:
@@ -21,7 +21,7 @@ def hello(incarnation: int = 0) -> Hello:
 
 
 def greeted(credit: int = 1000, incarnation: int = 0) -> Inbound:
-    inbound = Inbound(STREAM, 0, 5, credit)
+    inbound = Inbound(STREAM, 0, credit)
     inbound.greet(incarnation, "first", 7)
     return inbound
 
@@ -99,8 +99,8 @@ def test_rows_for_a_partition_that_is_not_here_are_dropped_and_counted() -> None
 
 
 def test_the_end_of_a_stream_is_a_slice_for_every_partition() -> None:
-    taken = take(greeted(), data(0, 0, {}, last=True))
-    assert [(partition, slice_.last, slice_.batch) for partition, slice_ in taken] == [(1, True, None), (3, True, None)]
+    taken = take(greeted(), data(0, 0, {}, element=ElementKind.END))
+    assert [(partition, slice_.word) for partition, slice_ in taken] == [(1, End()), (3, End())]
 
 
 def test_an_ack_says_what_is_applied_and_not_what_was_received() -> None:

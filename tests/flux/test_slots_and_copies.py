@@ -11,10 +11,11 @@ from harness import dataframe
 
 import flux
 from controller.dag import compile_plan
-from flux.plan import Plan
+from flux.dataflow.plan import Plan
 from flux.settings import Settings
 from spark_integration.settings import (
     UNLIMITED,
+    Others,
     check_copies,
     count_slots,
     executors_at_most,
@@ -75,15 +76,15 @@ def test_with_dynamic_allocation_the_default_goes_by_what_is_there_at_first_and_
     assert not grows_on_demand(session("local[4]", 4, ON_DEMAND))
     assert slots_at_first(spark) == 2
     assert slots_at_first(session("yarn", 0, ON_DEMAND | {"spark.dynamicAllocation.initialExecutors": "3"})) == 12
-    assert count_slots(0, True, UNLIMITED, {}, copies=2, at_first=0).workers == 2
-    assert count_slots(0, True, UNLIMITED, {}, copies=2, at_first=12).workers == 6
-    assert count_slots(64, True, UNLIMITED, {"x": 9}, copies=2, at_first=0).workers == 64
+    assert count_slots(0, True, UNLIMITED, Others(), copies=2, at_first=0).workers == 2
+    assert count_slots(0, True, UNLIMITED, Others(), copies=2, at_first=12).workers == 6
+    assert count_slots(64, True, UNLIMITED, Others({"x": 9}), copies=2, at_first=0).workers == 64
 
 
 def test_there_are_as_many_workers_as_copies_if_there_is_room() -> None:
-    assert count_slots(0, True, 3, {}, copies=2).workers == 2  # what the README's first example needs on local[3]
+    assert count_slots(0, True, 3, Others(), copies=2).workers == 2  # what the README's first example needs on local[3]
     with pytest.raises(flux.UsageError, match=r"2 workers \+ 1 for .* = 3 slots needed; existing: 2, .*local\[3\]"):
-        count_slots(0, True, 2, {}, copies=2)
+        count_slots(0, True, 2, Others(), copies=2)
 
 
 def test_copies_without_a_place_are_refused_before_anything_starts() -> None:

@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from one_worker import SCHEMA, SINK, Feeder, Split, kept, planned, rows, table, work, worker
 
 import flux
-from controller.dag import compile_plan
-from flux.api import Flow, Source
-from flux.control import PartitionFinished, TableSeen
 from flux.errors import Fenced, QueryFailed, RefusedError, UserCodeError
-from flux.messages import Ack, Data, Hello, OrdersSeen, PartitionSeen, Refuse, Reset, Resume
-from flux.plan import Plan
-from flux.replica import UNCOMMITTED_MAX
-from flux.settings import Settings
-from flux.stage_worker import UNDECODABLE_MAX, StageWorker, ToConnection, ToController
-from partitioning.table import ReplicaAt, Table
-
-SCHEMA = pa.schema([("x", pa.int64())])
-SECRET = b"s"
-
-
-class Kept(flux.Operator):
-    """A sink that keeps its batches."""
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.batches: list[list[int]] = []
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        self.batches.append(batch.column("x").to_pylist())
-
-
-class Split(flux.Operator):
-    """One batch of output per row."""
-
-    schema = SCHEMA
-
-    def process(self, batch: pa.RecordBatch) -> Any:
-        for row in range(batch.num_rows):
-            yield batch.slice(row, 1)
-
-
-class Alarmed(Kept):
-    """Notes when its timer fires: a second after the last rows, or as ``again`` says after itself."""
-
-    again = 0.0
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        super().process(batch)
-        self.context.set_timer(self.context.now + 1)
-
-    def on_timer(self, name: str) -> None:
-        self.batches.append([self.context.now])
-        if self.again:
-            self.context.set_timer(self.context.now + self.again)
+from flux.host.effects import ToConnection, ToController
+from flux.host.stage_worker import StageWorker
+from flux.host.subscriptions import UNDECODABLE_MAX
+from flux.wire.control import PartitionFinished, TableSeen
+from flux.wire.messages import Ack, Data, ElementKind, Hello, Refuse, Reset, Resume
 
 
 class Bad(flux.Operator):
@@ -67,79 +24,6 @@ class Bad(flux.Operator):
         for number, x in enumerate(batch.column("x").to_pylist()):
             if x < 0:
                 raise ValueError(f"row {number} is negative")
-
-
-def planned(*stages: Any, source: Source | None = None, **options: Any) -> Plan:
-    """A chain of stages behind one source that Spark reads, or the source given."""
-    flow: Any = source or Source("rows", dataframe=SCHEMA)
-    for each in stages:
-        flow = each(flow)
-    assert isinstance(flow, Flow)
-    settings = replace(Settings.of(), **options)
-    return compile_plan([flow], settings, lambda schema: schema, "q", SECRET)
-
-
-def table(plan: Plan, epoch: int = 0, worker: int = 0, others: dict[tuple[int, int], int] | None = None) -> Table:
-    """Everything on one worker but for ``others``: (stage, partition) -> worker."""
-    stages = tuple(
-        tuple((ReplicaAt((others or {}).get((stage.id, p), worker), 0),) for p in range(stage.partitions))
-        for stage in plan.stages
-    )
-    sources = tuple((worker,) * (source.partitions or 0) for source in plan.sources)
-    return Table(epoch, stages, sources, {worker: "", **dict.fromkeys((others or {}).values(), "")})
-
-
-def worker(plan: Plan, **more: Any) -> StageWorker:
-    core = StageWorker(plan, 0)
-    core.on_table(table(plan, **more), 0.0)
-    return core
-
-
-def rows(*values: int) -> pa.RecordBatch:
-    return pa.record_batch({"x": pa.array(values, pa.int64())})
-
-
-class Feeder:
-    """The producer of stream 0.0, seen from the worker that consumes it with one partition."""
-
-    def __init__(self, core: StageWorker, connection: str = "feeder", incarnation: int = 0, producer: int = 0) -> None:
-        self.core, self.connection, self.incarnation, self.producer = core, connection, incarnation, producer
-        self.nonce, self.number, self.first = -1, 0, 0
-
-    def hello(self, epoch: int = 0) -> list[Any]:
-        self.core.on_data_plane(self.connection, Hello(0, self.producer, self.incarnation, epoch), [], 0.0)
-        answers = self.answers()
-        if answers and isinstance(answers[-1], Resume):
-            self.nonce, self.number, self.first = answers[-1].nonce, 0, answers[-1].next[0][1]
-        return answers
-
-    def send(self, sequence: int, *values: int, last: bool = False) -> list[Any]:
-        n = len(values)
-        some = [[0], [n], [1]] if n else [[], [], []]
-        message = Data(0, self.producer, self.nonce, self.number, self.first, sequence, *some, 100, last)
-        self.number, self.first = self.number + 1, sequence + 1
-        self.core.on_data_plane(self.connection, message, [rows(*values)] if n else [], 0.0)
-        return self.answers()
-
-    def answers(self, now: float = 0.0) -> list[Any]:
-        effects = list(self.core.poll(now))
-        return [e.message for e in effects if isinstance(e, ToConnection) and e.connection == self.connection]
-
-
-def kept(core: StageWorker, stage: int = 0, partition: int = 0) -> list[list[int]]:
-    operator = core.replicas[stage, partition].operator
-    assert isinstance(operator, Kept)
-    return operator.batches
-
-
-def work(core: StageWorker, now: float = 0.0) -> int:
-    steps = 0
-    while core.work(now):
-        steps += 1
-    return steps
-
-
-SINK = flux.stage(partitions=1)(Kept)
 
 
 def test_rows_are_taken_applied_and_acked() -> None:
@@ -228,6 +112,14 @@ def test_data_on_a_connection_that_has_not_greeted_is_answered_by_a_reset() -> N
     assert work(core) == 1
 
 
+@pytest.mark.parametrize("edge", [-1, 1, 77])
+def test_data_of_a_stream_that_does_not_exist_is_answered_by_a_reset(edge: int) -> None:
+    core = worker(planned(SINK))
+    message = Data(edge, 0, 7, 0, 0, 0, [], [], [], 100, ElementKind.ROWS)
+    core.on_data_plane("somebody", message, [], 0.0)
+    assert isinstance(Feeder(core, "somebody").answers()[0], Reset)
+
+
 def test_a_stage_finishes_when_every_stream_of_a_complete_edge_has_ended() -> None:
     core = worker(planned(SINK))
     feeder = Feeder(core)
@@ -259,7 +151,7 @@ def test_what_a_worker_sends_to_itself_takes_the_same_way_without_leaving_it() -
     core = worker(planned(flux.stage(partitions=2)(Split), SINK, source=source))
     for partition in (0, 1):
         core.on_source(0, partition, rows(partition, 10 + partition), 0.0)
-        core.on_source(0, partition, None, 0.0)
+        core.on_source_ended(0, partition, 0.0)
     effects: list[Any] = []
     for tick in range(50):
         work(core)
@@ -324,116 +216,6 @@ def test_a_source_is_not_read_before_anybody_waits_for_its_rows() -> None:
     assert not core.wants(0, 0), "a greeting is no answer"
     core.on_answer(5, Resume(0, 0, 1, 0, [(0, 0)], -1, [], 1 << 20), 0.0)
     assert core.wants(0, 0)
-
-
-# ---- timers
-
-
-ALARMED = flux.stage(partitions=1)(Alarmed)
-
-
-def turns(core: StageWorker, until: float, now: float = 0.0) -> list[tuple[float, int]]:
-    """What the loop does that sleeps as long as it may: (when it wakes up, steps applied then)."""
-    course = []
-    while now <= until:
-        course.append((now, work(core, now)))
-        list(core.poll(now))
-        assert core.due() > now, "it must not spin"
-        now = core.due()
-    return course
-
-
-def test_an_idle_worker_wakes_up_when_a_timer_is_due_and_not_more_often() -> None:
-    core = worker(planned(flux.stage(partitions=1)(type("Again", (Alarmed,), {"again": 0.3}))))
-    feeder = Feeder(core)
-    feeder.hello()
-    feeder.send(0, 7)
-    course = turns(core, 2.0)
-    assert [now for now, steps in course if steps] == pytest.approx([0.0, 1.0, 1.3, 1.6, 1.9])
-    assert kept(core) == [[7], *([pytest.approx(now)] for now in (1.0, 1.3, 1.6, 1.9))]
-    quiet = turns(worker(planned(ALARMED)), 2.0)
-    assert len(course) <= len(quiet) + 5
-
-
-def test_a_timer_that_rows_put_off_does_not_fire_at_its_first_time() -> None:
-    core = worker(planned(ALARMED))
-    feeder = Feeder(core)
-    feeder.hello()
-    for sequence, now in enumerate([0.0, 0.8]):
-        feeder.send(sequence, sequence)
-        work(core, now)
-    assert work(core, 1.5) == 0
-    assert work(core, 1.9) == 1
-
-
-def test_a_timer_whose_output_has_no_room_does_not_keep_the_worker_awake() -> None:
-    class Talks(Split):
-        def on_timer(self, name: str) -> Any:
-            return [rows(1)]
-
-        def open(self, context: flux.Context) -> None:
-            super().open(context)
-            context.set_timer(1.0, "a")
-            context.set_timer(2.0, "b")
-
-    plan = planned(flux.stage(partitions=1)(Talks), SINK, log_max_bytes=1)
-    core = worker(plan, others={(1, 0): 5})
-    core.on_answer(5, Resume(1, 0, 1, 0, [(0, 0)], -1, [], 1 << 20), 0.0)
-    assert sum(steps for _, steps in turns(core, 3.0)) == 1
-    core.on_answer(5, Ack(1, 0, 1, 0, 0, [], 1 << 20), 3.0)
-    assert work(core, 3.0) == 1
-
-
-def test_a_secondary_sleeps_through_a_timer_and_fires_it_as_soon_as_it_leads() -> None:
-    plan = planned(flux.stage(partitions=1, replicas=2)(Alarmed))
-    before = Table(0, (((ReplicaAt(5, 0), ReplicaAt(0, 0)),),), (), {0: "", 5: ""})
-    core = StageWorker(plan, 0)
-    core.on_table(before, 0.0)
-    replica = core.replicas[0, 0]
-    replica.context.set_timer(1.0)
-    assert sum(steps for _, steps in turns(core, 2.0)) == 0
-    core.on_table(Table(1, (((ReplicaAt(0, 0),),),), (), {0: ""}), 2.0)
-    assert work(core, 2.0) == 1
-    assert kept(core) == [[2.0]]
-
-
-def test_ticks_that_wait_for_commits_go_on_when_these_come() -> None:
-    plan = planned(flux.stage(partitions=1, replicas=2)(type("Always", (Alarmed,), {"again": -1.0})))
-    core = StageWorker(plan, 0)
-    core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), (), {0: "", 5: ""}), 0.0)
-    replica = core.replicas[0, 0]
-    replica.context.set_timer(1.0)
-    done = work(core, 1.0)
-    assert done == UNCOMMITTED_MAX + 1
-    core.on_answer(5, OrdersSeen([PartitionSeen(0, 0, 0, replica.leads_since, done, done, 0, 0)]), 1.0)
-    assert work(core, 1.0) == UNCOMMITTED_MAX + 1
-
-
-def test_ticks_that_wait_for_a_slow_secondary_go_on_when_it_has_applied_some() -> None:
-    plan = planned(flux.stage(partitions=1, replicas=2)(type("Always", (Alarmed,), {"again": -1.0})))
-    core = StageWorker(plan, 0)
-    core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), (), {0: "", 5: ""}), 0.0)
-    replica = core.replicas[0, 0]
-    replica.context.set_timer(1.0)
-    done = work(core, 1.0)
-    for applied in (0, 0, 7):
-        seen = PartitionSeen(0, 0, 0, replica.leads_since, done, applied, 0, 0)
-        core.on_answer(5, OrdersSeen([seen]), 1.0)
-        more = work(core, 1.0)
-        assert more == applied, "it has received all, and applied so much"
-        done += more
-
-
-def test_rows_are_read_also_while_timers_keep_the_worker_busy() -> None:
-    core = worker(planned(flux.stage(partitions=1)(type("Always", (Alarmed,), {"again": -1.0}))))
-    feeder = Feeder(core)
-    feeder.hello()
-    feeder.send(0, 7)
-    core.work(0.0)
-    assert not core.ticked
-    core.work(1.0)
-    core.work(1.0)
-    assert core.ticked, "the loop goes by this"
 
 
 def test_an_error_in_user_code_names_stage_partition_stream_and_row() -> None:

@@ -16,7 +16,7 @@ import flux
 from controller.dag import compile_plan
 from controller.server import Server
 from flux.settings import Settings
-from spark_integration import query
+from spark_integration import query, start
 from spark_integration.jobs import reason_of
 from spark_integration.operate import Operated, checked_timeout
 from spark_integration.shipping import check_shipping
@@ -39,22 +39,22 @@ def test_a_thread_without_an_active_session_takes_the_default_one(monkeypatch: p
     monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))
     default = session()
     monkeypatch.setattr(SparkSession, "_instantiatedSession", default)
-    assert query._session([]) is default
+    assert start.session_of([]) is default
     for none in (None, session(stopped=True)):
         monkeypatch.setattr(SparkSession, "_instantiatedSession", none)
         with pytest.raises(flux.UsageError, match=r"no SparkSession: .*spark=\.\.\."):
-            query._session([])
+            start.session_of([])
 
 
 def test_copies_on_one_executor_are_told_of_once_for_each_application(caplog: pytest.LogCaptureFixture) -> None:
     copied = plan(flux.stage(key="k", replicas=2, name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()})))
     with caplog.at_level(logging.WARNING, "flux"):
         for application in ("told-1", "told-1", "told-2"):
-            query._tell_of_copies(session(application), copied)
+            start._tell_of_copies(session(application), copied)
     assert caplog.text.count("good for trying things out") == 2
 
 
-@pytest.mark.parametrize("module", ["flux", "flux.plan", "spark_integration"])
+@pytest.mark.parametrize("module", ["flux", "flux.dataflow.plan", "spark_integration"])
 def test_executors_without_flux_are_told_by_which_python_they_run(module: str) -> None:
     error = RuntimeError(f"Traceback\n  File x\nModuleNotFoundError: No module named '{module}'")
     assert "that PYSPARK_PYTHON names, and Flux is not installed there" in reason_of(error)
@@ -73,7 +73,7 @@ def test_a_timeout_is_a_number_of_seconds(wrong: Any) -> None:
 def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query, "THROUGH_SAY_S", 0.0)
+    monkeypatch.setattr(query, "ALL_AVAILABLE_SAY_S", 0.0)
     waits = iter(["rows has nothing more just now in partition 0", ""])
     endless: Any = object.__new__(query.Query)
     endless._plan, endless._name = plan(flux.stage(name="same")(lambda rows: rows)), "clicks"

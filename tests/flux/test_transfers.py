@@ -13,16 +13,17 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.background import Failed, attempt
-from flux.control import CopyState
-from flux.copy_state import StateCopy
+from flux.dataflow.plan import StagePlan
 from flux.errors import ProtocolError, UserCodeError
-from flux.messages import Entry, Install, Installed
-from flux.plan import StagePlan
-from flux.producer import ToWorker
-from flux.replica import Replica
+from flux.replicas.aside import Failed, attempt
+from flux.replicas.copy_state import StateCopy
+from flux.replicas.replica import Replica
+from flux.replicas.transfers import Aside, Limits, ToSender, Transfers, sign
 from flux.settings import Settings
-from flux.transfers import Aside, Limits, ToSender, Transfers, sign
+from flux.stream.producer import ToWorker
+from flux.wire.control import CopyState
+from flux.wire.messages import Install, Installed, OrderEntry
+from partitioning.table import ReplicaAt
 
 SCHEMA = pa.schema([("word", pa.string())])
 SOURCE, TARGET, INCARNATION = 0, 1, 7
@@ -100,9 +101,9 @@ class Two:
         self.receiver = Transfers(self.target, b"secret", AGAIN_S, clock, limits)
         self.primary = self.source.replicas[KEY] = replica_of(0)
         self.primary.operator.text = text  # type: ignore[attr-defined]
-        self.primary.lead(0, {TARGET: (INCARNATION, False)})
+        self.primary.lead(0, [ReplicaAt(TARGET, INCARNATION, False)])
         for step in range(3):
-            self.primary.order.append(Entry(step, step, [(0, 0, step)]))
+            self.primary.order.append(OrderEntry(step, step, [(0, 0, step)]))
         self.primary.applied = 2
         self.target.awaited[KEY] = INCARNATION
         self.aside: deque[tuple[Transfers, Aside]] = deque()
@@ -271,7 +272,7 @@ def test_a_replica_that_becomes_live_while_a_copy_for_it_is_taken_is_told_the_or
     two.sender.on_copy_state(ORDER)
     two.do_aside("room")
     assert two.primary.order.peers[TARGET].copying
-    two.primary.lead(0, {TARGET: (INCARNATION, True)})
+    two.primary.lead(0, [ReplicaAt(TARGET, INCARNATION, True)])
     two.do_aside("copy")
     assert not two.parts
     assert not two.primary.order.peers[TARGET].copying
@@ -282,7 +283,7 @@ def test_a_replica_that_is_live_when_its_copy_is_said_to_have_arrived_is_told_th
     two.carry()
     two.do_aside("decode")
     two.do_aside("restore")
-    two.primary.lead(0, {TARGET: (INCARNATION, True)})
+    two.primary.lead(0, [ReplicaAt(TARGET, INCARNATION, True)])
     while two.answers:  # before the sender looks at its copies again
         two.sender.on_installed(TARGET, two.answers.popleft(), two.now)
     assert not two.primary.order.peers[TARGET].copying
@@ -292,7 +293,7 @@ def test_a_copy_that_nobody_wants_any_more_holds_nobody_up() -> None:
     two = Two()
     two.sender.on_copy_state(ORDER)
     two.do_aside("room")
-    two.primary.lead(1, {})  # the new replica was dropped while the state is being read
+    two.primary.lead(1, [])  # the new replica was dropped while the state is being read
     two.poll()
     assert two.primary.frozen, "it is being read all the same"
     two.do_aside("copy")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import zmq
 
-from flux.transport import Keys, Sockets
+from flux.shell.transport import Keys, Sockets
 
 SECRET = b"of this query"
 #: For documentation (RFC 5737): no machine has it.
@@ -66,3 +68,17 @@ def test_other_ports_and_links_work_after_one_could_not_be_opened() -> None:
             break
     sockets.close()
     assert heard == [b"hello"]
+
+
+def test_who_has_lost_all_links_sleeps_until_it_dials_again() -> None:
+    """It kept a core busy."""
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        endpoint = f"tcp://127.0.0.1:{once.getsockname()[1]}"
+    sockets = Sockets(None, SECRET)
+    sockets.link(endpoint)
+    end, waits = time.monotonic() + 0.3, 0
+    while time.monotonic() < end:
+        sockets.wait(0.05)
+        waits += 1
+    sockets.close()
+    assert 1 < waits < 200

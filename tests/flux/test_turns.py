@@ -9,10 +9,10 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.read_turn import BATCHES, READ_S, STARVED_S, ReadTurn
+from flux.host.read_turn import BATCHES, READ_S, STARVED_S, ReadTurn
+from flux.host.stage_worker import StageWorker
+from flux.host.turns import STEPS_IN_TURN
 from flux.settings import Settings
-from flux.stage_worker import StageWorker
-from flux.turns import STEPS_IN_TURN
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import fractions
 import ipaddress
 import os
 import pathlib
@@ -21,16 +22,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import pytz
 
 import flux
-from flux.api import FunctionOperator
-from flux.collect import Collect
+from flux.dataflow.api import FunctionOperator
+from flux.dataflow.collect import Collect
+from flux.dataflow.plan import StagePlan
 from flux.errors import SnapshotError, UsageError
-from flux.plan import StagePlan
-from flux.replica import Replica
+from flux.replicas.replica import Replica
+from flux.replicas.snapshot import decode_snapshot, encode_snapshot
 from flux.settings import Settings
-from flux.snapshot import decode_snapshot, encode_snapshot
-from flux.unpickle import listed, loads
+from flux.wire.unpickle import listed, loads
 
 PLAIN: list[Any] = [
     {"a": [1, 2.5, "x", b"y", None, True], "b": (1, {2, 3}, frozenset([4])), 5: bytearray(b"z"), 6: 1 + 2j, 7: range(3)},
@@ -101,6 +103,43 @@ def test_what_would_run_code_is_not_read(name: str) -> None:
     data = cloudpickle.dumps(EVIL[name])
     with pytest.raises(SnapshotError, match="neither plain data nor one of the operator's snapshot_classes"):
         loads(data, ())
+
+
+def sets(named: Any, state: Any, make: bool = False) -> bytes:
+    """A pickle that sets attributes of what it names, or of what that makes when it is called without arguments."""
+    push = pickle.dumps(named, 2)[:-1]
+    return push + (pickle.EMPTY_TUPLE + pickle.REDUCE if make else b"") + pickle.dumps(state, 2)[2:-1] + b"b."
+
+
+@pytest.mark.parametrize("named", [collections.Counter, fractions.Fraction, ipaddress.IPv4Address])
+@pytest.mark.parametrize("attribute", ["poison", "__repr__", "__name__"])
+def test_attributes_of_a_class_of_the_library_are_not_set(named: type, attribute: str) -> None:
+    before = {**vars(named), "__name__": named.__name__}
+    with pytest.raises(SnapshotError, match=rf"a copy of state sets .*{attribute}, which other code"):
+        loads(sets(named, (None, {attribute: "list"})), ())
+    assert {**vars(named), "__name__": named.__name__} == before
+
+
+def test_a_pickle_that_breaks_off_leaves_no_attribute_behind() -> None:
+    with pytest.raises(EOFError):
+        loads(sets(collections.Counter, (None, {"poison": 1}))[:-1], ())
+    assert not hasattr(collections.Counter, "poison")
+
+
+def test_attributes_of_a_function_of_the_library_are_not_set() -> None:
+    function = next(value for value in vars(np.ma.core).values() if getattr(value, "__name__", "") == "_mareconstruct")
+    loads(sets(function, (None, {"poison": 1, "__defaults__": (1,)})), ())
+    assert not hasattr(function, "poison")
+    assert function.__defaults__ is None
+
+
+def test_attributes_of_a_time_zone_that_all_share_are_not_set() -> None:
+    with pytest.raises(SnapshotError, match=r"UTC.*zone"):
+        loads(sets(pytz._UTC, {"zone": "nowhere"}, make=True), ())
+    assert pytz.utc.zone == "UTC"
+    assert loads(pickle.dumps([pytz.utc, pytz.timezone("Europe/Berlin")]), ()) == [
+        pytz.utc, pytz.timezone("Europe/Berlin"),
+    ]  # fmt: skip
 
 
 class Point:

@@ -12,8 +12,11 @@ import pytest
 from harness import LIMIT_S, Rows, ThreadQuery, dataframe
 
 import flux
+from flux.dataflow.plan import StagePlan
+from flux.dataflow.user_code import TRACEBACK_CHARS_MAX, user_traceback
 from flux.errors import QueryFailed, UserCodeError
-from flux.user_code import TRACEBACK_CHARS_MAX, user_traceback
+from flux.replicas.replica import Replica
+from flux.settings import Settings
 
 SCHEMA = pa.schema([("v", pa.int64())])
 
@@ -177,6 +180,22 @@ def test_close_that_raises_is_logged_and_ends_nothing(raises: bool, caplog: pyte
     assert ("stage Mine, partition 0: close() raised ValueError: a zero came" in caplog.text) == raises
     assert ("source log, partition 0: close() raised ValueError: a zero came" in caplog.text) == raises
     assert (", in close\n    parsed(0)" in caplog.text) == raises
+
+
+def test_what_close_raises_is_told_by_one_copy(caplog: pytest.LogCaptureFixture) -> None:
+    def close(self: Any) -> None:
+        parsed(0)
+
+    stage = mine(close=close)
+    plan = StagePlan(0, "Mine", 4, 2, (), stage.make, (SCHEMA,), None, (0,), ())
+    copies = [Replica(plan, 2, 0, [], Settings.of()) for _ in range(2)]
+    copies[1].follow()
+    with caplog.at_level(logging.DEBUG, "flux"):
+        for copy in copies:
+            copy.close()
+    told, aside = ((record.levelno, record.getMessage().partition("\n")[0]) for record in caplog.records)
+    assert told == (logging.WARNING, "stage Mine, partition 2: close() raised ValueError: a zero came")
+    assert aside == (logging.DEBUG, "stage Mine, partition 2, a copy: close() raised ValueError: a zero came")
 
 
 def test_a_long_traceback_is_cut_in_the_middle() -> None:

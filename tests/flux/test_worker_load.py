@@ -6,19 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.api import Source
-from flux.collect import Collect
+from flux.dataflow.api import WorkerSource
+from flux.dataflow.collect import Collect
+from flux.dataflow.operator import Context
 from flux.errors import UserCodeError
-from flux.operator import Context
+from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import load as load_of
+from flux.host.worker_stats import stats as stats_of
 from flux.settings import Settings
-from flux.stage_worker import StageWorker
-from flux.worker_stats import load as load_of
-from flux.worker_stats import stats as stats_of
+from flux.wire.codec import decode_report
+from flux.wire.control import Heartbeat
+from flux.wire.frames import encode
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -49,7 +53,7 @@ class Unsized(flux.Operator):
 def hosting(operator: Any, seeks: bool = False) -> StageWorker:
     """A worker with one partition of a stage and the two partitions of its source."""
     read = (lambda partition, start: iter(())) if seeks else (lambda partition: iter(()))
-    source = Source("rows", schema=SCHEMA, partitions=2, read=read, seeks=seeks)
+    source = WorkerSource("rows", read, 2, SCHEMA, seeks)
     flow = flux.stage(partitions=1, key="x")(operator)(source)
     plan = compile_plan([flow], replace(Settings.of()), lambda schema: schema, "q", b"s")
     core = StageWorker(plan, 0, clock=iter(range(1000)).__next__)
@@ -63,6 +67,15 @@ def read(core: StageWorker, partition: int, *values: int) -> None:
         list(core.poll(0.0))
         while core.work(0.0):
             pass
+
+
+def test_rows_that_a_replica_has_applied_elsewhere_are_not_counted_here() -> None:
+    """Its count travels with its state: after a move a worker seemed to do several times what all do together."""
+    core = hosting(Sized)
+    read(core, 0, 1, 2, 3)
+    core.replicas[0, 0].rows_in += 1_000_000  # as a copy of state brings it
+    read(core, 1, 4)
+    assert stats_of(core)["rows_in"] == 4
 
 
 def test_load_is_counts_of_each_replica_since_it_came_to_life() -> None:
@@ -86,6 +99,16 @@ def test_an_operator_that_does_not_say_how_large_it_is_counts_as_its_last_copy()
     assert replica.state_bytes == 0
     replica.copy_bytes = 640
     assert load_of(core, 0.0)["replicas"][0][-1] == 640
+
+
+@pytest.mark.parametrize(("said", "reported"), [(1.5, 1), (-7, 0), (np.int64(8), 8), (None, 0)])
+def test_whatever_number_an_operator_says_its_worker_can_report(said: Any, reported: int) -> None:
+    core = hosting(Unsized)
+    core.replicas[0, 0].operator.state_bytes = lambda: said  # type: ignore[method-assign]
+    load = load_of(core, 0.0)
+    heartbeat = decode_report(encode(Heartbeat(node=0, progress=1, stats={"load": load})))
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.stats["load"]["replicas"][0].state_bytes == reported
 
 
 def test_an_error_in_state_bytes_names_the_partition_like_any_other() -> None:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux import aggregate as agg
-from flux.operator import Context
+from flux.dataflow import aggregate as agg
+from flux.dataflow.operator import Context
 from partitioning.cluster import cluster_by_key
 from partitioning.hashing import hash_columns
 from partitioning.keyed_state import KeyIndex

@@ -21,7 +21,7 @@ def numbered(rows: int) -> pa.RecordBatch:
 def check(clustered: Clustered, batch: pa.RecordBatch, keys: list[int], partitions: int) -> None:
     """Every row is there once, in its partition, in the order in which it came."""
     ids = partition_ids(hash_columns([batch.column(i) for i in keys]), partitions)
-    rank = np.argsort(clustered.order)
+    rank = np.argsort(clustered.by_rank)
     rows = batch.to_pylist()
     assert clustered.batch.to_pylist() == [rows[i] for i in np.argsort(rank[ids], kind="stable")]
     assert clustered.batch.schema.equals(batch.schema, check_metadata=True)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partitioning import kernels
+from spark_integration import first_start
 
 CODE = """
 import numpy as np, pyarrow as pa
 from partitioning import kernels
-from partitioning.warm_up import warm_up
-from flux import aggregate as agg
-from flux.operator import Context
+from partitioning.warm_up import is_warm, warm_up
+from flux.dataflow import aggregate as agg
+from flux.dataflow.operator import Context
 from partitioning.cluster import cluster_by_key
 
 def compiled():
     return {name: len(k.signatures) for name, k in vars(kernels).items() if hasattr(k, "signatures")}
 
 warm_up()
+assert is_warm()
 before = compiled()
 public = {name: n for name, n in before.items() if not name.startswith("_")}
 assert set(public.values()) == {1}, public
@@ -49,6 +53,32 @@ assert compiled() == before
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_new_installation_knows_that_it_has_nothing_compiled(tmp_path: Path) -> None:
+    """Asked, it compiles nothing."""
+    code = "from partitioning.warm_up import is_warm; print(is_warm())"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "False\n"
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize(
+    ("warm", "told", "calls"), [(True, 0, []), (False, 1, ["kernels", "pulse"])], ids=["in the cache", "not yet"]
+)
+def test_a_local_driver_compiles_what_is_not_in_the_cache_and_says_so(
+    warm: bool, told: int, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(first_start, "is_warm", lambda: warm)
+    monkeypatch.setattr(first_start, "warm_up", lambda: made.append("kernels"))
+    monkeypatch.setattr(first_start.pulse, "warm_up", lambda: made.append("pulse"))
+    first_start.compile_once()
+    assert made == calls
+    assert [record.getMessage()[:44] for record in caplog.records] == [
+        "first start after an installation: compiling"
+    ] * told
 
 
 @pytest.mark.parametrize("name", [name for name, k in vars(kernels).items() if hasattr(k, "signatures")])

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-import controller.sweeping
-from controller.membership import Membership
-from controller.moves import drop, make_live
-from controller.state import Controller
+import controller.decide.sweeping
+from controller.decide.sweeping import Sweeper
+from controller.replicas.move_queue import Moving
+from controller.replicas.placement import FarApart
+from controller.replicas.table_changes import drop, make_live
 from partitioning.table import Table
 
 Patch = pytest.MonkeyPatch
@@ -17,18 +18,18 @@ Patch = pytest.MonkeyPatch
 
 def drops_the_source_before_the_target_is_safe(patch: Patch) -> None:
     """Live is taken for safe."""
-    caught_up = Controller._caught_up
+    caught_up = Sweeper.caught_up
 
-    def broken(self: Controller, message: Any, now: float) -> None:
+    def broken(self: Sweeper, message: Any, now: float) -> None:
         caught_up(self, message, now)
         addition = self.repairs.under_way.get((message.stage, message.partition))
-        if addition is not None and addition.phase == "live" and addition.source is not None:
+        if addition is not None and addition.phase == "live" and addition.from_worker is not None:
             self.repairs.under_way.pop(addition.key)
-            assert self.table is not None
+            assert self.board.table is not None
             self.moving.finish(addition, now)
-            self._publish(drop(self.table, *addition.key, addition.source))
+            self.board.publish(drop(self.board.table, *addition.key, addition.from_worker))
 
-    patch.setattr(Controller, "_caught_up", broken)
+    patch.setattr(Sweeper, "caught_up", broken)
 
 
 def the_target_leads_before_it_is_safe(patch: Patch) -> None:
@@ -39,40 +40,37 @@ def the_target_leads_before_it_is_safe(patch: Patch) -> None:
         stages = (*changed.stages[:stage], tuple(rows), *changed.stages[stage + 1 :])
         return Table(changed.epoch, stages, changed.sources, changed.endpoints)
 
-    patch.setattr(controller.sweeping, "make_live", broken)
+    patch.setattr(controller.decide.sweeping, "make_live", broken)
 
 
 def who_leaves_gets_new_replicas(patch: Patch) -> None:
-    obstacle = Membership.obstacle
+    obstacle = FarApart.obstacle
 
-    def broken(self: Membership, worker: int, *given: Any) -> str | None:
-        member = self.workers.get(worker)
-        if member is None or not member.leaving:
-            return obstacle(self, worker, *given)
-        member.leaving = False
+    def broken(self: FarApart, *given: Any) -> str | None:
+        leaving, self.leaving = self.leaving, frozenset()
         try:
-            return obstacle(self, worker, *given)
+            return obstacle(self, *given)
         finally:
-            member.leaving = True
+            self.leaving = leaving
 
-    patch.setattr(Membership, "obstacle", broken)
+    patch.setattr(FarApart, "obstacle", broken)
 
 
 def a_move_is_forgotten_when_its_target_is_lost(patch: Patch) -> None:
-    patch.setattr("controller.moving.Moving._again", lambda *given: None)
+    patch.setattr("controller.replicas.move_queue.Moving._again", lambda *given: None)
 
 
 def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
     """Not stage by stage."""
-    next_ = controller.moving.Moving.next
+    next_ = Moving.next
 
     def broken(self: Any, *given: Any) -> Any:
         self.pending.reverse()
         return next_(self, *given)
 
-    patch.setattr("controller.moving.Moving.next", broken)
+    patch.setattr(Moving, "next", broken)
 
 
 def a_target_stays_beside_a_source_on_its_own_executor(patch: Patch) -> None:
     """Where the other copy was lost meanwhile."""
-    patch.setattr(Controller, "_keep_apart", lambda *given: None)
+    patch.setattr(Sweeper, "keep_apart", lambda *given: None)

@@ -5,18 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-import controller.losing
-import flux.pairing
-from controller.sweeping import Sweeping
-from flux.messages import Data
-from flux.producer import Producer
-from flux.receiver import Inbound
-from flux.replica import Replica
-from flux.stage_worker import StageWorker
-from flux.transfers import Transfers
+import controller.decide.attendance
+import controller.decide.losing
+import controller.replicas.repairs
+import flux.replicas.pairing
+from controller.decide.board import Board
+from controller.decide.state import Controller
+from controller.decide.sweeping import Sweeper
+from controller.replicas.elastic import Slots
+from controller.replicas.repairs import Repairs
+from flux.host.fetching import Fetching, RemoteFile
+from flux.host.subscriptions import Subscriptions
+from flux.replicas.replica import Replica
+from flux.replicas.starvation import Starvation
+from flux.replicas.transfers import Transfers
+from flux.stream.producer import Producer
+from flux.stream.receiver import Inbound
+from flux.wire.messages import Data
 from partitioning.table import Table
 
 Patch = pytest.MonkeyPatch
@@ -39,13 +48,17 @@ def keeps_acks_of_an_earlier_life(patch: Patch) -> None:
     on_table = Producer.on_table
 
     def broken(self: Producer, *given: Any) -> None:
-        known = {worker: (cursor.hosts, cursor.acked) for worker, cursor in self._cursors.items()}
+        known = {
+            worker: dict(zip(c.at.partitions.tolist(), c.acked.tolist(), strict=True))
+            for worker, c in self._cursors.items()
+        }
         on_table(self, *given)
         for worker, cursor in self._cursors.items():
-            if worker in known:
-                hosts, acked = known[worker]
-                np.maximum(cursor.acked, acked, out=cursor.acked, where=cursor.hosts & hosts)
-        self._settle()
+            before = known.get(worker, {})
+            acked = np.array([before.get(partition, -1) for partition in cursor.at.partitions.tolist()])
+            np.maximum(cursor.acked, acked, out=cursor.acked)
+            self._acks[cursor.at.partitions, cursor.at.slots] = cursor.acked
+            self._settle(cursor.at.partitions)
 
     patch.setattr(Producer, "on_table", broken)
 
@@ -70,18 +83,18 @@ def begins_where_all_is_received(patch: Patch) -> None:
 def resumes_who_does_not_know_the_new_replica(patch: Patch) -> None:
     """A producer that goes by a table without the new replica is asked to go on for it."""
 
-    def broken(self: StageWorker, inbound: Inbound, incarnation: int) -> None:
+    def broken(self: Subscriptions, inbound: Inbound, incarnation: int) -> None:
         if inbound.connection is not None:
-            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.source)
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
 
-    patch.setattr(StageWorker, "_ask_again", broken)
+    patch.setattr(Subscriptions, "_ask_again", broken)
 
 
 def reads_from_who_was_dropped(patch: Patch) -> None:
     """Replicas of a producer that are not in the table are welcome."""
-    welcome, producers_of = StageWorker._welcome_replica, StageWorker._producers_of
+    welcome, producers_of = Subscriptions._welcome_replica, Subscriptions._producers_of
 
-    def broken(self: StageWorker, connection: Any, hello: Any, inbound: Inbound) -> None:
+    def broken(self: Subscriptions, connection: Any, hello: Any, inbound: Inbound) -> None:
         listed = producers_of(self, inbound.stream)
         live = listed.get(hello.worker, (-1, True))[1]
         self._producers_of = lambda stream: listed | {hello.worker: (hello.incarnation, live)}  # type: ignore[method-assign]
@@ -90,7 +103,7 @@ def reads_from_who_was_dropped(patch: Patch) -> None:
         finally:
             del self._producers_of
 
-    patch.setattr(StageWorker, "_welcome_replica", broken)
+    patch.setattr(Subscriptions, "_welcome_replica", broken)
 
 
 def takes_a_batch_that_skips_others(patch: Patch) -> None:
@@ -104,27 +117,28 @@ def takes_a_batch_that_skips_others(patch: Patch) -> None:
 
 
 def forgets_greetings_of_a_newer_table(patch: Patch) -> None:
-    on_hello = StageWorker._on_hello
+    on_hello = Subscriptions.on_hello
 
-    def broken(self: StageWorker, connection: Any, hello: Any, now: float) -> None:
-        on_hello(self, connection, hello, now)
+    def broken(self: Subscriptions, connection: Any, hello: Any) -> None:
+        on_hello(self, connection, hello)
         self._early = []
 
-    patch.setattr(StageWorker, "_on_hello", broken)
+    patch.setattr(Subscriptions, "on_hello", broken)
 
 
 def answers_who_does_not_know_new_replicas(patch: Patch) -> None:
     """A greeting that goes by a table before the newest replica here is answered."""
-    on_hello = StageWorker._on_hello
+    on_hello = Subscriptions.on_hello
 
-    def broken(self: StageWorker, connection: Any, hello: Any, now: float) -> None:
-        newest, self._newest = self._newest, dict.fromkeys(self._newest, -1)
+    def broken(self: Subscriptions, connection: Any, hello: Any) -> None:
+        hosted = self._hosted
+        newest, hosted._newest = hosted._newest, dict.fromkeys(hosted._newest, -1)
         try:
-            on_hello(self, connection, hello, now)
+            on_hello(self, connection, hello)
         finally:
-            self._newest = newest
+            hosted._newest = newest
 
-    patch.setattr(StageWorker, "_on_hello", broken)
+    patch.setattr(Subscriptions, "on_hello", broken)
 
 
 # ---- credit
@@ -138,6 +152,25 @@ def secondaries_hold_credit(patch: Patch) -> None:
         "take",
         lambda self, message, batches, hosted, secondary, *given: take(self, message, batches, hosted, (), *given),
     )
+
+
+def lets_nothing_in_beyond_credit(patch: Patch) -> None:
+    """Also where an ordered step waits for these rows."""
+    look = Starvation.look
+
+    def broken(self: Starvation, *given: Any) -> Any:
+        found = look(self, *given)
+        for wait in found.values():
+            wait.urgent = False
+        return found
+
+    patch.setattr(Starvation, "look", broken)
+
+
+def secondaries_hold_credit_for_ever(patch: Patch) -> None:
+    """Without the rule that covers that of the secondaries."""
+    secondaries_hold_credit(patch)
+    lets_nothing_in_beyond_credit(patch)
 
 
 def a_step_under_way_keeps_its_credit(patch: Patch) -> None:
@@ -181,8 +214,13 @@ def forgets_what_a_copy_holds_back(patch: Patch) -> None:
 # ---- order
 
 
+def orders_without_end(patch: Patch) -> None:
+    """However far the other replicas are behind."""
+    patch.setattr(Replica, "held_back", property(lambda self: False))
+
+
 def heeds_orders_for_another_life(patch: Patch) -> None:
-    on_orders = flux.pairing.Pairing.on_orders
+    on_orders = flux.replicas.pairing.Pairing.on_orders
 
     def broken(self: Any, message: Any) -> Any:
         items = []
@@ -191,16 +229,16 @@ def heeds_orders_for_another_life(patch: Patch) -> None:
             items.append(item if replica is None else replace(item, incarnation=replica.incarnation))
         return on_orders(self, replace(message, items=items))
 
-    patch.setattr(flux.pairing.Pairing, "on_orders", broken)
+    patch.setattr(flux.replicas.pairing.Pairing, "on_orders", broken)
 
 
 def never_reports_a_divergence(patch: Patch) -> None:
-    on_seen = flux.pairing.on_seen
+    on_seen = flux.replicas.pairing.on_seen
 
     def broken(*given: Any) -> Any:
-        return [report for report in on_seen(*given) if not isinstance(report, flux.pairing.Diverged)]
+        return [report for report in on_seen(*given) if not isinstance(report, flux.replicas.pairing.Diverged)]
 
-    patch.setattr(flux.pairing, "on_seen", broken)
+    patch.setattr(flux.replicas.pairing, "on_seen", broken)
 
 
 # ---- the controller
@@ -208,25 +246,26 @@ def never_reports_a_divergence(patch: Patch) -> None:
 
 def who_joins_need_not_confirm(patch: Patch) -> None:
     """A worker that has come since an addition was listed need not go by that table."""
-    confirm = Sweeping._confirm
+    confirmed_epoch = Board.confirmed_epoch
 
-    def broken(self: Sweeping, now: float) -> None:
+    def broken(self: Board) -> int:
         new = [member for member in self.members.processes() if member.epoch < 0 and not member.left]
         for member in new:
             member.left = True
-        confirm(self, now)
+        epoch = confirmed_epoch(self)
         for member in new:
             member.left = False
+        return epoch
 
-    patch.setattr(Sweeping, "_confirm", broken)
+    patch.setattr(Board, "confirmed_epoch", broken)
 
 
 def additions_outlive_their_primary(patch: Patch) -> None:
     """Where the primary is lost, what it was about to add goes on with its successor."""
-    without_worker = controller.losing.without_worker
+    without_worker = controller.decide.losing.without_worker
 
-    def broken(table: Table, worker: int, safe: Any, readers: Any) -> Any:
-        changed, lost = without_worker(table, worker, safe, readers)
+    def broken(table: Table, worker: int, *given: Any) -> Any:
+        changed, lost = without_worker(table, worker, *given)
         stages = []
         for stage, rows in enumerate(changed.stages):
             stages.append(
@@ -240,4 +279,122 @@ def additions_outlive_their_primary(patch: Patch) -> None:
             )
         return Table(changed.epoch, tuple(stages), changed.sources, changed.endpoints), lost
 
-    patch.setattr(controller.losing, "without_worker", broken)
+    patch.setattr(controller.decide.losing, "without_worker", broken)
+
+
+def keeps_who_stands_still(patch: Patch) -> None:
+    """Replicas that apply nothing stay where they are."""
+    patch.setattr(Sweeper, "drop_standing", lambda *given: None)
+
+
+# ---- divergences, pulses, tasks of workers
+
+
+def keeps_who_diverges(patch: Patch) -> None:
+    """The divergence is an event, and nothing is done."""
+
+    def broken(self: Sweeper, message: Any, now: float) -> None:
+        if self.board.table is not None:
+            self.repairs.note_divergence(message, self.board.table, now)
+
+    patch.setattr(Sweeper, "diverged", broken)
+
+
+def rebuilds_without_end(patch: Patch) -> None:
+    """However often the replicas of a partition diverge."""
+    patch.setattr(Repairs, "too_divergent", lambda self: None)
+
+
+def ends_with_the_first_divergence(patch: Patch) -> None:
+    patch.setattr(controller.replicas.repairs, "DIVERGENCES_MAX", 0)
+
+
+def pulses_are_no_sign_of_life(patch: Patch) -> None:
+    patch.setattr(Controller, "on_pulse", lambda *given: [])
+
+
+def a_step_may_take_for_ever(patch: Patch) -> None:
+    on_pulse = Controller.on_pulse
+
+    def broken(self: Controller, worker: int, pulse: Any, now: float) -> Any:
+        effects = on_pulse(self, worker, pulse, now)
+        member = self.members.workers.get(worker)
+        if member is not None:
+            member.turned = now
+            member.heard = now
+        return effects
+
+    patch.setattr(Controller, "on_pulse", broken)
+
+
+def a_long_step_counts_from_the_one_before(patch: Patch) -> None:
+    """That the loop has turned between two steps is not noticed."""
+    on_pulse = Controller.on_pulse
+
+    def broken(self: Controller, worker: int, pulse: Any, now: float) -> Any:
+        member = self.members.workers.get(worker)
+        turned = None if member is None else member.turned
+        effects = on_pulse(self, worker, pulse, now)
+        if member is not None and turned is not None and pulse.busy:
+            member.heard, member.turned = now, turned
+        return effects
+
+    patch.setattr(Controller, "on_pulse", broken)
+
+
+def a_second_attempt_takes_over_at_once(patch: Patch) -> None:
+    """Though the first is alive."""
+    patch.setattr(controller.decide.attendance, "ALIVE_S", -1.0)
+
+
+def closed_slots_are_opened_again(patch: Patch) -> None:
+    grow = Slots.grow
+
+    def broken(self: Slots, workers: int) -> None:
+        for slot in sorted(self.closed):
+            if len(self.open) < workers:
+                self.closed.discard(slot)
+        grow(self, workers)
+
+    patch.setattr(Slots, "grow", broken)
+
+
+def the_end_of_any_task_ends_the_query(patch: Patch) -> None:
+    """Also that of a slot which is closed."""
+    on_tasks_ended = Controller.on_tasks_ended
+
+    def broken(self: Controller, slots: Any, what: str, reason: str) -> Any:
+        closed, self.places.closed = self.places.closed, set()
+        try:
+            return on_tasks_ended(self, slots, what, reason)
+        finally:
+            self.places.closed = closed
+
+    patch.setattr(Controller, "on_tasks_ended", broken)
+
+
+# ---- fetching of output
+
+
+def hands_on_again_what_was_fetched(patch: Patch) -> None:
+    """Where another worker has the output, all of it is handed on."""
+
+    def broken(self: Fetching) -> Any:
+        self._locate()
+        while True:
+            remote = RemoteFile(self)
+            try:
+                with pa.ipc.open_stream(pa.PythonFile(remote, mode="r")) as reader:
+                    yield from reader
+                return
+            except OSError:
+                if not remote.moved:
+                    raise
+
+    patch.setattr(Fetching, "batches", broken)
+
+
+def asks_who_was_lost(patch: Patch) -> None:
+    """The controller is asked once only."""
+    locate = Fetching._locate
+    patch.setattr(Fetching, "_locate", lambda self: self._table is None and locate(self))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from flux.stage_worker import StageWorker
+from flux.host.stage_worker import StageWorker
 
 #: Busy seconds per second of a replica: by stage, partition, worker, and time.
 Demand = Callable[[int, int, int, float], float]

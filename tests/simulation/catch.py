@@ -10,7 +10,14 @@ import pytest
 import typer
 
 from tests.simulation.run import run
-from tests.simulation.variants import REDUNDANT, VARIANTS
+from tests.simulation.variants import REDUNDANT, VARIANTS, Variant
+
+
+def named(name: str) -> Variant:
+    known = {variant.name: variant for variant in [*VARIANTS, *REDUNDANT]}
+    if name not in known:
+        raise typer.BadParameter(f"there is no variant {name}; there are {', '.join(sorted(known))}")
+    return known[name]
 
 
 def main(
@@ -19,7 +26,7 @@ def main(
     first: Annotated[int, typer.Option(help="the first of them")] = 0,
     wanted: Annotated[int, typer.Option(help="stop when so many are found")] = 5,
 ) -> None:
-    variant = next(variant for variant in [*VARIANTS, *REDUNDANT] if variant.name == name)
+    variant = named(name)
     found = 0
     with pytest.MonkeyPatch.context() as patch:
         variant.break_it(patch)

@@ -1,4 +1,4 @@
-"""The laws that every run must keep, checked from outside with the simulation's own bookkeeping.
+"""The laws that every run must keep, checked from outside with the simulation's own bookkeeping (design: laws).
 
 Two kinds of evidence: what the operators of the simulation see (rows), and what passes the seams of the state
 machines (steps applied, batches given out, acked, evicted). The ledger knows the whole cluster at once, which no
@@ -9,38 +9,34 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from flux.control import PartitionFinished
-from flux.log import Entry, Log
-from flux.messages import Ack, Resume, Standby, StepKind
-from flux.operator import Context
-from flux.plan import Plan
-from flux.producer import MESSAGE_BYTES, Producer
-from flux.replica import Replica
-from flux.stage_worker import StageWorker
-from partitioning.cluster import Clustered
+from flux.dataflow.operator import Context
+from flux.dataflow.plan import Plan
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
+from flux.stream.elements import Rows
+from flux.stream.log import Log, LogEntry
+from flux.stream.producer import MESSAGE_BYTES, Producer
+from flux.wire.control import PartitionFinished
+from flux.wire.messages import Ack, ReadsElsewhere, Resume, StepKind
 from partitioning.ids import StreamId
+from tests.simulation.contents import contents
+from tests.simulation.evidence import order_of, same_batch, step_of
+from tests.simulation.table_laws import TableLaws
+from tests.simulation.violation import Key, Violation
+from tests.simulation.witness import WITNESS
 
 if TYPE_CHECKING:
-    from controller.state import Controller
-    from controller.sweep import Addition
+    from controller.decide.state import Controller
 
-#: (stage, partition)
-Key = tuple[int, int]
-
-
-class Violation(Exception):
-    """A law was broken."""
-
-    def __init__(self, law: str, detail: str) -> None:
-        super().__init__(f"{law}: {detail}")
-        self.law = law
-        self.detail = detail
+#: Turns of workers after which the state machines of one are asked to look at themselves.
+VALIDATED_EVERY = 16
 
 
 class Watch:
@@ -63,6 +59,8 @@ class Ledger:
         self.keys: dict[str, tuple[str, ...]] = {}
         #: Streams whose batches differ between attempts: their sequence numbers prove nothing.
         self.unsteady: set[StreamId] = set()
+        #: Streams of which some replica has said otherwise where rows come from (``divergence``).
+        self.altered: set[StreamId] = set()
         #: The worker of this id if its process is alive.
         self.alive: Callable[[int], StageWorker | None] = lambda worker: None
         self._home: dict[tuple[str, Any], int] = {}
@@ -75,11 +73,12 @@ class Ledger:
         self._watches: dict[int, Watch] = {}
         self._maker: dict[int, Watch] = {}  # id of a producer -> the replica that feeds it
         self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # what each committed step was
-        self._moved: set[tuple[int, int, int]] = set()  # stage, partition, incarnation of copies that are moves
         self._leaders: dict[tuple[int, int, int], int] = {}
-        self._table_seen = -1
-        self._copies_at_first: dict[tuple[int, int, int], int] = {}  # when a target was listed, this among them
-        self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
+        self._ordered_unheard: dict[
+            Key, int
+        ] = {}  # below which steps a primary has ordered that had not heard from all live ones
+        self._turns = 0  # of all workers
+        self.tables = TableLaws(self)
 
     # ---- rows, as operators see them
 
@@ -99,8 +98,8 @@ class Ledger:
         stream, log = producer.stream, producer.log
         append, evict = log.append, log.evict
 
-        def watched_append(entry: Entry) -> None:
-            if not log.has_room and not entry.last:
+        def watched_append(entry: LogEntry) -> None:
+            if not log.has_room and isinstance(entry.element, Rows):
                 raise Violation(
                     "log bytes <= bound + one batch", f"stream {stream}: {log.bytes} of {log.bytes_max} bytes"
                 )
@@ -108,7 +107,7 @@ class Ledger:
 
         def watched_evict(acked: np.ndarray) -> int:
             self.publish(producer)
-            if not log or (acked[(head := log[log.base]).touches] < head.sequence).any():
+            if not log or np.count_nonzero(acked[(head := log[log.base]).touches] < head.sequence):
                 return 0
             base, entries = log.base, log.entries()
             dropped = evict(acked)
@@ -153,18 +152,20 @@ class Ledger:
                 self._first_given(stream, entry, self._maker.get(id(producer)))
             elif given[sequence] is not entry and stream not in self.unsteady:
                 self.counts["batches made again"] += 1
-                if not _same(given[sequence], entry):
-                    raise Violation("equal sequences are equal batches", f"stream {stream}, batch {sequence}")
+                if not same_batch(given[sequence], entry, stream in self.altered):
+                    was, now = contents(given[sequence]), contents(entry)
+                    detail = f"stream {stream}, batch {sequence}: at first {was}, and now {now}"
+                    raise Violation("equal sequences are equal batches", detail)
 
-    def _first_given(self, stream: StreamId, entry: Entry, maker: Watch | None) -> None:
+    def _first_given(self, stream: StreamId, entry: LogEntry, maker: Watch | None) -> None:
         given = self._given[stream]
         if entry.sequence < len(given):
-            if entry.touches.any():
+            if len(entry.touches):
                 raise Violation("equal sequences are equal batches", f"stream {stream}, batch {entry.sequence}")
             given[entry.sequence] = entry
         else:
             given.append(entry)
-        for partition in np.flatnonzero(entry.touches).tolist():
+        for partition in entry.touches.tolist():
             self._touching[stream, partition].append(entry.sequence)
         if maker is not None:
             self._committed_everywhere(stream, entry.sequence, maker)
@@ -181,25 +182,28 @@ class Ledger:
         table = self.controller.table
         assert table is not None
         for listed in table.stages[key[0]][key[1]]:
-            core = self.alive(listed.worker)
-            other = core.replicas.get(key) if core is not None else None
-            if core is None or not self.controller.repairs.is_safe(*key, listed) or other is maker.replica:
+            core, repairs = self.alive(listed.worker), self.controller.repairs
+            counts = repairs.is_safe(*key, listed) or repairs.has_arrived(*key, listed)
+            if core is None or not counts or core.replicas.get(key) is maker.replica:
                 continue
-            knows = other is not None and other.incarnation == listed.incarnation and other.order.end > step
-            if knows and other is not None and step >= max(other.order.base, other.applied):
-                entry = other.order[step]
-                knows = _step(entry.kind, entry.now, entry.slices) == maker.orders[step]
+            other = core.replicas.get(key) or core.hosted.followers.get(key)
+            order = None if other is None or other.incarnation != listed.incarnation else order_of(other)
+            knows = order is not None and order.end > step
+            if knows and order is not None and step >= max(order.base, getattr(other, "applied", 0)):
+                entry = order[step]
+                knows = step_of(entry.kind, entry.now, entry.slices) == maker.orders[step]
+            self.counts["steps that a witness had to know"] += listed.kind == WITNESS
             if not knows:
                 raise Violation(
                     "nothing is given out before it is committed",
-                    f"{what}, made by step {step} of {key}, which the safe replica on worker {listed.worker} does not know",
+                    f"{what}, made by step {step} of {key}, which the replica on worker {listed.worker} does not know",
                 )
 
-    def _evicted(self, stream: StreamId, entry: Entry) -> None:
+    def _evicted(self, stream: StreamId, entry: LogEntry) -> None:
         table = self.controller.table
         assert table is not None
         consumer = self.plan.edges[stream.edge].consumer
-        for partition in np.flatnonzero(entry.touches).tolist():
+        for partition in entry.touches.tolist():
             addition = self.controller.repairs.under_way.get((consumer, partition))
             for listed in table.stages[consumer][partition]:
                 unconfirmed = addition is not None and addition.worker == listed.worker and addition.phase == "retain"
@@ -215,9 +219,7 @@ class Ledger:
                     )
 
     def check_log(self, log: Log, stream: StreamId, where: str) -> None:
-        if not log._entries:
-            return
-        held = sum(entry.nbytes for entry in log._entries)
+        held = sum([entry.nbytes for entry in log._entries])
         if held != log.bytes:
             raise Violation("the log counts its bytes", f"{where}, stream {stream}: {log.bytes} counted, {held} held")
 
@@ -230,7 +232,7 @@ class Ledger:
             self._maker[id(outlet.producer)] = watch
             self._published[id(outlet.producer)] = outlet.producer.log.base
         if replica.applied:
-            for stream, inbound in core._inbound.items():
+            for stream, inbound in core.subscriptions.streams.items():
                 if stream.edge in replica.stage.edges_in:
                     touching = self._touching[stream, replica.partition]
                     watch.counts[stream] = bisect_left(touching, inbound.next_to_apply(replica.partition))
@@ -248,7 +250,9 @@ class Ledger:
                     )
             slices = step(now)
             context = replica.context
-            watch.orders[before] = _step(replica.kind, context.now, [(*s.stream, s.sequence) for s in replica.applying])
+            watch.orders[before] = step_of(
+                replica.kind, context.now, [(*s.stream, s.sequence) for s in replica.applying]
+            )
             if context.now < time:
                 raise Violation("time never goes back", f"{replica.where}, step {before}: {context.now} after {time}")
             if replica.applied > before:
@@ -259,6 +263,27 @@ class Ledger:
             return slices
 
         replica.step = watched_step  # type: ignore[method-assign]
+        self._bound_order(replica)
+
+    def _bound_order(self, replica: Replica) -> None:
+        """A primary orders nothing that the log of another replica, or its own, has no room for."""
+        key, order, bound = (replica.stage.id, replica.partition), replica.order, self.plan.settings.order_max_steps
+        append = order.append
+
+        def watched_append(entry: Any) -> int:
+            kept = [len(order.since(0))]
+            for worker, peer in order.peers.items():
+                core = self.alive(worker)
+                other = core.replicas.get(key) if core is not None else None
+                if other is not None and other.incarnation == peer.incarnation and peer.greeted:
+                    kept.append(order.end - other.applied)
+            if max(kept) >= bound:
+                raise Violation("order logs stay within their bound", f"{replica.where}: {kept} steps, bound {bound}")
+            if any(peer.live and not peer.greeted for peer in order.peers.values()):
+                self._ordered_unheard[key] = max(self._ordered_unheard.get(key, 0), order.end + 1)
+            return append(entry)
+
+        order.append = watched_append  # type: ignore[method-assign]
 
     def _inherit(self, watch: Watch) -> None:
         """A copy of state has the steps of the primary that was copied, and must hold back the same of them."""
@@ -273,7 +298,7 @@ class Ledger:
             self.counts["copies of state with uncommitted steps"] += replica.order.committed <= step
 
     def _note_tick(self, replica: Replica, decides: bool) -> None:
-        moved = (replica.stage.id, replica.partition, replica.incarnation) in self._moved
+        moved = (replica.stage.id, replica.partition, replica.incarnation) in self.tables.moved
         self.counts["ticks applied by secondaries"] += not replica.primary
         self.counts["ticks applied by a moved copy"] += moved
         if decides:
@@ -313,26 +338,26 @@ class Ledger:
     # ---- workers
 
     def watch_worker(self, core: StageWorker) -> None:
-        answer = core._answer
+        answer = core.subscriptions.answer
 
         def watched_answer(connection: Any, message: Any) -> None:
-            if isinstance(message, Ack | Resume | Standby):
+            if isinstance(message, Ack | Resume | ReadsElsewhere):
                 stream = StreamId(message.edge, message.producer)
-                if not isinstance(message, Standby):
+                if not isinstance(message, ReadsElsewhere):
                     at = core.worker, stream
-                    self._credit[at] = max(self._credit[at], core._inbound[stream].credit)
-                    if core._inbound[stream].urgent:
+                    self._credit[at] = max(self._credit[at], core.subscriptions.streams[stream].credit)
+                    if core.subscriptions.streams[stream].urgent:
                         self.counts["credit beyond the bound for starving replicas"] += 1
                         self._credit[at] = 1 << 60
                 self._acked(core, stream, message)
             self.counts["resets"] += type(message).__name__ == "Reset"
-            self.counts["streams that nobody reads from this replica"] += isinstance(message, Standby)
+            self.counts["streams that nobody reads from this replica"] += isinstance(message, ReadsElsewhere)
             self.counts["stale producers refused"] += getattr(message, "code", "") == "stale"
             answer(connection, message)
 
-        core._answer = watched_answer  # type: ignore[method-assign]
+        core.subscriptions.answer = watched_answer
 
-    def _acked(self, core: StageWorker, stream: StreamId, message: Ack | Resume | Standby) -> None:
+    def _acked(self, core: StageWorker, stream: StreamId, message: Ack | Resume | ReadsElsewhere) -> None:
         if stream in self.unsteady:
             return
         behind = dict(message.behind)
@@ -362,14 +387,56 @@ class Ledger:
                 )
             if replica.leads_since == core.epoch > replica.incarnation and replica.applied < replica.order.end:
                 self.counts["promoted secondaries that had order left"] += 1
-                if not replica._has(replica.order[replica.applied]):
+                if not replica.waits.has(replica.order[replica.applied]):
                     self.counts["promoted secondaries that waited for rows"] += 1
 
+    def check_machines(self, core: StageWorker) -> None:
+        """What each state machine says of itself. Now and then: what is broken stays so."""
+        self._turns += 1
+        if self._turns % VALIDATED_EVERY:
+            return
+        for what, machine in [
+            *((f"producer of stream {stream}", producer) for stream, producer in core.producers.items()),
+            *((f"stream {stream}", inbound) for stream, inbound in core.subscriptions.streams.items()),
+            *((f"order of {replica.where}", replica.order) for replica in core.replicas.values()),
+            *((replica.where, replica) for replica in core.replicas.values()),
+            ("itself", core),
+        ]:
+            try:
+                machine.validate()
+            except AssertionError as broken:
+                raise Violation(
+                    "state machines keep their invariants", f"worker {core.worker}, {what}: {broken}"
+                ) from None
+
+    def check_order(self, replica: Replica) -> None:
+        """What a replica has still to apply is within the bound, or was ordered before the primary had heard from all live ones.
+
+        Such a primary cannot know how far they are: at most a bound behind the last step that was committed when it took
+        over, for so far they were heard by one before it. Nothing is committed without them, and its own log keeps what is
+        not: so it orders at most a bound beyond that step. However many primaries follow each other unheard, it is the same
+        step."""
+        order, bound = replica.order, self.plan.settings.order_max_steps
+        kept = len(order)
+        if kept <= bound:
+            return
+        unheard = self._ordered_unheard.get((replica.stage.id, replica.partition), 0)
+        if kept > 2 * bound or order.end > unheard:
+            raise Violation(
+                "order logs stay within their bound",
+                f"{replica.where}: {kept} steps below {order.end}, bound {bound}; its primary had not heard from all others "
+                f"below {unheard}",
+            )
+
     def check_worker(self, core: StageWorker) -> None:
+        self.check_machines(core)
         for stream, producer in core.producers.items():
-            self.check_log(producer.log, stream, f"worker {core.worker}")
+            if producer.log:
+                self.check_log(producer.log, stream, f"worker {core.worker}")
         held: dict[StreamId, dict[int, int]] = {}
         for replica in core.replicas.values():
+            self.check_order(replica)
+            self.counts["turns with a full order log"] += replica.primary and replica.held_back
             for stream, slices in replica._waiting.items():
                 for slice_ in slices:
                     if slice_.held:
@@ -384,10 +451,12 @@ class Ledger:
 
     def check_idle(self, core: StageWorker, now: float) -> None:
         """After it has said that there is nothing to apply."""
+        wall = now + core.wall_ahead
         for replica in core.replicas.values():
-            if replica.ready(now + core.wall_ahead):
+            if replica.ready(wall):
                 raise Violation("what is ready is applied", f"worker {core.worker}, {replica.where}")
-            if now < replica.timer_at - core.wall_ahead < core.due():  # timers go by the wall clock
+            timer_at = replica.timer_at
+            if wall < timer_at < inf and now < timer_at - core.wall_ahead < core.due():  # timers go by the wall clock
                 raise Violation("a worker wakes up for its timers", f"worker {core.worker}, {replica.where}")
 
     def replicas_of(self, stage: int, partition: int) -> list[Replica]:
@@ -406,78 +475,3 @@ class Ledger:
             watch = self._watches[id(replica)]
             if step in watch.orders:
                 self._known_everywhere(watch, step, "the end was reported")
-
-    # ---- the controller
-
-    def stall(self, stage: int, partition: int, now: float, seconds: float) -> None:
-        """The state of a partition is being copied. Seen where it happens, not where it is ordered."""
-        self._stalled = {key: until for key, until in self._stalled.items() if until > now}
-        self._stalled[stage, partition] = now + seconds
-        if len(self._stalled) > self.plan.settings.repairs_at_once:
-            raise Violation("at most so many partitions stalled at a time", f"{sorted(self._stalled)}")
-
-    def resume_all(self, stalled: Iterable[Key]) -> None:
-        """Their process is dead."""
-        for key in stalled:
-            self._stalled.pop(key, None)
-
-    def check_controller(self) -> None:
-        """After each of its decisions."""
-        table, repairs = self.controller.table, self.controller.repairs
-        if table is None:
-            return
-        stages = {addition.stage for addition in repairs.under_way.values()}
-        if len(repairs.under_way) > self.plan.settings.repairs_at_once:
-            raise Violation("at most so many additions at a time", f"{list(repairs.under_way)}")
-        if len(stages) > 1:
-            raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
-        self._moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.source is not None}
-        if table.epoch == self._table_seen:
-            return
-        self._table_seen = table.epoch
-        for stage in self.plan.stages:
-            for partition, replicas in enumerate(table.stages[stage.id]):
-                workers = [replica.worker for replica in replicas]
-                if len(set(workers)) < len(workers) or not set(workers) <= set(table.endpoints):
-                    raise Violation("replicas are on different workers of the table", f"{stage.name}/{partition}")
-                if replicas and not repairs.is_safe(stage.id, partition, replicas[0]):
-                    raise Violation("a primary is safe", f"{stage.name}/{partition}: {replicas}")
-                addition = repairs.under_way.get((stage.id, partition))
-                moving = addition is not None and addition.source is not None
-                if len(replicas) > stage.replicas + moving:
-                    raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
-                self._check_apart((stage.id, partition), workers, addition)
-
-    def _check_apart(self, key: Key, workers: list[int], addition: Addition | None) -> None:
-        """The loss of one executor takes one copy. Source and target of a move may share one: only one of them stays."""
-        if self.plan.settings.same_executor:
-            return
-        if addition is not None and addition.source is not None:
-            at_first = self._copies_at_first.setdefault((*key, addition.incarnation), len(workers))
-            if len(workers) == at_first:  # none of the others was lost
-                workers = [worker for worker in workers if worker != addition.source]
-        members = self.controller.members.workers
-        executors = [members[worker].about.executor for worker in workers]
-        if len(set(executors)) < len(executors):
-            at = dict(zip(workers, executors, strict=True))
-            raise Violation("copies are on different executors", f"{self.plan.stages[key[0]].name}/{key[1]}: {at}")
-
-
-def _step(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
-    return kind, now, tuple(tuple(one) for one in slices)
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    if (one.data is None) != (other.data is None) or one.last != other.last:
-        return False
-    if not np.array_equal(one.touches, other.touches):
-        return False
-    if one.data is None or other.data is None:
-        return True
-    return _same_rows(one.data, other.data)
-
-
-def _same_rows(one: Clustered, other: Clustered) -> bool:
-    if np.array_equal(one.order, other.order):
-        return np.array_equal(one.offsets, other.offsets) and one.batch.equals(other.batch)
-    return all(one.rows_of(p).equals(other.rows_of(p)) for p in range(one.partitions))

@@ -76,6 +76,8 @@ class Faults:
     late_order_s: float = 0.0
     twice_probability: float = 0.0
     edge_complete_delay_s: float = 0.0
+    #: A change of the table is lost alone, comes twice, or after those that follow it.
+    spoilt_table_probability: float = 0.0
     #: The same placement is published again under a higher epoch.
     epochs_per_s: float = 0.0
     #: Messages go through their encoding and back.
@@ -94,6 +96,22 @@ class Faults:
     #: A message comes as bytes that are none, on the data plane; to and from the controller such bytes come besides.
     garbled_probability: float = 0.0
     garbage_per_s: float = 0.0
+    #: A replica gives other output than its primary, once.
+    divergences_per_s: float = 0.0
+    #: Workers send pulses, and some steps take much longer than there may be silence; one longer than ``step_timeout_s`` (0: the
+    #: default) may not be.
+    pulses: bool = False
+    busy_step_probability: float = 0.0
+    busy_step_s: float = 0.0
+    step_timeout_s: float = 0.0
+    #: A second attempt of a worker's task starts while the first lives, and Spark says when tasks are over.
+    rivals_per_s: float = 0.0
+    #: A worker dies when it is asked for its output, or the task that asks fails and begins again.
+    fetch_crash_probability: float = 0.0
+    fetch_fails_probability: float = 0.0
+    #: A secondary takes no more steps for a while, and its worker is well.
+    stands_per_s: float = 0.0
+    stand_s: float = 0.0
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:
@@ -168,3 +186,27 @@ def more(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
         garbage_per_s=sometimes(10.0),
         encoded=faults.encoded or garbled > 0,
     )
+
+
+def latest(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
+    """Kinds that were thought of later still, for a quarter of the runs, drawn on their own as well."""
+    if rng.random() < 0.75:
+        return faults
+    kinds = rng.choice([0.4, 0.4, 1.0])
+    pulses = rng.random() < kinds
+    return replace(
+        faults,
+        divergences_per_s=rng.choice([1.0, 5.0, 20.0]) if replicated and rng.random() < kinds else 0.0,
+        pulses=pulses,
+        busy_step_probability=rng.choice([0.02, 0.1]) if pulses else 0.0,
+        busy_step_s=rng.choice([0.5, 2.0]),
+        step_timeout_s=rng.choice([0.6, 1.0]) if pulses else 0.0,
+        fetch_crash_probability=0.2,
+        fetch_fails_probability=0.2,
+        rivals_per_s=rng.choice([1.0, 5.0]) if rng.random() < kinds else 0.0,
+    )
+
+
+def with_spoilt_tables(rng: random.Random, faults: Faults) -> Faults:
+    """For a fifth of the runs; the others stay as they were."""
+    return replace(faults, spoilt_table_probability=rng.choice([0.0, 0.0, 0.0, 0.0, rng.choice([0.05, 0.3])]))

@@ -1,9 +1,4 @@
-"""Random dataflows with their data, and what must come out of them, worked out in plain Python.
-
-Every row carries where it was last (``hop``: the producer's partition) and its number there (``tick``), both
-stamped by the simulation's own operators, so that order can be checked at each consumer without believing the
-exchange's sequence numbers.
-"""
+"""Random dataflows with their data, and what must come out of them, worked out in plain Python."""
 
 from __future__ import annotations
 
@@ -16,212 +11,20 @@ import pyarrow as pa
 
 import flux
 from controller.dag import compile_plan
-from flux.api import Flow, Source, Stage
-from flux.plan import Plan
+from flux.dataflow.api import DataFrameSource, Flow, Source, Stage
+from flux.dataflow.plan import Plan, StagePlan
 from flux.settings import Settings
-from tests.simulation.checkers import Ledger, Violation
+from tests.simulation.checkers import Ledger
+from tests.simulation.fetches import InSmallChunks
+from tests.simulation.stage_kinds import KINDS, MODELS, ROW, Delay, Row, Sink, Totals, TotalsSink, Watched, make_batch
 
-ROW = pa.schema(
-    [("id", pa.int64()), ("key", pa.int64()), ("word", pa.string()), ("hop", pa.int32()), ("tick", pa.int64())]
-)
 SECRET = b"of this query"
-#: How long rows are held back by ``Delay``, by their id, and how often it beats.
-PAUSES_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.4)
-BEAT_S = 0.04
 #: So many of the random flows have timers, if they have a stage that can have some.
 TIMED_SHARE = 0.25
-#: A row as the model knows it: id, key, word.
-Row = tuple[int, int, str]
-
-
-def make_batch(rows: list[Row], hop: int, tick: int) -> pa.RecordBatch:
-    ids, keys, words = zip(*rows, strict=True) if rows else ((), (), ())
-    ticks = range(tick, tick + len(rows))
-    return pa.record_batch([list(ids), list(keys), list(words), [hop] * len(rows), list(ticks)], schema=ROW)
-
-
-class Watched(flux.Operator):
-    """An operator of the simulation: sees to it that rows come in order. ``stage_name``, ``ledger``: set by subclass."""
-
-    ledger: Ledger
-    stage_name: str
-    schema: Any = ROW
-    restores_in_background = True
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.state: dict[str, Any] = {"tick": 0, "seen": {}}
-
-    def stamped(self, rows: list[Row]) -> pa.RecordBatch:
-        tick = self.state["tick"]
-        self.state["tick"] += len(rows)
-        return make_batch(rows, self.context.partition, tick)
-
-    def process(self, batch: pa.RecordBatch) -> Any:
-        ids, keys, words, hops, ticks = (column.to_pylist() for column in batch.columns)
-        seen, entrance = self.state["seen"], self.context.input
-        for hop, tick in zip(hops, ticks, strict=True):
-            if tick <= seen.get((entrance, hop), -1):
-                at = (self.stage_name, self.context.partition, entrance, hop)
-                raise Violation("order within a stream", f"{at} got row {tick} after row {seen[entrance, hop]}")
-            seen[entrance, hop] = tick
-        self.ledger.one_home(self.stage_name, self.context, batch)
-        return self.through(list(zip(ids, keys, words, strict=True)))
-
-    def through(self, rows: list[Row]) -> Any:
-        return [self.stamped(rows)]
-
-    def snapshot(self) -> Any:
-        return self.state
-
-    def restore(self, snapshot: Any) -> None:
-        self.state = snapshot
-
-    def state_bytes(self) -> int:
-        return 1  # known, and not to be relied on
-
-
-class Filter(Watched):
-    """Lets some rows through, and so sends batches without any row."""
-
-    def through(self, rows: list[Row]) -> Any:
-        return [self.stamped([row for row in rows if row[0] % 3])]
-
-
-class Shatter(Watched):
-    """One batch per row: many small batches of one step."""
-
-    def through(self, rows: list[Row]) -> Any:
-        for row in rows:
-            yield self.stamped([row])
-
-
-class Double(Watched):
-    """Two rows for one."""
-
-    def through(self, rows: list[Row]) -> Any:
-        return [self.stamped([(2 * i + twin, key, word) for i, key, word in rows for twin in (0, 1)])]
-
-
-class Hold(Watched):
-    """Says nothing until its input has ended, then everything at once."""
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.state["held"] = []
-
-    def through(self, rows: list[Row]) -> Any:
-        self.state["held"] += rows
-
-    def finish(self) -> Any:
-        for start in range(0, len(self.state["held"]), 3):
-            yield self.stamped(self.state["held"][start : start + 3])
-
-
-class Delay(Watched):
-    """Passes each row on a while after it came: a deadline for each, and one timer for the earliest. Another beats without
-    end, and one is cancelled as often as it is set."""
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.state["held"] = []  # (when to pass it on, row), the earliest first
-        context.set_timer(context.now, "beat")
-
-    def through(self, rows: list[Row]) -> Any:
-        self._none_is_late("a row")
-        held = self.state["held"] + [(self.context.now + PAUSES_S[row[0] % len(PAUSES_S)], row) for row in rows]
-        self.state["held"] = sorted(held)
-        self._set()
-        self.context.set_timer(self.context.now, "cancelled")
-        self.context.cancel_timer("cancelled")
-
-    def on_timer(self, name: str) -> Any:
-        self.ledger.counts[f"timers: {name}"] += 1
-        if name == "beat":
-            self.context.set_timer(self.context.now + BEAT_S, name)
-            return
-        held, now = self.state["held"], self.context.now
-        due = [row for at, row in held if at <= now]
-        if name != "pass on" or not due:
-            raise Violation("a timer fires at its time", f"{self.stage_name}: {name!r} at {now}, held {held[:1]}")
-        self.state["held"] = held[len(due) :]
-        self._set()
-        yield self.stamped(due)
-
-    def finish(self) -> Any:
-        self._none_is_late("the end")
-        return [self.stamped([row for _, row in self.state["held"]])]
-
-    def _set(self) -> None:
-        if self.state["held"]:
-            self.context.set_timer(self.state["held"][0][0], "pass on")
-
-    def _none_is_late(self, what: str) -> None:
-        """A time that had passed when the timer was set lets one step go first: that of the very moment."""
-        late = [at for at, _ in self.state["held"] if at < self.context.now]
-        if late:
-            raise Violation(
-                "a timer fires at its time", f"{self.stage_name}: {what} at {self.context.now} before {late[0]}"
-            )
-
-
-class Sink(Watched):
-    """Keeps the rows that arrive."""
-
-    schema = None
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.state["rows"] = []
-
-    def through(self, rows: list[Row]) -> Any:
-        self.state["rows"] += rows
-
-
-class Totals(flux.Aggregate):
-    n = flux.count()
-    total = flux.sum("id")
-
-
-class TotalsSink(flux.Operator):
-    """Keeps the newest result of each key, and sees to it that counts only grow."""
-
-    ledger: Ledger
-    stage_name: str
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.state: dict[str, Any] = {"totals": {}}
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        self.ledger.one_home(self.stage_name, self.context, batch)
-        totals = self.state["totals"]
-        for row in batch.to_pylist():
-            before = totals.get(row["key"], (0, 0))[0]
-            if row["n"] <= before:
-                raise Violation(
-                    "order within a stream",
-                    f"{self.stage_name}: count of {row['key']} fell from {before} to {row['n']}",
-                )
-            totals[row["key"]] = (row["n"], row["total"])
-
-    def snapshot(self) -> Any:
-        return self.state
-
-    def restore(self, snapshot: Any) -> None:
-        self.state = snapshot
-
-
-MODELS = {
-    Watched: lambda rows: rows,
-    Filter: lambda rows: [row for row in rows if row[0] % 3],
-    Shatter: lambda rows: rows,
-    Double: lambda rows: [(2 * i + twin, key, word) for i, key, word in rows for twin in (0, 1)],
-    Hold: lambda rows: rows,
-    Delay: lambda rows: rows,
-}
-#: What random flows are made of, beside timers.
-KINDS = [Watched, Filter, Shatter, Double, Hold]
+#: So many of the random flows have tiny bounds on how far replicas may be apart.
+BOUNDED_SHARE = 0.25
+#: Of so many of the flows with copies the output is fetched at the end, instead of going into sinks.
+COLLECTED_SHARE = 0.2
 
 
 @dataclass
@@ -276,6 +79,7 @@ class Dataflow:
     sinks: list[Node]
     credit_floor: int
     timed: bool
+    collected: bool = False
 
 
 class _Builder:
@@ -296,6 +100,7 @@ class _Builder:
         self.copies = [copies] if copies else [min(each, copies_max) for each in chosen]
         self.nodes: list[Node] = []
         self.sinks: list[Node] = []
+        self.collect = 0
         self._ids = 0
         self._spread = rng.choice([1, 3, 50])
 
@@ -351,7 +156,7 @@ class _Builder:
                 if batches and rng.random() < 0.7:
                     data.other[partition] = self._disturbed(batches)
         if spark:
-            source = Source(name, dataframe=ROW)
+            source = DataFrameSource(name, ROW)
         else:
             idle = rng.choice([0.0, 0.0, 0.3])
             if rng.random() < 0.5:
@@ -401,6 +206,10 @@ class _Builder:
         self.nodes.append(self._stage(kind, inputs, self._key()))
 
     def sink(self, node: Node) -> None:
+        """``collect``: what comes out at the end is to be fetched."""
+        if self.collect:
+            self.sinks.append(self._stage(Watched, [node], self._key()))
+            return
         if node.data is None and self.rng.random() < 0.25:
             mode = self.rng.choice(["complete", "update"])
             totals = self._stage(Totals, [node], ("key",), mode)
@@ -426,6 +235,18 @@ def _settings(rng: random.Random) -> Settings:
         repairs_at_once=rng.choice([1, 1, 2, 8]),
         same_executor=rng.random() < 0.15,
     )
+
+
+def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) -> Dataflow:
+    """Now and then with bounds on how far replicas may be apart that are reached all the time."""
+    if rng.random() >= share:
+        return flow
+    settings = replace(
+        flow.plan.settings,
+        order_max_steps=rng.choice([1, 2, 5, 20]),
+        replicas_max_steps_behind=rng.choice([1, 3, 10]),
+    )
+    return replace(flow, plan=replace(flow.plan, settings=settings))
 
 
 def chain(
@@ -462,6 +283,17 @@ def chain(
     return Dataflow(plan, [data], [sink], 64 << 10, Delay in kinds)
 
 
+def spark_chain(ledger: Ledger, batches: int = 5, **settings: Any) -> Dataflow:
+    """A DataFrame of one partition, and a sink that reads it in one replica."""
+    builder = _Builder(random.Random(0), ledger, False, 1, 1)
+    data = SourceData("table", [[builder._rows(4) for _ in range(batches)]])
+    node = Node(DataFrameSource("table", ROW), "table", data=data)
+    sink = builder._stage(Sink, [node], ("key",), partitions=1)
+    assert isinstance(sink.given, Flow)
+    plan = compile_plan([sink.given], replace(Settings.of(), **settings), lambda given: given, "q", SECRET)
+    return Dataflow(plan, [data], [sink], 1, False)
+
+
 def draw(
     rng: random.Random,
     ledger: Ledger,
@@ -469,10 +301,16 @@ def draw(
     copies_max: int,
     copies: int = 0,
     timers: random.Random | None = None,
+    collects: random.Random | None = None,
+    fetched: bool = False,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
-    stages have some; on its own, so that flows without are the same with and without it."""
+    stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
+    the output is to be fetched, as it is where ``fetched``."""
     builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers)
+    collected = collects is not None and (copies or copies_max) > 1 and collects.random() < COLLECTED_SHARE
+    if collects is not None and (fetched or collected):
+        builder.collect = collects.choice([1, 2, 3])
     for _ in range(rng.choice([1, 1, 2])):
         builder.source()
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
@@ -487,7 +325,9 @@ def draw(
         lambda given: given,
         "q",
         SECRET,
+        builder.collect,
     )
+    plan = replace(plan, stages=tuple(_in_small_chunks(stage) for stage in plan.stages))
     sources = {node.name: node.data for node in builder.nodes if node.data is not None}
     return Dataflow(
         plan,
@@ -495,4 +335,9 @@ def draw(
         builder.sinks,
         rng.choice([1, 500, 64 << 10]),
         any(node.kind is Delay for node in builder.nodes),
+        bool(builder.collect),
     )
+
+
+def _in_small_chunks(stage: StagePlan) -> StagePlan:
+    return replace(stage, make=lambda: InSmallChunks(1 << 20)) if stage.collects else stage

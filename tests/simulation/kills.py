@@ -16,14 +16,15 @@ import pyarrow as pa
 
 import flux
 from controller.dag import compile_plan
-from controller.sweep import under_replicated
-from flux.api import Flow
+from controller.replicas.next_additions import under_replicated
+from flux.dataflow.api import Flow
 from flux.settings import Settings
-from tests.simulation import flows
-from tests.simulation.checkers import Ledger, Violation
+from tests.simulation import flows, stage_kinds
+from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
-from tests.simulation.processes import WorkerProcess
 from tests.simulation.run import Simulation
+from tests.simulation.violation import Violation
+from tests.simulation.worker_process import WorkerProcess
 
 #: A source gives a batch of so many rows so often.
 PERIOD_S, ROWS = 0.05, 2
@@ -64,7 +65,7 @@ class Kills(Simulation):
         self._running = [self._named(f"host {number % shape.hosts}") for number in range(shape.executors)]
         self._queue: list[WorkerProcess] = []  # tasks for which no executor has a slot
         for worker in self.workers:
-            worker.executor = self._executors[worker.index] = self._running[worker.index % shape.executors]
+            worker.executor = self.executors[worker.index] = self._running[worker.index % shape.executors]
 
     def _steady(self, ledger: Ledger) -> flows.Dataflow:
         """Rows at a steady rate through a keyed stage into a sink."""
@@ -80,12 +81,12 @@ class Kills(Simulation):
                     yield None
                 if number >= self._batches:
                     return
-                yield flows.make_batch(data.batches[partition][number], partition, number * ROWS)
+                yield stage_kinds.make_batch(data.batches[partition][number], partition, number * ROWS)
 
-        node = flows.Node(flux.source(read, flows.ROW, 2, "source"), "source", data=data)
+        node = flows.Node(flux.source(read, stage_kinds.ROW, 2, "source"), "source", data=data)
         builder.nodes.append(node)
-        stage = builder._stage(flows.Watched, [node], ("key",), partitions=self.shape.partitions)
-        sink = builder._stage(flows.Sink, [stage], ("key",), partitions=self.shape.partitions)
+        stage = builder._stage(stage_kinds.Watched, [node], ("key",), partitions=self.shape.partitions)
+        sink = builder._stage(stage_kinds.Sink, [stage], ("key",), partitions=self.shape.partitions)
         settings = replace(
             Settings.of(),
             resend_timeout=rng.choice([0.2, 1.0]),
@@ -126,14 +127,14 @@ class Kills(Simulation):
             self._place(gone)
 
     def _return_later(self, gone: WorkerProcess, delay_s: float) -> None:
-        self._returning += 1
+        self.returning += 1
         self.world.after(TASK_S * self._rng.random(), self._place, gone)
 
     def _place(self, gone: WorkerProcess) -> None:
         taken = [worker.executor for worker in self.workers if not worker.dead]
         free = [name for name in self._running if taken.count(name) < self.shape.slots]
         if free:
-            self._executors[gone.index] = self._rng.choice(free)
+            self.executors[gone.index] = self._rng.choice(free)
             self._return(gone)
         else:
             self._queue.append(gone)
@@ -144,7 +145,7 @@ class Kills(Simulation):
     def replicated(self) -> bool:
         """Whether every partition has all of its copies, and no repair is under way; moves may be."""
         table, under_way = self.controller.table, self.controller.repairs.under_way.values()
-        moves_only = all(addition.source is not None for addition in under_way)
+        moves_only = all(addition.from_worker is not None for addition in under_way)
         return table is not None and moves_only and not under_replicated(self.plan, table)
 
     def kill_again_and_again(self, times: int) -> None:
@@ -183,10 +184,10 @@ class Kills(Simulation):
         if self._failed:
             raise Violation("no kill at full replication fails a query", str(self.controller.error))
         if not self.replicated:
-            raise Violation("full replication comes back in time", self._standing())
+            raise Violation("full replication comes back in time", self.how_it_stands())
         self._wait(self.whole_s, unless=lambda: self._failed or not self._together())
         if self._together():
-            raise Violation("copies are on different hosts", f"{self._together()}, {self._standing()}")
+            raise Violation("copies are on different hosts", f"{self._together()}, {self.how_it_stands()}")
 
     def _together(self) -> list[tuple[int, int]]:
         """Partitions with two copies on one host, though there are hosts enough."""

@@ -17,13 +17,15 @@ MIXED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Mix:
-    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``steady``: the
-    law of progress counts (``stalls``)."""
+    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``:
+    replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition."""
 
     faults: Faults | None = None
     copies: int = 0
     slots: int = 0
-    steady: bool = False
+    bounded: bool = False
+    collected: bool = False
+    witnesses: int = 0
 
 
 #: As the seed has it.
@@ -106,6 +108,10 @@ CONTROL = Mix(
     copies=2,
     slots=3,
 )
+#: Changes of the table are lost, doubled and overtaken.
+TABLES = replace(
+    CONTROL, faults=replace(CONTROL.faults or Faults(), control_breaks_per_s=0.0, spoilt_table_probability=0.3)
+)
 #: Ingress tasks are done while others still read, and attempts that came too late die.
 LATE_ATTEMPTS = Mix(
     Faults(
@@ -120,8 +126,89 @@ LATE_ATTEMPTS = Mix(
     copies=2,
     slots=4,
 )
-#: What UNEVEN loses must not be missed for long.
-STEADY = replace(UNEVEN, steady=True)
+#: One worker is slow, and replicas may be a few steps apart.
+BOUNDED = Mix(
+    Faults(calm_after_s=1.0, delay_s=0.005, breaks_per_s=5.0, crashes_per_s=1.0, slowness=20.0, read_s=0.005),
+    copies=2,
+    slots=4,
+    bounded=True,
+)
+#: Replicas give other output than their primaries, and the input goes on until all is noticed and mended.
+DIVERGING = Mix(
+    Faults(calm_after_s=2.0, delay_s=0.005, divergences_per_s=6.0, crashes_per_s=1.0, read_s=0.02, patient=True),
+    copies=2,
+    slots=4,
+)
+#: An operator that is not deterministic.
+MANY_DIVERGENCES = replace(
+    DIVERGING, faults=Faults(calm_after_s=4.0, delay_s=0.002, divergences_per_s=60.0, read_s=0.3, patient=True)
+)
+#: Steps take longer than there may be silence, some processes stop, and some cannot reach the controller.
+BUSY = Mix(
+    Faults(
+        calm_after_s=3.0,
+        delay_s=0.002,
+        pulses=True,
+        busy_step_probability=0.05,
+        busy_step_s=3.0,
+        step_timeout_s=1.0,
+        pauses_per_s=0.5,
+        pause_s=3.0,
+        control_cuts_per_s=0.3,
+        cut_s=0.6,
+        read_s=0.02,
+        patient=True,
+    ),
+    copies=2,
+    slots=4,
+)
+#: Tasks of workers are started a second time, and workers come and go.
+RIVALS = Mix(
+    Faults(
+        calm_after_s=3.0,
+        delay_s=0.005,
+        rivals_per_s=5.0,
+        crashes_per_s=1.0,
+        control_cuts_per_s=0.5,
+        closings_per_s=0.5,
+        cut_s=1.0,
+        read_s=0.02,
+        patient=True,
+    ),
+    copies=2,
+    slots=4,
+)
+#: Output is fetched while the workers that have it die.
+FETCHED = Mix(
+    Faults(
+        calm_after_s=0.5,
+        delay_s=0.002,
+        loss_probability=0.02,
+        fetch_crash_probability=0.3,
+        fetch_fails_probability=0.3,
+    ),
+    copies=3,
+    slots=5,
+    collected=True,
+)
+#: Secondaries take no steps for a while, for longer than one may take. Primaries do not go far without them.
+STANDING = Mix(
+    Faults(
+        calm_after_s=3.0,
+        delay_s=0.002,
+        stands_per_s=2.0,
+        stand_s=3.0,
+        step_timeout_s=0.3,
+        crashes_per_s=0.3,
+        read_s=0.01,
+        patient=True,
+    ),
+    copies=2,
+    slots=4,
+    bounded=True,
+)
+#: Whatever the seed has, and a replica of another kind beside the active ones.
+WITNESSED = Mix(slots=5, witnesses=1)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,
@@ -129,8 +216,9 @@ MIXES = {
     "repairs": REPAIRS,
     "waiting": WAITING,
     "control": CONTROL,
+    "tables": TABLES,
     "late attempts": LATE_ATTEMPTS,
-}
+}  # of faults
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:

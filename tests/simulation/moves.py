@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from controller.elastic import held_by, reads
-from controller.events import Event
-from controller.moving import Job
-from tests.simulation.checkers import Key, Violation
+from controller.replicas.elastic import held_by, reads
+from controller.replicas.move_queue import Job
+from controller.report.events import Event
+from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
-    from controller.state import Controller
-    from flux.stage_worker import StageWorker
+    from controller.decide.state import Controller
+    from flux.host.stage_worker import StageWorker
     from partitioning.table import Table
     from tests.simulation.run import Simulation
+
+#: A target that has all that is committed for so long waits for others that do not keep up.
+HELD_UP_S = 5.0
 
 
 class MoveWatch:
@@ -46,7 +49,7 @@ class MoveWatch:
         """A worker goes by a new table: nobody else leads the same by that table."""
         for key, replica in core.replicas.items():
             if replica.primary:
-                for other in self.sim._hosts():
+                for other in self.sim.hosts():
                     rival = other.replicas.get(key)
                     if other is not core and other.epoch == core.epoch and rival is not None and rival.primary:
                         raise Violation(
@@ -62,12 +65,14 @@ class MoveWatch:
         if table is None:
             return
         events = controller.repairs.news()
-        lost = self._workers - controller.members.workers.keys() - controller._dismissed
+        for law in (self.sim.divergences, self.sim.hearts, self.sim.rivals):
+            law.look(events)
+        lost = self._workers - controller.members.workers.keys() - controller.departures.dismissed
         if lost:
             self._note_losses(lost)
         self._follow_jobs(events)
         self._check_leaving(table)
-        self._check_safe(table, bool(lost) or any(event.kind == "divergence" for event in events))
+        self._check_safe(table, bool(lost) or any(event.kind in ("divergence", "drop") for event in events))
         self._note_events(events)
         self._workers = set(controller.members.workers)
         self._leaving = set(controller.drains)
@@ -86,18 +91,24 @@ class MoveWatch:
 
     def _follow_jobs(self, events: list[Event]) -> None:
         moving = self.controller.moving
+        if not moving and not self._jobs:
+            return  # nothing is moved, as nearly always
         jobs = {id(job): job for job in moving.jobs()}
         ends = Counter(
-            (event.stage, event.partition, event.source) for event in events if event.kind in ("move", "move given up")
+            [
+                (event.stage, event.partition, event.source)
+                for event in events
+                if event.kind in ("move", "move given up")
+            ]
         )
         for number, job in self._jobs.items():
             if number not in jobs and self.controller.phase == "running":
-                key = self.sim.plan.stages[job.move.stage].name, job.move.partition, job.move.source
+                key = self.sim.plan.stages[job.move.stage].name, job.move.partition, job.move.from_worker
                 if not ends[key]:
                     raise Violation("every move ends", f"{job} is gone without a word")
                 ends[key] -= 1
         self._jobs = jobs
-        under_way = {key: (job.move.source, job.move.target) for key, job in moving.under_way.items()}
+        under_way = {key: (job.move.from_worker, job.move.target) for key, job in moving.under_way.items()}
         for key in under_way.keys() - self._under_way.keys():
             self.counts["moves begun"] += 1
             self.counts["moves begun again"] += moving.under_way[key].begun > 1
@@ -117,7 +128,7 @@ class MoveWatch:
             new = set(held_by(table, worker)) - set(held_by(self._table, worker))
             if new:
                 raise Violation("who leaves gets nothing new", f"worker {worker} leaves, and now has {sorted(new)}")
-        for worker in controller._dismissed & self._workers:
+        for worker in controller.departures.dismissed & self._workers:
             left = held_by(table, worker)
             if left or reads(table, worker) or worker in table.endpoints:
                 raise Violation("who leaves gets nothing new", f"worker {worker} was let go with {left}")
@@ -151,7 +162,7 @@ class MoveWatch:
             elif event.kind == "move given up":
                 self.counts["moves given up"] += 1
             elif event.kind == "drain":
-                interrupted = event.worker not in self.controller._dismissed
+                interrupted = event.worker not in self.controller.departures.dismissed
                 self.counts["drains interrupted by a loss" if interrupted else "drains completed"] += 1
 
     # ---- at rest
@@ -159,7 +170,16 @@ class MoveWatch:
     @property
     def at_rest(self) -> bool:
         """Every move that can be made is made, and who could leave has left."""
+        if self.held_up:
+            return True
         controller = self.controller
-        waiting = {job.move.source for job in controller.moving.pending if job.waits}
+        waiting = {job.move.from_worker for job in controller.moving.pending if job.waits}
         moves = controller.moving
         return not moves.under_way and all(job.waits for job in moves.pending) and waiting >= controller.drains.keys()
+
+    @property
+    def held_up(self) -> bool:
+        """Whether a move waits for replicas that are always behind, as they may be where the bound is a step or two and
+        timers never rest. It is given up after half a minute, and so is the next one: nobody waits for the end of that."""
+        additions = self.controller.repairs.under_way.values()
+        return any(addition.arrived and self.sim.world.now > addition.since + HELD_UP_S for addition in additions)

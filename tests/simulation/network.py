@@ -32,7 +32,7 @@ def garble(frame: bytes, rng: random.Random) -> bytes:
     return frame + bytes([rng.randrange(256)])
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Flying:
     content: Any
     generation: int
@@ -73,8 +73,8 @@ class Link:
 
     def _loses(self) -> bool:
         lost = self.data and self.network.calm is False and self.network.loses()
-        self.network.counts["messages lost alone"] += lost
         if lost:
+            self.network.counts["messages lost alone"] += 1
             self.network.disturbed()
         return lost
 

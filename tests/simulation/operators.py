@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.load import Move
-from controller.moving import ANYWHERE
-from controller.publishing import Tell
+from controller.balance.load import Move
+from controller.decide.board import Tell
+from controller.replicas.move_queue import ANYWHERE
 from flux.errors import UsageError
-from tests.simulation.processes import WorkerProcess
+from tests.simulation.violation import Violation
+from tests.simulation.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
@@ -71,7 +72,7 @@ class Operators:
             return
         if sim.controller.phase == "running":
             try:
-                sim._perform(self._choose())
+                sim.server.perform(self._choose())
             except UsageError:
                 sim.counts["requests refused"] += 1
             self.start_missing()
@@ -101,7 +102,7 @@ class Operators:
             source = rng.choice(controller.table.stages[stage][partition]).worker
             target = ANYWHERE if rng.random() < 0.2 else self._target(stage, partition, source)
             move = Move(stage, partition, source, target)
-            if all((m.stage, m.partition, m.source) != (stage, partition, source) for m in moves):
+            if all((m.stage, m.partition, m.from_worker) != (stage, partition, source) for m in moves):
                 moves.append(move)
         self.sim.counts["moves asked for"] += len(moves)
         return controller.move(moves, "by hand", self.sim.world.now)
@@ -112,8 +113,8 @@ class Operators:
         assert controller.table is not None
         workers = list(controller.members.workers)
         others = [r.worker for r in controller.table.stages[stage][partition] if r.worker != source]
-        apart = controller.plan.settings.same_executor
-        fit = [w for w in workers if w != source and controller.members.obstacle(w, others, apart) is None]
+        placement = controller.board.placement()
+        fit = [w for w in workers if w != source and placement.may_hold(w, others)]
         return self.rng.choice(fit if fit and self.rng.random() < 0.95 else workers)
 
     def _drain(self) -> list[Tell]:
@@ -134,7 +135,7 @@ class Operators:
     def _rehearse(self) -> list[Tell]:
         victim = self.rng.choice(list(self.sim.controller.members.workers))
         process = self.sim.by_node.get(victim)  # None: it has not heard yet that it is a member
-        if process is None or not self.sim._spares(process):
+        if process is None or not self.sim.strikes.spares(process):
             return []
         self.sim.counts["losses rehearsed"] += 1
         return self.sim.controller.fail(victim, self.sim.world.now)
@@ -152,10 +153,11 @@ class Operators:
         slots = sim.controller.missing_slots()
         sim.controller.tasks_started(slots)
         for slot in slots:
-            assert slot not in sim._executors, "a number that was used before"
-            sim._executors[slot] = f"executor of slot {slot}"
+            if slot in sim.executors:
+                raise Violation("a closed slot stays closed", f"slot {slot} is to have another task")
+            sim.executors[slot] = f"executor of slot {slot}"
             sim.workers.append(self._worker(slot))
         return slots
 
     def _worker(self, slot: int) -> WorkerProcess:
-        return WorkerProcess(self.sim, slot, next(self.sim._worker_attempts), self.sim._executors[slot])
+        return WorkerProcess(self.sim, slot, next(self.sim.worker_attempts), self.sim.executors[slot])

@@ -12,9 +12,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from flux.messages import Entry, PartitionOrder, PartitionSeen
-from flux.order import OrderLog
-from flux.pairing import CaughtUp, on_seen, outgoing, seen
+from flux.replicas.order import OrderLog
+from flux.replicas.pairing import CaughtUp, on_seen, outgoing, seen
+from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
+from partitioning.table import ReplicaAt
 
 #: A primary sends again after so many events: soon, or so late that what comes next is there before.
 AGAIN = (3.0, 15.0, 40.0)
@@ -35,7 +36,7 @@ class Copy:
 
     incarnation: int
     order: OrderLog
-    past: dict[int, Entry]
+    past: dict[int, OrderEntry]
 
 
 class Model(SimpleNamespace):
@@ -45,7 +46,7 @@ class Model(SimpleNamespace):
     def __init__(self, worker: int, incarnation: int, order: OrderLog, live: bool) -> None:
         super().__init__(
             stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live,
-            safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0, past={},
+            safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0, past={}, held_back=False, step_s=0.0,
         )  # fmt: skip
 
     def checksum_at(self, step: int) -> None:
@@ -60,7 +61,7 @@ class Schedule:
     losses: float
     replicas: list[Model] = field(default_factory=list)
     channels: dict[tuple[int, int], deque[object]] = field(default_factory=dict)
-    official: dict[int, Entry] = field(default_factory=dict)
+    official: dict[int, OrderEntry] = field(default_factory=dict)
     epoch: int = 0
     now: float = 0.0
     decided: int = 0
@@ -88,12 +89,12 @@ class Schedule:
         return self.replicas[0]
 
     def _lead(self) -> None:
-        peers = {replica.worker: (replica.incarnation, replica.live) for replica in self.replicas[1:]}
+        peers = [ReplicaAt(replica.worker, replica.incarnation, replica.live) for replica in self.replicas[1:]]
         self.primary.order.lead(peers, self.primary.applied)
 
     def _decide(self) -> None:
         self.decided += 1
-        self.primary.order.append(Entry(0.0, 0.0, [(0, self.epoch, self.decided)]))
+        self.primary.order.append(OrderEntry(0.0, 0.0, [(0, self.epoch, self.decided)]))
 
     def _apply(self) -> None:
         """A primary is ahead of what is committed, the others are not."""

@@ -1,10 +1,22 @@
 """The law of progress: once the table is confirmed by all and no fault follows, no stream stands still for long.
 
-A stream stands still at a replica while a batch that was given out has rows for it and is not applied there, and nothing
-of that stream is; a log stands still while it holds batches and loses none; a partition stands still while the primary has
-steps that nobody commits. Each is counted from the last of: what it did last, the last fault (with its after-effects),
-and the moment when all went by the newest table.
+A stream stands still at a replica while a batch that was given out has rows for it and is not applied there, nothing of
+that stream is, and what it waits for does not go on either. What that is follows from where these rows are, and is looked at
+for each replica of its own, so that a secondary which gets nothing is seen although its primary goes on:
+
+not received here           what its own worker receives of that stream, and what the replica of the producer does that it reads:
+                            the rows of a partition may lie far apart in a stream whose credit is for one message
+received, not ordered       a secondary waits for its primary, and so for what the primary waits for; a primary for its turn: rows
+                            that came before these, and replicas that have not applied what it has ordered
+ordered                     the steps before these, and their commit
+its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly
+
+A log stands still while it holds batches and loses none; a partition stands still while the primary has steps that nobody
+commits. Each is counted from the last of: what it did last, the last fault (with its after-effects), the moment when all
+went by the newest table, and the last part of a state that was copied: logs keep what a new replica will need.
 What waits for something else that waits stands still too: a law about the whole, not about who is to blame.
+A stream of a source whose attempts give different batches stands still where the log of its newest attempt does: a replica
+need not get what an earlier one would have given.
 """
 
 from __future__ import annotations
@@ -13,12 +25,16 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flux.stage_worker import StageWorker
+from flux.dataflow.plan import FromSource, FromStage
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
+from flux.stream.log import Log
+from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
-from tests.simulation.checkers import Violation
+from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.processes import Process
+    from tests.simulation.process import Process
     from tests.simulation.run import Simulation
 
 #: How often it is looked at, in virtual time.
@@ -29,27 +45,31 @@ RESENDS_MAX, BESIDES_S = 6.0, 1.0
 
 @dataclass
 class Standing:
-    """What stands still, how long by now, and how far it has got."""
+    """What stands still, how long by now, and how far it, or what it waits for, has got."""
 
     what: str
     since: float
-    got: int
+    got: Hashable
 
 
 class StallWatch:
     """``worst``: the longest that anything stood still, in seconds, with its name and the time of its end."""
 
-    def __init__(self, sim: Simulation, enforced: bool) -> None:
+    def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.enforced = enforced
         self.worst: tuple[float, str, float] = (0.0, "", 0.0)
         self._standing: dict[Hashable, Standing] = {}
         self._epoch = -1
         self._confirmed_at: float | None = None
+        self._copied_at = -1.0
+        self._hosts: dict[int, StageWorker] = {}
+        self._given_way: dict[
+            int, int
+        ] = {}  # id of a full replica -> how far those have got that read from it, as of this look
         sources = zip(sim.plan.sources, sim.dataflow.sources, strict=True)
         partitions = {source.id: len(data.batches) for source, data in sources}
         self._producers = [
-            partitions[edge.source] if edge.source is not None else edge.producers or 0 for edge in sim.plan.edges
+            partitions[edge.source] if isinstance(edge, FromSource) else edge.producers for edge in sim.plan.edges
         ]
         sim.world.after(LOOK_S, self._look)
 
@@ -57,17 +77,24 @@ class StallWatch:
     def limit_s(self) -> float:
         return RESENDS_MAX * self.sim.plan.settings.resend_timeout + BESIDES_S
 
+    def copied(self) -> None:
+        """A part of some state has arrived."""
+        self._copied_at = self.sim.world.now
+
     def _look(self) -> None:
         sim = self.sim
-        if sim.controller.phase == "ended" and sim._at_rest():
+        if sim.controller.phase == "ended" and sim.at_rest():
             return
         sim.world.after(LOOK_S, self._look)
         now = sim.world.now
+        disturbed_until = max(sim.network.disturbed_until, sim.standing.until)
         self._note_confirmation(now)
-        if self._confirmed_at is None or now < sim.network.disturbed_until:
+        if self._confirmed_at is None or now < disturbed_until or sim.some_are_gone:
             self._standing.clear()
         else:
-            since = max(sim.network.disturbed_until, self._confirmed_at)
+            since = max(disturbed_until, self._confirmed_at, self._copied_at)
+            self._hosts = {core.worker: core for core in sim.hosts()}
+            self._given_way = {}
             known, self._standing = self._standing, {}
             for key, what, got in self._owed():
                 before = known.get(key)
@@ -89,22 +116,23 @@ class StallWatch:
         sim = self.sim
         table = sim.controller.table
         assert table is not None
-        cores = [sim._core_of(worker) for worker in table.endpoints]
+        cores = [sim.core_of(worker) for worker in table.endpoints]
         epochs = [-1 if core is None else core.epoch for core in cores]
-        for attempt in sim._alive():
+        for attempt in sim.spark.alive():
             if attempt.core is not None and attempt._current():
                 epochs += [producer._epoch for producer in attempt.core.producers.values()]
         return sim.all_in and min(epochs) >= table.epoch
 
-    def _owed(self) -> Iterator[tuple[Hashable, str, int]]:
-        """What is to go on: a key, what it is called, and how far it has got."""
+    # ---- what is to go on: a key, what it is called, and how far it has got
+
+    def _owed(self) -> Iterator[tuple[Hashable, str, Hashable]]:
         for process in self._processes():
             for stream, producer in () if process.core is None else process.core.producers.items():
                 if producer.log:
                     yield (
                         (process.node, *stream),
                         f"log of stream {stream} at {process.role} {process.node}",
-                        producer.log.base,
+                        producer.log.base + self._behind_head(stream, producer.log),
                     )
             if isinstance(process.core, StageWorker):
                 yield from self._owed_by(process.core)
@@ -113,28 +141,133 @@ class StallWatch:
         """That take part, as the controller sees it."""
         table = self.sim.controller.table
         assert table is not None
-        attempts = [attempt for attempt in self.sim._alive() if attempt._current()]
+        attempts = [attempt for attempt in self.sim.spark.alive() if attempt._current()]
         return [*(self.sim.by_node[worker] for worker in table.endpoints), *attempts]
 
-    def _owed_by(self, core: StageWorker) -> Iterator[tuple[Hashable, str, int]]:
+    def _owed_by(self, core: StageWorker) -> Iterator[tuple[Hashable, str, Hashable]]:
         ledger = self.sim.ledger
         for key, replica in core.replicas.items():
             watch = ledger._watches.get(id(replica))
             role = "primary" if replica.primary else "secondary"
             where = f"{role} {key[0]}/{key[1]} of worker {core.worker}"
             for edge in () if watch is None else replica.stage.edges_in:
-                for producer in range(self._producers[edge]):
-                    stream = StreamId(edge, producer)
-                    given = len(ledger._touching.get((stream, key[1]), ()))
+                for stream in (StreamId(edge, producer) for producer in range(self._producers[edge])):
+                    if stream in ledger.unsteady:
+                        continue
+                    touching = ledger._touching.get((stream, key[1]), ())
                     done = watch.counts.get(stream, 0) if watch is not None else 0
-                    if given > done:
-                        yield (core.worker, key, stream), f"stream {stream} at {where}", done
+                    if len(touching) > done:
+                        got = done, *self._waits_for(core, replica, stream, done)
+                        yield (core.worker, key, stream), f"stream {stream} at {where}", got
             if replica.primary and replica.order.committed < replica.order.end:
                 yield (core.worker, key), f"commits at {where}", replica.order.committed
+
+    # ---- what a replica waits for
+
+    def _waits_for(self, core: StageWorker, replica: Replica, stream: StreamId, index: int) -> tuple[object, ...]:
+        """How far that has got for which a replica waits, until it can apply this one of the batches with rows for it."""
+        key, ledger = (replica.stage.id, replica.partition), self.sim.ledger
+        sequence = ledger._touching[stream, replica.partition][index]
+        if _is_full(replica):
+            return "its logs", self._gives_way(replica)
+        inbound = core.subscriptions.streams.get(stream)
+        if inbound is None or inbound.received[replica.partition] <= sequence:
+            return "its rows", self._comes(core, replica, stream, inbound)
+        order = replica.order
+        if any((*stream, sequence) in entry.slices for entry in order.since(replica.applied)):
+            return "its steps", replica.applied, order.committed
+        if replica.primary:
+            return "its turn", self._batches_applied(replica), self._ordered_behind(replica)
+        leader = self._leader(key)
+        if leader is None:
+            return ("its primary",)
+        at, primary = leader
+        watch = ledger._watches.get(id(primary))
+        if watch is not None and watch.counts.get(stream, 0) > index:
+            return "its order", order.verified
+        return "its primary", order.verified, *self._waits_for(at, primary, stream, index)
+
+    def _leader(self, key: Key) -> tuple[StageWorker, Replica] | None:
+        worker = self.sim.leader_of(*key)
+        core = None if worker is None else self._hosts.get(worker)
+        replica = None if core is None else core.replicas.get(key)
+        return (core, replica) if core is not None and replica is not None and replica.primary else None
+
+    def _comes(self, core: StageWorker, replica: Replica, stream: StreamId, inbound: Inbound | None) -> int:
+        """How far a worker has received a stream; others there whose rows of it use up the credit; and the replica of the
+        producer that it reads."""
+        if inbound is None:
+            return 0
+        got = sum(inbound.received[partition] for partition in core.subscriptions.hosted_by(stream))
+        for partition, waiting in inbound.waiting.items():
+            other = core.replicas.get((replica.stage.id, partition))
+            if waiting and other is not None:
+                got += self._batches_applied(other) + self._full(replica.stage.id, partition)
+        edge, read = self.sim.plan.edges[stream.edge], self._hosts.get(inbound.read_from)
+        if isinstance(edge, FromStage) and read is not None and (edge.stage, stream.producer) in read.replicas:
+            got += read.replicas[edge.stage, stream.producer].applied + self._full(edge.stage, stream.producer)
+        return got
+
+    def _batches_applied(self, replica: Replica) -> int:
+        """Of all streams; timers alone do not bring a replica closer to what waits."""
+        watch = self.sim.ledger._watches.get(id(replica))
+        return 0 if watch is None else sum(watch.counts.values())
+
+    def _ordered_behind(self, replica: Replica) -> int:
+        """How far those have got for whom a primary waits that may order nothing more."""
+        return replica.order.oldest if replica.held_back else 0
+
+    # ---- who waits for room
+
+    def _behind_head(self, stream: StreamId, log: Log) -> int:
+        """How far those have got who wait for room or for their turn, of the partitions that the oldest batch is for."""
+        consumer = self.sim.plan.edges[stream.edge].consumer
+        touched = log[log.base].touches.tolist()
+        turns = [_others_first(r, stream) for partition in touched for r in self._replicas(consumer, partition)]
+        return sum(self._full(consumer, partition) for partition in touched) + sum(turns)
+
+    def _full(self, stage: int, partition: int) -> int:
+        """How far replicas of a partition have got that wait for room in their logs: they, and those they wait for. And how
+        far all of them have, where the order log of the primary is full."""
+        replicas = self._replicas(stage, partition)
+        got = sum(self._gives_way(replica) for replica in replicas if _is_full(replica))
+        if any(replica.primary and replica.held_back for replica in replicas):
+            got += sum(replica.applied for replica in replicas)
+        return got
+
+    def _gives_way(self, replica: Replica) -> int:
+        """How far the logs have got that a replica waits for."""
+        known = self._given_way.get(id(replica))
+        if known is None:
+            self._given_way[id(replica)] = 0  # a circle ends here
+            producers = [outlet.producer for outlet in replica.outlets if outlet.producer.log]
+            known = self._given_way[id(replica)] = sum(
+                producer.log.base + producer.log.end + self._behind_head(producer.stream, producer.log)
+                for producer in producers
+            )
+        return known
+
+    def _replicas(self, stage: int, partition: int) -> list[Replica]:
+        return [core.replicas[stage, partition] for core in self._hosts.values() if (stage, partition) in core.replicas]
 
     def _judge(self, standing: Standing, now: float) -> None:
         stood = now - standing.since
         if stood > self.worst[0]:
             self.worst = (stood, standing.what, now)
-        if self.enforced and stood > self.limit_s:
-            raise Violation("no stream stands still", f"{standing.what}: for {stood:.2f} s at {now - 1000:.2f} s")
+        if stood > self.limit_s:
+            raise Violation(
+                "no stream stands still",
+                f"{standing.what}: for {stood:.2f} s at {now - 1000:.2f} s, got {standing.got}",
+            )
+
+
+def _is_full(replica: Replica) -> bool:
+    return not replica.has_room or not replica.between_steps
+
+
+def _others_first(replica: Replica, stream: StreamId) -> int:
+    """How many steps a replica has applied, where the next one in the order is for other streams than this."""
+    order = replica.order
+    if not order.base <= replica.applied < order.end:
+        return 0
+    return 0 if any(StreamId(*of[:2]) == stream for of in order[replica.applied].slices) else replica.applied

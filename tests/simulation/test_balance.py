@@ -9,8 +9,9 @@ import pytest
 
 from tests.simulation.busy import Demand
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Watched, chain
+from tests.simulation.flows import chain
 from tests.simulation.run import Simulation
+from tests.simulation.stage_kinds import Watched
 
 WORKERS = 8
 PARTITIONS = 32

@@ -5,6 +5,7 @@ What only shows while a run goes on is left to the broken variants; the last tes
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +15,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.report.events import Event
+from flux.dataflow.operator import Context
 from flux.errors import QueryFailed
-from flux.operator import Context
 from partitioning.table import ReplicaAt, Table
 from tests.simulation import test_kills
-from tests.simulation.checkers import Violation
+from tests.simulation.checkers import VALIDATED_EVERY
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Delay, Watched, chain, make_batch
+from tests.simulation.flows import chain
+from tests.simulation.hearts import Heart
 from tests.simulation.run import Simulation
+from tests.simulation.stage_kinds import Delay, Watched, make_batch
 from tests.simulation.variants import VARIANTS
+from tests.simulation.violation import Violation
 
 Tamper = Callable[[Simulation], Any]
 
@@ -49,7 +54,7 @@ def with_replicas(sim: Simulation, change: Callable[[tuple[ReplicaAt, ...]], tup
     assert table is not None
     first, *others = table.stages[0]
     stages = ((change(first), *others), *table.stages[1:])
-    sim.controller.table = Table(table.epoch + 1, stages, table.sources, table.endpoints)
+    sim.controller.board.table = Table(table.epoch + 1, stages, table.sources, table.endpoints)
 
 
 # ---- what is done to it
@@ -57,17 +62,17 @@ def with_replicas(sim: Simulation, change: Callable[[tuple[ReplicaAt, ...]], tup
 
 def a_row_is_missing_in_every_copy(sim: Simulation) -> None:
     sink = sim.dataflow.sinks[0].name
-    rows = sim._states(sink)[0]["rows"][:-1]
+    rows = sim.end.states(sink)[0]["rows"][:-1]
     for process in sim.workers:
         if process.core is not None and (1, 0) in process.core.replicas:
             process.core.replicas[1, 0].operator.state["rows"] = list(rows)  # type: ignore[attr-defined]
-    sim._check_rows()
+    sim.end.check_rows()
 
 
 def a_row_is_there_twice_in_one_copy(sim: Simulation) -> None:
     rows = sink_rows(sim)
     rows.append(rows[0])
-    sim._check_rows()
+    sim.end.check_rows()
 
 
 def a_row_is_there_twice_when_the_last_copy_is_lost(sim: Simulation) -> None:
@@ -75,8 +80,8 @@ def a_row_is_there_twice_when_the_last_copy_is_lost(sim: Simulation) -> None:
         if process.core is not None and (1, 0) in process.core.replicas:
             rows = process.core.replicas[1, 0].operator.state["rows"]  # type: ignore[attr-defined]
             rows.append(rows[0])
-    sim.controller.error = QueryFailed("worker 1 was lost, and with it the only safe copy of sink/0")
-    sim._check_end()
+    sim.controller.board.error = QueryFailed("worker 1 was lost, and with it the only safe copy of sink/0")
+    sim.end.check()
 
 
 def a_stream_goes_back(sim: Simulation) -> None:
@@ -102,13 +107,20 @@ def a_second_primary_in_the_same_epoch(sim: Simulation) -> None:
 
 def something_stays_in_a_log(sim: Simulation) -> None:
     some_core(sim).log_meter.add(1)
-    sim._check_drained()
+    sim.end.check_drained()
 
 
 def a_step_stays_in_an_order_log(sim: Simulation) -> None:
     order = some_core(sim).replicas[0, 0].order
     order._entries.append(None)
-    sim._check_drained()
+    sim.end.check_drained()
+
+
+def an_order_log_counts_what_it_does_not_have(sim: Simulation) -> None:
+    core = some_core(sim)
+    next(iter(core.replicas.values())).order.committed += 1
+    for _ in range(VALIDATED_EVERY):
+        sim.ledger.check_machines(core)
 
 
 def a_log_miscounts(sim: Simulation) -> None:
@@ -118,48 +130,48 @@ def a_log_miscounts(sim: Simulation) -> None:
 
 
 def two_partitions_stand_still(sim: Simulation) -> None:
-    sim.ledger.stall(0, 0, 10.0, 1.0)
-    sim.ledger.stall(0, 1, 10.5, 1.0)
+    sim.ledger.tables.stall(0, 0, 10.0, 1.0)
+    sim.ledger.tables.stall(0, 1, 10.5, 1.0)
 
 
 def additions_in_two_stages(sim: Simulation) -> None:
     begun = {(stage, 0): SimpleNamespace(stage=stage, partition=0) for stage in (0, 1)}
     sim.controller.repairs.under_way = begun  # type: ignore[assignment]
-    sim.ledger.check_controller()
+    sim.ledger.tables.check()
 
 
 def additions_beyond_the_setting(sim: Simulation) -> None:
     begun = {(0, partition): SimpleNamespace(stage=0, partition=partition) for partition in (0, 1)}
     sim.controller.repairs.under_way = begun  # type: ignore[assignment]
-    sim.ledger.check_controller()
+    sim.ledger.tables.check()
 
 
 def a_worker_has_two_replicas_of_a_partition(sim: Simulation) -> None:
     with_replicas(sim, lambda replicas: (replicas[0], replicas[0]))
-    sim.ledger.check_controller()
+    sim.ledger.tables.check()
 
 
 def a_primary_is_not_safe(sim: Simulation) -> None:
     with_replicas(sim, lambda replicas: (msgspec.structs.replace(replicas[0], live=False), *replicas[1:]))
     sim.controller.repairs.is_safe = lambda stage, partition, replica: replica.live  # type: ignore[method-assign]
-    sim.ledger.check_controller()
+    sim.ledger.tables.check()
 
 
 def a_replica_too_many(sim: Simulation) -> None:
     table = sim.controller.table
     assert table is not None
     with_replicas(sim, lambda _: tuple(ReplicaAt(worker, 0) for worker in sorted(table.endpoints)))
-    sim.ledger.check_controller()
+    sim.ledger.tables.check()
 
 
 def a_replica_too_few(sim: Simulation) -> None:
     with_replicas(sim, lambda replicas: replicas[:1])
-    sim._check_replicated()
+    sim.end.check_replicated()
 
 
 def a_query_fails(sim: Simulation) -> None:
-    sim.controller.error = QueryFailed("for no reason")
-    sim._check_end()
+    sim.controller.board.error = QueryFailed("for no reason")
+    sim.end.check()
 
 
 def it_waits_for_ever(sim: Simulation) -> None:
@@ -170,14 +182,16 @@ def it_waits_for_ever(sim: Simulation) -> None:
 
 def it_acks_more_than_it_applied(sim: Simulation) -> None:
     core = some_core(sim)
-    stream, inbound = next(item for item in core._inbound.items() if sim.plan.edges[item[0].edge].consumer == 0)
-    ack = inbound.ack(core.epoch, core._hosted_by(stream))
-    sim.ledger._touching[stream, int(core._hosted_by(stream)[0])].append(ack.through + 1)
-    core._answer(None, msgspec.structs.replace(ack, through=ack.through + 1))
+    stream, inbound = next(
+        item for item in core.subscriptions.streams.items() if sim.plan.edges[item[0].edge].consumer == 0
+    )
+    ack = inbound.ack(core.epoch, core.subscriptions.hosted_by(stream))
+    sim.ledger._touching[stream, next(iter(core.subscriptions.hosted_by(stream)))].append(ack.through + 1)
+    core.subscriptions.answer(None, msgspec.structs.replace(ack, through=ack.through + 1))
 
 
 def two_workers_lead_by_the_same_table(sim: Simulation) -> None:
-    cores = [core for core in sim._hosts() if (0, 0) in core.replicas]
+    cores = [core for core in sim.hosts() if (0, 0) in core.replicas]
     for core in cores:
         core.replicas[0, 0].primary = True
     sim.moves.roles(cores[0])
@@ -185,7 +199,7 @@ def two_workers_lead_by_the_same_table(sim: Simulation) -> None:
 
 def some_primary(sim: Simulation) -> tuple[Any, Any]:
     """Of the sink, with its worker."""
-    return next((c, r) for c in sim._hosts() for (stage, _), r in c.replicas.items() if stage == 1 and r.primary)
+    return next((c, r) for c in sim.hosts() for (stage, _), r in c.replicas.items() if stage == 1 and r.primary)
 
 
 def a_worker_overlooks_what_is_ready(sim: Simulation) -> None:
@@ -196,7 +210,7 @@ def a_worker_overlooks_what_is_ready(sim: Simulation) -> None:
 
 def a_worker_sleeps_for_too_long(sim: Simulation) -> None:
     core, replica = some_primary(sim)
-    replica.finished, replica._expected = False, {}
+    replica.finished, replica.waits.expected = False, {}
     replica.context.set_timer(sim.world.now + 1)
     core.due = lambda: sim.world.now + 2
     sim.ledger.check_idle(core, sim.world.now)
@@ -215,6 +229,24 @@ def a_timer_fires_too_early(sim: Simulation) -> None:
     list(operator.on_timer("pass on"))
 
 
+def a_divergence_of_nobody(sim: Simulation) -> None:
+    sim.divergences.look([Event("divergence", 0.0, sim.plan.stages[0].name, 0, 0, "")])
+
+
+def a_stopped_worker_stays(sim: Simulation) -> None:
+    sim.controller.board.phase = "running"
+    sim.faults = dataclasses.replace(sim.faults, reckless=True)
+    worker = next(worker for worker in sim.workers if worker.node in sim.controller.members.workers)
+    worker.stopped_since, worker.stopped_until = 0.0, 1e9
+    sim.hearts._check_overdue(Heart(worker, said_at=0.0), sim.world.now)
+
+
+def two_workers_in_one_slot(sim: Simulation) -> None:
+    one, other, *_ = sim.controller.members.workers.values()
+    other.about = one.about
+    sim.rivals.look([])
+
+
 SHOWN: dict[Tamper, str] = {
     two_workers_lead_by_the_same_table: "nobody owns a partition twice",
     a_row_is_missing_in_every_copy: "every row counted once at the sink",
@@ -226,6 +258,7 @@ SHOWN: dict[Tamper, str] = {
     something_stays_in_a_log: "logs and queues drain",
     a_step_stays_in_an_order_log: "logs and queues drain",
     a_log_miscounts: "the log counts its bytes",
+    an_order_log_counts_what_it_does_not_have: "state machines keep their invariants",
     two_partitions_stand_still: "at most so many partitions stalled at a time",
     additions_in_two_stages: "the sweep goes stage by stage",
     additions_beyond_the_setting: "at most so many additions at a time",
@@ -240,6 +273,9 @@ SHOWN: dict[Tamper, str] = {
     a_worker_sleeps_for_too_long: "a worker wakes up for its timers",
     the_time_of_a_partition_goes_back: "time never goes back",
     a_timer_fires_too_early: "a timer fires at its time",
+    a_divergence_of_nobody: "only who diverges is named",
+    a_stopped_worker_stays: "who is stopped is given up",
+    two_workers_in_one_slot: "one worker per slot",
 }
 
 

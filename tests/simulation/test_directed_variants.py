@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.messages import Ack, Data, Resume
-from flux.producer import Producer
+from flux.stream.producer import Producer
+from flux.wire.messages import Ack, Data, Resume
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table

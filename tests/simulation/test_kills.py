@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.apart import Spread
-from controller.membership import Membership
+from controller.decide.sweeping import Sweeper
+from controller.replicas.placement import FarApart
 from tests.simulation import variants
 from tests.simulation.broken_moves import a_target_stays_beside_a_source_on_its_own_executor
-from tests.simulation.checkers import Ledger, Violation
 from tests.simulation.faults import Faults
 from tests.simulation.kills import Kills, Shape
+from tests.simulation.table_laws import TableLaws
+from tests.simulation.violation import Violation
 
 TIMES = 6
 #: Faults besides, and how long full replication may take after the return of the last worker. Where messages are lost
@@ -59,12 +60,14 @@ def test_the_copies_are_on_different_hosts_again_after_each_kill(seed: int) -> N
 def both_copies_on_one_executor(patch: pytest.MonkeyPatch) -> None:
     """And nobody sees it before it hurts."""
     a_target_stays_beside_a_source_on_its_own_executor(patch)
-    patch.setattr(Ledger, "_check_apart", lambda *given: None)
+    patch.setattr(TableLaws, "_check_apart", lambda *given: None)
+    patch.setattr(Sweeper, "validate", lambda *given: None)
 
 
 def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
     """Hosts are all the same."""
-    patch.setattr(Membership, "spread", lambda self: Spread({}, []))
+    patch.setattr(FarApart, "rank", lambda *given: 0)
+    patch.setattr(FarApart, "best", lambda *given: 0)
 
 
 #: The law that shows it, where there are several hosts.

@@ -6,22 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flux.errors import RefusedError
-from flux.messages import Ack, Data, Hello, Mark, Resume
-from flux.producer import Producer
-from flux.receiver import Counters, Inbound
-from flux.stage_worker import StageWorker, ToConnection
+from flux.host.effects import ToConnection
+from flux.host.stage_worker import StageWorker
+from flux.stream.producer import Producer
+from flux.stream.receiver import Counters, Inbound
+from flux.wire.messages import Ack, Data, Hello, Mark, Resume
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from tests.simulation import broken_rules as rules
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Dataflow, Shatter, Watched, chain
+from tests.simulation.flows import Dataflow, chain
 from tests.simulation.operators import Habits
 from tests.simulation.run import Simulation, outcome
+from tests.simulation.stage_kinds import Shatter, Watched
 from tests.simulation.test_claims import begun, replicas, run_for, whole_again
 from tests.simulation.test_directed_variants import batch
 
@@ -82,8 +83,8 @@ def a_producer_did_not_know_of_a_new_replica() -> object:
     fill(producer)
     acked(11, producer, 0, 2)
     producer.on_table(listed(5, OTHER, NEW), 0, 0.0)
-    hosted, inbound = np.zeros(1, np.int64), Inbound(STREAM, 0, 1, ROOM)
-    inbound.received[0] = 1
+    hosted, inbound = [0], Inbound(STREAM, 0, ROOM)
+    inbound.received.reach(1)
     inbound.greet(0, "connection", 7, 5)
     try:
         producer.on_answer(10, inbound.resume(5, hosted), 0.0)
@@ -175,6 +176,7 @@ def a_secondary_gives_other_output() -> list[str]:
     )
     sim.run_until(lambda: begun(sim))
     sim.ledger.unsteady.add(StreamId(sim.plan.stages[0].edges_out[0], 0))  # whoever reads from that copy gets its rows
+    sim.divergences.expect((0, 0))
     secondary = next(copy for copy in replicas(sim)[0, 0] if not copy.primary)
     operator: Any = secondary.operator
     operator.through = lambda rows: [operator.stamped([(i, key, word + "!") for i, key, word in rows])]

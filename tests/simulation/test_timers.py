@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from controller.load import Move
-from flux.replica import Replica
-from flux.stage_worker import StageWorker
+from controller.balance.load import Move
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
 from tests.simulation.faults import Faults
-from tests.simulation.flows import PAUSES_S, Delay, Sink, chain
+from tests.simulation.flows import chain
 from tests.simulation.run import Result, Simulation, outcome
+from tests.simulation.stage_kinds import PAUSES_S, Delay, Sink
 
 Patch = pytest.MonkeyPatch
 
@@ -89,7 +90,9 @@ def after_a_move() -> bool:
     other = {core.worker for core, _ in primaries(sim)}
     for core, replica in primaries(sim):
         (target,) = other - {core.worker}
-        sim._perform(sim.controller.move([Move(0, replica.partition, core.worker, target)], "by hand", sim.world.now))
+        sim.server.perform(
+            sim.controller.move([Move(0, replica.partition, core.worker, target)], "by hand", sim.world.now)
+        )
     assert held(sim) > 10
     return all_passed_on(sim) and bool(sim.counts["ticks ordered by a moved copy"])
 
@@ -100,7 +103,7 @@ def after_a_repair() -> bool:
     run_until(sim, HELD_S)
     victims = [process for process in sim.workers if process.core is not None and process.core.replicas]
     sim.crash(victims[0])
-    sim.run_until(lambda: not sim._returning and sim.controller.phase == "running" and sim.all_in and sim._settled)
+    sim.run_until(lambda: not sim.returning and sim.controller.phase == "running" and sim.all_in and sim.settled)
     sim.crash(victims[1], back=False)
     return all_passed_on(sim) and bool(sim.counts["copies of state with timers"])
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Watched, chain
+from tests.simulation.flows import chain
 from tests.simulation.run import Simulation
+from tests.simulation.stage_kinds import Watched
 
 STEP_S = 8.0
 

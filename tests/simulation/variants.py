@@ -1,4 +1,4 @@
-"""Deliberately broken variants of the exchange, and how it shows that they are broken.
+"""Deliberately broken variants of the exchange, and how it shows that they are broken (design: variants).
 
 Each takes away one rule. ``VARIANTS`` says which laws may be broken then, under which faults that happens soon, and
 which seeds show it; ``python -m tests.simulation.catch NAME`` looks for others.
@@ -14,31 +14,45 @@ import msgspec
 import numpy as np
 import pytest
 
-import flux.replica
-import flux.source_streams
-from controller.membership import Membership
-from controller.repairs import Repairs
-from flux.log import Log
-from flux.order import OrderLog, Peer
-from flux.pairing import Pairing
-from flux.producer import NEVER, Producer
-from flux.receiver import Inbound
-from flux.replica import Replica
-from flux.stage_worker import LOCAL, StageWorker
+import flux.replicas.outlet
+import flux.stream.source_streams
+from controller.replicas.membership import Membership
+from controller.replicas.repairs import Repairs
+from flux.host.effects import LOCAL
+from flux.host.stage_worker import StageWorker
+from flux.host.subscriptions import Subscriptions
+from flux.replicas.order import OrderLog, Peer
+from flux.replicas.pairing import Pairing
+from flux.replicas.replica import Replica
+from flux.replicas.waiting import Waiting
+from flux.stream.log import Log
+from flux.stream.producer import NEVER, Producer
+from flux.stream.received import Received
+from flux.stream.receiver import Inbound
 from partitioning.cluster import whole
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_rules as rules
+from tests.simulation import broken_tables as tables
+from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.mixes import (
     ANY,
+    BOUNDED,
+    BUSY,
     CONTROL,
     DEPOSED,
+    DIVERGING,
     FAULTLESS,
+    FETCHED,
     LATE_ATTEMPTS,
+    MANY_DIVERGENCES,
     OLD_ACKS,
     REPAIRS,
-    STEADY,
+    RIVALS,
+    STANDING,
+    TABLES,
     UNEVEN,
     WAITING,
+    WITNESSED,
     Mix,
 )
 
@@ -50,7 +64,8 @@ ROWS = {
     "every row counted once at the sink",
     "no unhandled exception",
 }
-STUCK = {"every run comes to its end"}
+STILL = {"no stream stands still"}
+STUCK = {"every run comes to its end"} | STILL
 ACKED = {"an ack never exceeds what was applied", "no batch leaves the log before it is applied"}
 COMMITTED = {"nothing is given out before it is committed"}
 #: How it shows that replicas have gone different ways.
@@ -65,7 +80,7 @@ def accepts_duplicates(patch: Patch) -> None:
     slices = Inbound._slices
 
     def broken(self: Inbound, *given: Any) -> Any:
-        received, self.received = self.received, np.zeros_like(self.received)
+        received, self.received = self.received, Received()
         try:
             return slices(self, *given)
         finally:
@@ -162,25 +177,25 @@ def resumes_one_too_far(patch: Patch) -> None:
 
 def finishes_with_the_first_stream(patch: Patch) -> None:
     """A stage takes the end of one stream for the end of its input."""
-    patch.setattr(Replica, "_input_ended", property(lambda self: any(self._ended.values())))
+    patch.setattr(Waiting, "all_ended", property(lambda self: any(self.ended.values())))
 
 
 def applies_the_newest_first(patch: Patch) -> None:
-    add = Replica.add
+    add = Waiting.add
 
-    def broken(self: Replica, slice_: Any) -> None:
+    def broken(self: Waiting, slice_: Any) -> None:
         add(self, slice_)
-        self._waiting[slice_.stream].rotate(1)
+        self.by_stream[slice_.stream].rotate(1)
 
-    patch.setattr(Replica, "add", broken)
+    patch.setattr(Waiting, "add", broken)
 
 
 def sends_a_key_to_two_partitions(patch: Patch) -> None:
     def broken(batch: Any, key: Any, partitions: int, order: Any = None) -> Any:
         return whole(batch, batch.num_rows % partitions, partitions, order)
 
-    patch.setattr(flux.replica, "cluster_by_key", broken)
-    patch.setattr(flux.source_streams, "cluster_by_key", broken)
+    patch.setattr(flux.replicas.outlet, "cluster_by_key", broken)
+    patch.setattr(flux.stream.source_streams, "cluster_by_key", broken)
 
 
 # ---- variants of what keeps replicas alike
@@ -199,7 +214,7 @@ def sends_before_it_is_committed(patch: Patch) -> None:
 
 
 def reports_the_end_before_it_is_committed(patch: Patch) -> None:
-    patch.setattr(Replica, "through", property(lambda self: self.finished))
+    patch.setattr(Replica, "complete", property(lambda self: self.finished))
 
 
 def applies_what_is_not_committed(patch: Patch) -> None:
@@ -247,7 +262,7 @@ def copies_before_producers_retain(patch: Patch) -> None:
 
 
 def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
-    patch.setattr(StageWorker, "_awaited_by", lambda self, stream: [])
+    patch.setattr(Subscriptions, "_awaited_by", lambda self, stream: [])
 
 
 def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
@@ -274,7 +289,7 @@ def sends_orders_only_once(patch: Patch) -> None:
 
 def asks_anew_for_nothing(patch: Patch) -> None:
     """A new replica does not tell the producers what it needs."""
-    patch.setattr(StageWorker, "_ask_again", lambda *given: None)
+    patch.setattr(Subscriptions, "_ask_again", lambda *given: None)
 
 
 def resumes_without_a_nonce(patch: Patch) -> None:
@@ -291,7 +306,7 @@ def resumes_without_a_nonce(patch: Patch) -> None:
 
 def waits_for_rows_for_ever(patch: Patch) -> None:
     """Rows of an ordered step are not looked for elsewhere, and credit stays what it is."""
-    patch.setattr(StageWorker, "_relieve", lambda *given: None)
+    patch.setattr(Subscriptions, "relieve", lambda *given: None)
 
 
 def says_nothing_again_on_a_new_connection(patch: Patch) -> None:
@@ -300,7 +315,7 @@ def says_nothing_again_on_a_new_connection(patch: Patch) -> None:
 
 
 def never_goes_over_to_a_survivor(patch: Patch) -> None:
-    patch.setattr(StageWorker, "_choose_sources", lambda self: None)
+    patch.setattr(Subscriptions, "_choose_whom_to_read", lambda self, changed: None)
 
 
 def waits_for_ingress_that_has_left(patch: Patch) -> None:
@@ -338,15 +353,15 @@ def everybody_leads(patch: Patch) -> None:
 
     def broken(self: StageWorker, table: Any, stage: int, partition: int, replica: Replica) -> None:
         others = [other for other in table.stages[stage][partition] if other.worker != self.worker]
-        replica.lead(table.epoch, {other.worker: (other.incarnation, other.live) for other in others})
+        replica.lead(table.epoch, others)
 
     patch.setattr(StageWorker, "_assign_role", broken)
 
 
 def follows_in_its_own_order(patch: Patch) -> None:
     """A secondary applies the slices of a step in the order that suits it."""
-    ordered = Replica._ordered
-    patch.setattr(Replica, "_ordered", lambda self, entry: sorted(ordered(self, entry), key=lambda s: -s.sequence))
+    take = Waiting.take
+    patch.setattr(Waiting, "take", lambda self, entry: sorted(take(self, entry), key=lambda s: -s.sequence))
 
 
 def leaves_the_state_out_of_the_copy(patch: Patch) -> None:
@@ -376,49 +391,71 @@ class Variant:
 VARIANTS = [
     Variant(accepts_duplicates, ROWS, (23, 30)),
     Variant(acks_before_it_applies, {"an ack never exceeds what was applied"}, (1, 0)),
-    Variant(evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (2, 0)),
+    Variant(evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (2,)),
     Variant(never_returns_credit, STUCK | {"logs and queues drain"}, (0, 1)),
     Variant(sends_without_credit, {"bytes held <= credit + one message"}, (9, 14)),
     Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}, (8, 9)),
     Variant(overlooks_gaps, ROWS | ACKED, (3, 13)),
-    Variant(never_greets_again, STUCK, (47, 43)),
-    Variant(greets_again_much_too_late, {"no stream stands still"}, (0, 1), STEADY),
+    Variant(never_greets_again, STUCK, (47,)),
+    Variant(greets_again_much_too_late, STILL, (0, 1), UNEVEN),
     Variant(resumes_one_too_far, ROWS | STUCK),
-    Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}, (2, 1)),
+    Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}, (2,)),
     Variant(applies_the_newest_first, ROWS, (0, 1)),
     Variant(sends_a_key_to_two_partitions, {"one partition per key"}, (2, 3)),
     Variant(believes_every_retry, ROWS | STUCK, (272, 401)),
-    Variant(sends_before_it_is_committed, COMMITTED, (3, 1)),
+    Variant(sends_before_it_is_committed, COMMITTED, (3,)),
     Variant(reports_the_end_before_it_is_committed, COMMITTED, (1, 0)),
     Variant(applies_what_is_not_committed, {"a secondary applies committed steps only"}, (0, 1)),
     Variant(everybody_leads, {"one primary per partition and epoch"}, (0, 1)),
     Variant(follows_in_its_own_order, ALIKE, (3, 4)),
-    Variant(heeds_a_deposed_primary, COMMITTED | ALIKE, (89, 90), DEPOSED),
-    Variant(copies_before_producers_retain, ROWS | STUCK | ACKED, (1,), OLD_ACKS),
+    Variant(heeds_a_deposed_primary, COMMITTED | ALIKE, (23,), DEPOSED),
+    Variant(copies_before_producers_retain, ROWS | STUCK | ACKED, (38, 41), OLD_ACKS),
     Variant(acks_for_a_state_that_has_not_come, {"nothing is acked before the state has come"}),
     Variant(leaves_the_state_out_of_the_copy, ALIKE | STUCK, (1, 0), REPAIRS),
-    Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK, (34,)),
-    Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, (17, 1), WAITING),
+    Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK, (41,)),
+    Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, (1,), WAITING),
     Variant(sends_orders_only_once, STUCK, (24, 43)),
-    Variant(rules.forgets_what_a_copy_holds_back, COMMITTED, (9, 13), UNEVEN),
-    Variant(rules.additions_outlive_their_primary, COMMITTED | ALIKE | STUCK, (37, 2), UNEVEN),
-    Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED, (5,)),
-    Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, (410, 332), REPAIRS),
+    Variant(rules.forgets_what_a_copy_holds_back, COMMITTED, (92,), UNEVEN),
+    Variant(rules.additions_outlive_their_primary, COMMITTED | ALIKE | STUCK, (2,), UNEVEN),
+    Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED, (0,)),
+    Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, (332,), REPAIRS),
     Variant(waits_for_rows_for_ever, STUCK, (17,), FAULTLESS),
-    Variant(says_nothing_again_on_a_new_connection, STUCK, (2, 1), CONTROL),
-    Variant(never_goes_over_to_a_survivor, STUCK, (23, 8)),
-    Variant(waits_for_ingress_that_has_left, STUCK, (15, 7), LATE_ATTEMPTS),
+    Variant(rules.orders_without_end, {"order logs stay within their bound"}, (1,), BOUNDED),
+    Variant(rules.secondaries_hold_credit_for_ever, STUCK, (9,)),
+    Variant(says_nothing_again_on_a_new_connection, STUCK, (0,), CONTROL),
+    Variant(never_goes_over_to_a_survivor, STUCK, (6, 14)),
+    Variant(waits_for_ingress_that_has_left, STUCK, (10,), LATE_ATTEMPTS),
     Variant(repairs_everything_at_once, {"at most so many additions at a time", "the sweep goes stage by stage"}),
     Variant(never_repairs, STUCK),
-    Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (3, 0)),
+    Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (3,)),
     Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),
-    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (29, 12)),
-    Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (73, 10)),
-    Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (10, 0)),
-    Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3, 0)),
+    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (32,)),
+    Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (106,)),
+    Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (10,)),
+    Variant(rules.hands_on_again_what_was_fetched, {"every row counted once at the sink"}, (1, 2), FETCHED),
+    Variant(rules.asks_who_was_lost, {"no unhandled exception"}, (2, 1), FETCHED),
+    Variant(rules.never_reports_a_divergence, {"a divergence is noticed"}, (22, 15), DIVERGING),
+    Variant(rules.keeps_who_stands_still, {"who stands still is dropped"}, (1,), STANDING),
+    Variant(rules.keeps_who_diverges, {"who diverges is dropped"}, (10, 0), DIVERGING),
+    Variant(rules.rebuilds_without_end, {"four of them end the query"}, (10, 7), MANY_DIVERGENCES),
+    Variant(rules.ends_with_the_first_divergence, {"four of them end the query"}, (0, 9), DIVERGING),
+    Variant(rules.pulses_are_no_sign_of_life, {"who pulses in a step is not given up"}, (2, 0), BUSY),
+    Variant(rules.a_step_may_take_for_ever, {"a step beyond step.timeout is given up"}, (2, 1), BUSY),
+    Variant(rules.a_long_step_counts_from_the_one_before, {"who pulses in a step is not given up"}, (1,), BUSY),
+    Variant(rules.a_second_attempt_takes_over_at_once, {"a second attempt waits"}, (0, 1), RIVALS),
+    Variant(rules.closed_slots_are_opened_again, {"a closed slot stays closed"}, (2, 0), RIVALS),
+    Variant(rules.the_end_of_any_task_ends_the_query, {"no run fails"}, (2, 0), RIVALS),
+    Variant(witnesses.witnesses_may_lead, {"a witness never leads"}, (0, 10), WITNESSED),
+    Variant(witnesses.witnesses_count_as_safe, {"a witness never leads"}, (0, 10), WITNESSED),
+    Variant(witnesses.commits_without_its_witness, COMMITTED, (1, 2), WITNESSED),
+    Variant(witnesses.waits_for_acks_of_a_witness, STUCK, (0, 1), WITNESSED),
+    Variant(witnesses.waits_for_a_witness_to_be_copied, STUCK, (0, 9), WITNESSED),
+    Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
+    Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
+    Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
 ]
 
-#: Without these nothing breaks: another rule covers each, as ARCHITECTURE.md says under "Redundant rules". To be tried again by
+#: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by
 #: ``tests.simulation.catch`` when one of the covering rules changes.
 REDUNDANT = [
     Variant(rules.answers_who_does_not_know_new_replicas, set()),
@@ -426,4 +463,5 @@ REDUNDANT = [
     Variant(rules.takes_a_batch_that_skips_others, set()),
     Variant(rules.copies_again_what_has_arrived, set()),
     Variant(rules.heeds_orders_for_another_life, set()),
+    Variant(rules.secondaries_hold_credit, set()),
 ]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from typer.testing import CliRunner, Result
 
 import flux
-from controller import cli
+from controller.operate import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A machine under load takes its time; nothing is judged by it.
@@ -62,9 +62,22 @@ def command(*arguments: str) -> Result:
 
 def command_elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, as users type it."""
-    return subprocess.run(
-        [sys.executable, "-m", "flux", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
-    )
+    return begin_elsewhere(*arguments)()
+
+
+def begin_elsewhere(*arguments: str) -> Callable[[], subprocess.CompletedProcess[str]]:
+    """The same; what is returned waits for its end. It takes seconds, most of them to begin."""
+    line = [sys.executable, "-m", "flux", *arguments]
+    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def ended() -> subprocess.CompletedProcess[str]:
+        try:
+            out, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(line, process.returncode, out, err)
+
+    return ended
 
 
 def parsed(*arguments: str, code: int = 0) -> Any:

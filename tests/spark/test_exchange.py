@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from against_spark import ByGroup, ByK, F, assert_same, by_group, by_k, grouped, numbers, rows
 
 import flux
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left_behind")]
 
-F = pytest.importorskip("pyspark.sql.functions")
 WAIT_S = 60.0
-
-
-def rows(df: Any) -> list[Any]:
-    return sorted(df.collect(), key=repr)
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    """Same column names and types, same rows in whatever order, and at least one row."""
-    assert [(f.name, f.dataType) for f in ours.schema] == [(f.name, f.dataType) for f in theirs.schema]
-    expected = [repr(row) for row in rows(theirs)]  # NaN is equal to nothing, its name is
-    assert expected
-    assert [repr(row) for row in rows(ours)] == expected
-
-
-def numbers(spark: Any, n: int = 20_000, partitions: int = 4) -> Any:
-    """k: 0..96, v: exact as double, w: 0..3."""
-    return spark.range(0, n, 1, partitions).selectExpr("id % 97 as k", "id * 7 % 1001 / 2 as v", "id % 4 as w", "id")
-
-
-@flux.stage(key="k", partitions=5)
-class ByK(flux.Aggregate):
-    n = flux.count()
-    total = flux.sum("v")
-
-
-@flux.stage(key="group", partitions=3)
-class ByGroup(flux.Aggregate):
-    keys = flux.count()
-    n = flux.sum("n")
-    largest = flux.max("total")
-
-
-@flux.stage(schema="group BIGINT, n BIGINT, total DOUBLE")
-def grouped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    group = pc.bit_wise_and(batch.column("k"), 7)
-    return pa.RecordBatch.from_arrays([group, batch.column("n"), batch.column("total")], ["group", "n", "total"])
-
-
-def by_k(df: Any) -> Any:
-    return df.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
-
-
-def by_group(df: Any) -> Any:
-    inner = by_k(df).selectExpr("k & 7 as group", "n", "total")
-    return inner.groupBy("group").agg(
-        F.count("*").alias("keys"), F.sum("n").alias("n"), F.max("total").alias("largest")
-    )
-
 
 # ---- shapes of a dataflow
 
@@ -190,204 +140,6 @@ def test_a_stage_takes_a_dataframe_and_another_stage_and_knows_them_apart(spark:
     df = numbers(spark, 3_000)
     ours = Joined(df.select("k", "id"), ByK(df.where("k < 40"))).toDF()
     assert_same(ours, df.select("k", "id").join(by_k(df.where("k < 40")).select("k", "total"), "k"))
-
-
-# ---- keys
-
-KEYED = [
-    ("whole", "integer"), ("small", "short"), ("word", "string"), ("flag", "boolean"), ("day", "date"),
-    ("moment", "timestamp"), ("wall", "timestamp_ntz"), ("money", "decimal(12,2)"), ("huge", "decimal(38,10)"),
-    ("real", "double"), ("raw", "binary"),
-]  # fmt: skip
-
-
-def keyed(spark: Any, n: int = 300) -> Any:
-    """Every column has nulls and about ten values."""
-    start = datetime.datetime(2024, 3, 31, 0, 30)
-
-    def some(i: int, value: Any) -> Any:
-        return None if i % 11 == 10 else value
-
-    made = [
-        (
-            some(i, i % 9 - 4),
-            some(i + 1, (i % 7 - 3) * 10_000),
-            some(i + 2, ["", "a", "été", "a longer one, beyond eight bytes", "a "][i % 5]),
-            some(i + 3, i % 2 == 0),
-            some(i + 4, start.date() + datetime.timedelta(days=i % 8 - 20_000)),
-            some(i + 5, start + datetime.timedelta(minutes=30 * (i % 9), microseconds=i % 2)),
-            some(i + 6, start - datetime.timedelta(hours=i % 6, days=30_000)),
-            some(i + 7, Decimal(i % 10 - 5) / 4),
-            some(i + 8, Decimal(i % 10 - 5).scaleb(20)),
-            some(i + 9, [0.0, -0.0, float("nan"), 1.5, float("-inf")][i % 5]),
-            some(i + 10, bytes([i % 3, 0, i % 2])),
-            i,
-        )
-        for i in range(n)
-    ]
-    schema = ", ".join(f"{name} {kind}" for name, kind in KEYED) + ", v bigint"
-    return spark.createDataFrame(made, schema).repartition(3)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [(name,) for name, _ in KEYED] + [("word", "whole"), ("flag", "day", "money", "real")],
-    ids="+".join,
-)
-def test_keys_of_every_type_and_their_nulls_group_as_in_spark(spark: Any, key: tuple[str, ...]) -> None:
-    df = keyed(spark)
-
-    @flux.stage(key=key, partitions=4)
-    class Total(flux.Aggregate):
-        n = flux.count()
-        total = flux.sum("v")
-
-    theirs = df.groupBy(*key).agg(F.count("*").alias("n"), F.sum("v").alias("total"))
-    assert_same(Total(df).toDF(), theirs)
-
-
-@pytest.mark.parametrize("zone", ["America/New_York", "+05:30"])
-def test_timestamps_keep_their_instant_in_any_session_time_zone(spark: Any, zone: str) -> None:
-    df = keyed(spark)
-
-    @flux.stage(key=("moment", "wall", "day"), partitions=4)
-    class Moments(flux.Aggregate):
-        n = flux.count()
-        last = flux.max("moment")
-        last_wall = flux.max("wall")
-
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", zone)
-    try:
-        theirs = df.groupBy("moment", "wall", "day").agg(
-            F.count("*").alias("n"), F.max("moment").alias("last"), F.max("wall").alias("last_wall")
-        )
-        ours = Moments(df).toDF()
-        assert_same(ours, theirs)
-        shown = [f"cast({name} as string) as {name}" for name in ours.columns]
-        assert_same(ours.selectExpr(*shown), theirs.selectExpr(*shown))
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
-
-
-def test_keys_that_are_all_null_form_one_group(spark: Any) -> None:
-    df = spark.range(0, 100, 1, 3).selectExpr("cast(null as string) as k", "cast(id as double) as v")
-    (row,) = ByK(df).toDF().collect()
-    assert row.asDict() == {"k": None, "n": 100, "total": 4950.0}
-
-
-def test_column_names_may_be_anything_that_spark_allows(spark: Any) -> None:
-    df = spark.range(0, 50, 1, 2).selectExpr("id % 3 as `a key.with dots`", "id as `größe (m²)`")
-
-    @flux.stage(key="a key.with dots", partitions=2)
-    class Odd(flux.Aggregate):
-        n = flux.sum("größe (m²)")
-
-    assert_same(Odd(df).toDF(), df.groupBy("`a key.with dots`").agg(F.sum("`größe (m²)`").alias("n")))
-
-
-# ---- operators
-
-
-@flux.stage(key="k", partitions=4)
-class RunningMax(flux.Operator):
-    """A row whenever the greatest value of a key grows."""
-
-    schema = "k BIGINT, best BIGINT"
-
-    def open(self, context: flux.Context) -> None:
-        super().open(context)
-        self.best: dict[int, int] = {}
-
-    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        grown = []
-        for row in batch.to_pylist():
-            if row["k"] not in self.best or row["x"] > self.best[row["k"]]:
-                self.best[row["k"]] = row["x"]
-                grown.append({"k": row["k"], "best": row["x"]})
-        if grown:
-            yield pa.RecordBatch.from_pylist(grown)
-
-    def snapshot(self) -> Any:
-        return self.best
-
-    def restore(self, snapshot: Any) -> None:
-        self.best = dict(snapshot)
-
-
-def test_a_stateful_operator_sees_the_rows_of_a_key_once_and_in_order(spark: Any) -> None:
-    df = spark.range(0, 6_000, 1, 1).selectExpr("id", "id % 23 as k", "id * 7919 % 6007 as x")
-    so_far = "max(x) over (partition by k order by id rows between unbounded preceding and 1 preceding)"
-    theirs = df.selectExpr("k", "x as best", f"coalesce({so_far} < x, true) as grows").where("grows").drop("grows")
-    assert_same(RunningMax(df.select("k", "x")).toDF(batch_max_rows=100), theirs)
-
-
-def test_an_operator_can_be_tried_without_spark_and_goes_on_from_its_snapshot() -> None:
-    batches = [pa.RecordBatch.from_pydict({"k": [1, 2, 1], "x": [i, 9 - i, 2 * i]}) for i in range(8)]
-    one, two = RunningMax(), RunningMax()
-    for operator in (one, two):
-        operator.open(flux.Context("RunningMax", key=("k",), schemas=(batches[0].schema,)))
-    before = [list(one.process(batch)) for batch in batches[:4]]
-    two.restore(one.snapshot())
-    assert [list(one.process(batch)) for batch in batches[4:]] == [list(two.process(batch)) for batch in batches[4:]]
-    assert before[0][0].to_pylist() == [{"k": 1, "best": 0}, {"k": 2, "best": 9}]
-
-
-@flux.stage
-def even(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    kept = batch.filter(pc.equal(pc.bit_wise_and(batch.column("id"), 1), 0))
-    return kept if kept.num_rows else None
-
-
-def test_a_function_decorated_without_parentheses_keeps_the_schema_and_filters(spark: Any) -> None:
-    df = numbers(spark, 5_000)
-    assert_same(even(df).toDF(), df.where("id % 2 = 0"))
-    assert even(pa.RecordBatch.from_pydict({"id": [1, 2, 3]})).to_pydict() == {"id": [2]}  # usable by itself
-
-
-def test_a_function_with_a_key_gets_every_row_of_the_key_in_one_partition(spark: Any) -> None:
-    @flux.stage(key="k", partitions=6, schema="k BIGINT, id BIGINT, where BIGINT")
-    class Where(flux.Operator):
-        def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-            here = pa.array([self.context.partition] * batch.num_rows, pa.int64())
-            half = batch.num_rows // 2  # several batches for one, some of them empty
-            whole = pa.RecordBatch.from_arrays([batch.column("k"), batch.column("id"), here], ["k", "id", "where"])
-            yield from (whole.slice(0, half), whole.slice(half), whole.slice(0, 0))
-
-    @flux.stage(key=["k"], partitions=3)
-    def same(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        return [batch]
-
-    df = numbers(spark, 5_000).select("k", "id")
-    ours = same(Where(df)).toDF()
-    assert_same(ours.select("k", "id"), df)
-    spread = ours.groupBy("k").agg(F.countDistinct("where").alias("places"))
-    assert spread.where("places != 1").count() == 0
-    assert ours.select("where").distinct().count() == 6
-
-
-def test_update_mode_gives_changes_whose_last_is_the_result(spark: Any) -> None:
-    @flux.stage(key="k", partitions=3, output_mode="update")
-    class Growing(flux.Aggregate):
-        n = flux.count()
-
-    df = numbers(spark, 4_000)
-    ours = Growing(df).toDF(batch_max_rows=500, step_max_rows=1)
-    assert ours.count() > 97
-    assert_same(ours.groupBy("k").agg(F.max("n").alias("n")), df.groupBy("k").agg(F.count("*").alias("n")))
-
-
-def test_an_aggregate_without_a_key_in_one_partition_is_the_global_one(spark: Any) -> None:
-    @flux.stage(partitions=1)
-    class All(flux.Aggregate):
-        n = flux.count()
-        total = flux.sum("v")
-        mean = flux.mean("v")
-
-    df = numbers(spark, 4_000)
-    theirs = [F.count("*").alias("n"), F.sum("v").alias("total"), F.mean("v").alias("mean")]
-    assert_same(All(df).toDF(), df.agg(*theirs))
-    assert_same(All(df.limit(0)).toDF(), df.limit(0).agg(*theirs))
 
 
 # ---- inputs

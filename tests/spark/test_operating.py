@@ -58,12 +58,12 @@ def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(s
     assert command("status", "clicks").exit_code == 3
 
 
+@pytest.mark.starts_spark
 def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUX_RUNTIME_DIR", str(tmp_path / "flux"))
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys, time\n"
-        f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests' / 'spark')!r}]\n"
+        "import time\n"
         "from pyspark.sql import SparkSession\n"
         "from endless import endless\n"
         "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
@@ -74,7 +74,8 @@ def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, mon
     )
     driver = subprocess.Popen(
         [sys.executable, str(program)],
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        env=os.environ
+        | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'spark'}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ pytest.importorskip("pyspark")
 
 
 def test_a_running_query_tells_who_it_is_and_what_it_does(spark: Any) -> None:
-    from spark_integration.query import active_queries
+    from spark_integration.active import active_queries
 
     query = endless().start(queryName="clicks", spark=spark, progress_interval="100ms", workers=2)
     try:
@@ -178,12 +182,62 @@ def test_a_cancelled_spark_job_ends_the_query_with_a_reason(spark: Any) -> None:
         query.stop()
 
 
+def test_a_query_that_cannot_be_started_leaves_nothing_running(spark: Any, monkeypatch: Any) -> None:
+    from spark_integration.elastic import Elastic
+    from spark_integration.run import Run
+
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("Spark does not take the job")
+
+    for owner, method in ((Elastic, "start"), (Run, "_ask_for_executors")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, wrong)
+            with pytest.raises(RuntimeError, match="Spark does not take the job"):
+                endless().start(spark=spark, workers=1)
+
+
+def test_ctrl_c_in_a_call_that_waits_ends_the_query_as_in_pyspark_and_the_next_one_works(spark: Any) -> None:
+    """PySpark cancels all jobs of the session, those of the workers too."""
+    query = endless().start(spark=spark, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(query, query.awaitTermination)
+    with pytest.raises(flux.QueryFailed, match=r"(?i)workers.*cancel"):
+        query.awaitTermination(WAIT_S)
+    assert not query.isActive
+
+    same = flux.stage(lambda batch: batch, partitions=1)
+    kept = same(flux.source(ticks, schema="k BIGINT", partitions=1)).start(spark=spark, keep_output=True, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(kept, kept.toDF)
+    assert not kept.isActive
+    assert Counts(spark.range(0, 1_000, 1, 3).selectExpr("id % 10 as k")).toDF(workers=2).count() == 10
+
+
+def interrupted(query: Any, wait: Callable[[], Any]) -> None:
+    """Call ``wait`` and press Ctrl-C once rows flow."""
+
+    def press() -> None:
+        until(lambda: query.status["message"] == "Processing rows", "the query does not start")
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        wait()
+    finally:
+        presser.join()
+
+
 @flux.stage(key="k", partitions=4, replicas=2)
 class Counts(flux.Aggregate):
     n = flux.count()
 
 
-def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(spark: Any, caplog: Any) -> None:
+def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(
+    spark: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("spark_integration.start._told", set())  # an earlier test of the session may have been told
     df = spark.range(0, 1_000, 1, 3).selectExpr("id % 10 as k")
     query = Counts(df).start(queryName="kept", keep_output=True)
     with pytest.raises(flux.QueryTimeout, match=r"after 0\.001 s this is still to come: "):

@@ -86,7 +86,7 @@ def test_a_worker_that_was_given_up_and_lives_is_no_failed_task(cluster: Any, no
             members = query.members()
             assert len(members) == 3
             worker = max(members)
-            query._server.order(lambda now, worker=worker: query._server.core.fail(worker, now))
+            query._server.command(lambda now, worker=worker: query._server.core.fail(worker, now))
             until(lambda: len(query.members()) == 3, "another has come in its place")
             until(lambda: query.tasks == 3, "the task of the other has ended")
         assert failed_tasks(cluster, query) == 0

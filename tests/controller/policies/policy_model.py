@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from controller.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
-from controller.policies import Policy, PolicySettings, make
+from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
+from controller.balance.policies import Policy, PolicySettings, make
 
 Partition = tuple[int, int]
 SLICES_PER_S = 100.0
@@ -93,13 +93,13 @@ class Cluster:
         """The copy goes, and its load with it."""
         partition = move.stage, move.partition
         holders = self.holders[partition]
-        assert move.source in holders
+        assert move.from_worker in holders
         assert move.target not in holders, "a worker holds one copy at most"
         assert move.target in self.pace
         assert move.target not in self.leaving
         assert partition not in self.fixed
-        place = holders.index(move.source)
-        self.queued.pop((partition, move.source), None)
+        place = holders.index(move.from_worker)
+        self.queued.pop((partition, move.from_worker), None)
         if place:
             holders[place] = move.target
         else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.load import Loads, ReplicaLoad, WorkerLoad
-from controller.policies.demand import Meter
+from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
+from controller.balance.policies.demand import DemandMeter
 
 
 def loads(*replicas: ReplicaLoad, workers: int = 3, cpu: float = 0.0, thread: float = 0.0) -> Loads:
@@ -21,7 +21,7 @@ def row_costs(worker: int, *costs: float, stage: int = 0) -> list[ReplicaLoad]:
 
 
 def paces(*replicas: ReplicaLoad) -> list[float]:
-    return Meter(0.0).look(loads(*replicas), 1.0).pace.tolist()
+    return DemandMeter(0.0).look(loads(*replicas), 1.0).pace.tolist()
 
 
 def test_a_worker_that_takes_longer_for_the_same_rows_is_slower_by_what_is_beyond_doubt() -> None:
@@ -46,7 +46,7 @@ def test_stages_are_compared_with_themselves() -> None:
 
 def growing(busy: float, smooth_s: float = 0.0, rounds: int = 2, dt: float = 1.0, **worker: float) -> float:
     """Load of one replica that applies 100 slices a second while 50 more arrive."""
-    meter = Meter(smooth_s)
+    meter = DemandMeter(smooth_s)
     for number in range(rounds):
         replica = ReplicaLoad(0, 0, 0, busy=busy, queued=int(50 * number * dt), slices_per_s=100)
         demand = meter.look(loads(replica, **worker), number * dt)
@@ -73,7 +73,7 @@ def test_a_worker_whose_thread_never_rests_is_saturated_though_a_replica_has_lef
 def test_load_is_smoothed_over_time_whatever_the_rounds() -> None:
     """After the time that load is smoothed over, a step shows by 1 - 1/e."""
     for rounds in (1, 4):
-        meter = Meter(2.0)
+        meter = DemandMeter(2.0)
         meter.look(loads(ReplicaLoad(0, 0, 0, busy=0.2)), 0.0)
         for number in range(rounds):
             demand = meter.look(loads(ReplicaLoad(0, 0, 0, busy=0.7)), 2.0 * (number + 1) / rounds)
@@ -82,7 +82,7 @@ def test_load_is_smoothed_over_time_whatever_the_rounds() -> None:
 
 
 def test_a_replica_that_comes_counts_from_its_first_round_and_order_does_not_matter() -> None:
-    meter = Meter(2.0)
+    meter = DemandMeter(2.0)
     first, second = ReplicaLoad(0, 0, 0, busy=0.2), ReplicaLoad(1, 0, 1, busy=0.4)
     meter.look(loads(second), 0.0)
     assert meter.look(loads(first, second), 1.0).load.tolist() == [0.2, 0.4]
@@ -90,5 +90,5 @@ def test_a_replica_that_comes_counts_from_its_first_round_and_order_does_not_mat
 
 
 def test_loads_of_a_worker_that_is_gone_belong_to_nobody() -> None:
-    demand = Meter(0.0).look(loads(ReplicaLoad(0, 0, 7, busy=0.5), ReplicaLoad(0, 1, 2, busy=0.1)), 1.0)
+    demand = DemandMeter(0.0).look(loads(ReplicaLoad(0, 0, 7, busy=0.5), ReplicaLoad(0, 1, 2, busy=0.1)), 1.0)
     assert demand.per_worker(demand.load).tolist() == [0, 0, 0.1]

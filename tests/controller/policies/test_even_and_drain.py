@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_model import Cluster, policy
 
-from controller.load import Loads, ReplicaLoad, Suggestion, WorkerLoad
-from controller.policies import Policy
+from controller.balance.load import Loads, ReplicaLoad, Suggestion, WorkerLoad
+from controller.balance.policies import Policy
 
 LIMITLESS = {"max_moves": math.inf, "max_bytes_per_s": math.inf}
 
@@ -139,11 +139,11 @@ def test_executors_are_kept_apart_unless_they_may_be_shared_where_there_is_no_ot
     assert refused.moves == []
     assert "shares an executor with another of its copies" in refused.notes[0]
     shared = drain(same_executor=True).suggest(Loads(workers, replicas, 1.0), 1.0)
-    assert [(m.source, m.target) for m in shared.moves] == [(0, 2)]
+    assert [(m.from_worker, m.target) for m in shared.moves] == [(0, 2)]
     more = {**workers, 3: WorkerLoad(3, "c")}
     busy = [*replicas, ReplicaLoad(1, 0, 3, busy=0.5)]
     apart = drain(same_executor=True).suggest(Loads(more, busy, 1.0), 1.0)
-    assert [(m.source, m.target) for m in apart.moves] == [(0, 3)], "apart is better, busy or not"
+    assert [(m.from_worker, m.target) for m in apart.moves] == [(0, 3)], "apart is better, busy or not"
 
 
 def test_a_copy_with_something_under_way_waits_for_its_turn_without_a_note() -> None:

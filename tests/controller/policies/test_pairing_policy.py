@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from policy_model import Cluster, policy, zipf
 
-from controller.load import Loads, Move, ReplicaLoad, WorkerLoad
-from controller.policies import Policy
+from controller.balance.load import Loads, Move, ReplicaLoad, WorkerLoad
+from controller.balance.policies import Policy
 
 
 def moved(moves: list[Move]) -> list[tuple[int, int, int]]:
-    return [(move.partition, move.source, move.target) for move in moves]
+    return [(move.partition, move.from_worker, move.target) for move in moves]
 
 
 def after_warm_up(cluster: Cluster, asked: Policy, rounds: int = 2) -> None:
@@ -27,7 +27,7 @@ def test_one_overloaded_worker_of_eight_gives_to_the_idlest_until_it_is_like_the
     cluster = Cluster(8).put([0.1] * 26, lambda p: [0] if p < 12 else [1 + p % 7])
     asked = policy()
     moves = cluster.run(asked, 20)
-    assert {move.source for move in moves} == {0}
+    assert {move.from_worker for move in moves} == {0}
     assert max(cluster.asked().values()) <= 0.5
     assert max(cluster.counts().values()) <= 5
     assert len(moves) <= 8
@@ -44,15 +44,18 @@ def test_the_gain_is_judged_on_the_pair_and_not_diluted_by_the_cluster() -> None
         return cluster.round(policy(steady_rounds=1)).moves
 
     (alone,), (among_many,) = first(0), first(300)
-    assert (alone.source, alone.target, alone.gain) == (among_many.source, among_many.target, among_many.gain)
+    assert (alone.from_worker, alone.target, alone.gain) == (among_many.from_worker, among_many.target, among_many.gain)
     assert among_many.gain == pytest.approx(0.2)
 
 
 def test_the_busiest_is_helped_first_and_several_pairs_may_move_in_one_round() -> None:
     cluster = Cluster(4).put([0.2] * 7, lambda p: [0] if p < 4 else [1])
-    assert [move.source for move in cluster.round(policy(steady_rounds=1, max_moves=1)).moves] == [0]
+    assert [move.from_worker for move in cluster.round(policy(steady_rounds=1, max_moves=1)).moves] == [0]
     both = Cluster(4).put([0.2] * 7, lambda p: [0] if p < 4 else [1])
-    assert [(m.source, m.target) for m in both.round(policy(steady_rounds=1, max_moves=9)).moves] == [(0, 2), (1, 3)]
+    assert [(m.from_worker, m.target) for m in both.round(policy(steady_rounds=1, max_moves=9)).moves] == [
+        (0, 2),
+        (1, 3),
+    ]
 
 
 def test_many_small_partitions_move_too_though_one_alone_gains_less_than_the_threshold() -> None:
@@ -71,14 +74,14 @@ def test_among_equally_good_moves_the_smallest_state_goes_and_a_secondary_before
     cluster = Cluster(3).put([0.2] * 4, lambda p: [0, 2] if p < 2 else [2, 0])
     cluster.state_bytes = {(0, 0): 500, (0, 1): 400, (0, 2): 500, (0, 3): 400}
     (move,) = cluster.round(policy(steady_rounds=1)).moves
-    assert (move.partition, move.source, move.target, move.cost) == (1, 2, 1, 400)
+    assert (move.partition, move.from_worker, move.target, move.cost) == (1, 2, 1, 400)
 
 
 def test_a_primary_moves_where_only_primaries_help() -> None:
     cluster = Cluster(3).put([0.2, 0.2], lambda p: [0, 1])
     cluster.pace[0] = 2.0
     (move,) = cluster.round(policy(steady_rounds=1)).moves
-    assert (move.source, move.target) == (0, 2)
+    assert (move.from_worker, move.target) == (0, 2)
     assert cluster.holders[0, move.partition] == [1, 2], "the secondary takes over"
 
 
@@ -94,19 +97,19 @@ def test_where_the_partner_may_take_nothing_the_next_idlest_is_asked() -> None:
     cluster.put([0.3], lambda p: [0], stage=1).put([0.05], lambda p: [2], stage=2)
     cluster.fixed = {(1, 0)}
     (move,) = cluster.round(policy(steady_rounds=1)).moves
-    assert (move.source, move.target) == (0, 2)
+    assert (move.from_worker, move.target) == (0, 2)
 
 
 def test_a_busiest_worker_that_can_give_nothing_does_not_keep_the_idlest_from_the_second() -> None:
     cluster = Cluster(3).put([0.9], lambda p: [0]).put([0.1] * 8, lambda p: [1], stage=1)
-    assert {(m.source, m.target) for m in cluster.run(policy(), 20)} == {(1, 2)}
+    assert {(m.from_worker, m.target) for m in cluster.run(policy(), 20)} == {(1, 2)}
     assert max(cluster.asked()[1], cluster.asked()[2]) <= 0.5
 
 
 def test_in_one_round_no_partition_moves_twice() -> None:
     cluster = Cluster(4).put([0.2] * 4, lambda p: [0, 1])
     first, second = cluster.round(policy(steady_rounds=1, max_moves=9)).moves
-    assert {first.source, second.source} == {0, 1}
+    assert {first.from_worker, second.from_worker} == {0, 1}
     assert first.partition != second.partition
 
 
@@ -140,7 +143,7 @@ def test_a_load_that_has_moved_for_good_is_followed() -> None:
     asked = policy()
     assert cluster.run(asked, 10) == []
     cluster.cost = {(0, p): 0.16 if p % 2 else 0.02 for p in range(8)}
-    assert {move.source for move in cluster.run(asked, 10)} == {1}
+    assert {move.from_worker for move in cluster.run(asked, 10)} == {1}
     assert max(cluster.asked().values()) <= 0.45
 
 
@@ -226,9 +229,9 @@ def test_the_copies_of_a_partition_never_share_an_executor() -> None:
     cluster.put([0.05], lambda p: [1], stage=1)
     cluster.fixed = {(1, 0)}
     moves = cluster.run(policy(), 20)
-    assert 1 in {m.target for m in moves if m.source == 0}
-    assert 3 not in {m.target for m in moves if m.source == 0}
-    assert {m.target for m in moves if m.source == 2} <= {1, 3}
+    assert 1 in {m.target for m in moves if m.from_worker == 0}
+    assert 3 not in {m.target for m in moves if m.from_worker == 0}
+    assert {m.target for m in moves if m.from_worker == 2} <= {1, 3}
 
 
 def test_copies_that_share_an_executor_already_may_go_on_doing_so() -> None:
@@ -240,7 +243,7 @@ def test_copies_that_share_an_executor_already_may_go_on_doing_so() -> None:
     apart = {0: WorkerLoad(0, "a"), 1: WorkerLoad(1, "driver"), 2: WorkerLoad(2, "driver")}
     heavy = [replace(r, busy=0.3) if r.worker == 0 else r for r in replicas]
     (move,) = policy(steady_rounds=1).suggest(Loads(apart, heavy, 1.0), 0.0).moves
-    assert (move.source, move.target) == (1, 2), (
+    assert (move.from_worker, move.target) == (1, 2), (
         "within its executor; the busiest could only join that of the other copy"
     )
 
@@ -289,7 +292,7 @@ def test_a_target_that_is_lost_is_replaced_by_another() -> None:
     cluster.pass_time(2.0)
     cluster.fixed = {(0, move.partition), (1, 0)}
     (other,) = cluster.round(asked).moves
-    assert (other.source, other.target) == (0, 2)
+    assert (other.from_worker, other.target) == (0, 2)
     assert other.partition != move.partition
     cluster.fixed = {(1, 0)}  # from now on the copy on worker 0 may be moved again
     assert {m.target for m in cluster.run(asked, 20)} <= {2}
@@ -330,7 +333,7 @@ def test_a_moved_partition_stays_for_the_cool_down() -> None:
 def test_who_has_just_given_takes_nothing_for_the_cool_down() -> None:
     cluster = Cluster(3).put([0.1] * 6, lambda p: [0]).put([0.1] * 4, lambda p: [2], stage=1)
     asked = policy(cool_down_s=5.0, steady_rounds=1, smooth_s=0.0)
-    assert [(m.source, m.target) for m in cluster.round(asked).moves] == [(0, 1)]
+    assert [(m.from_worker, m.target) for m in cluster.round(asked).moves] == [(0, 1)]
     cluster.cost = {key: {0: 0.01, 1: 0.5, 2: 0.2}[cluster.holders[key][0]] for key in cluster.cost}
     targets = [{m.target for m in cluster.round(asked).moves} for _ in range(5)]
     assert all(0 not in each for each in targets[:4])
@@ -341,9 +344,9 @@ def test_who_has_just_taken_gives_nothing_for_the_cool_down() -> None:
     cluster = Cluster(3).put([0.1] * 4, lambda p: [0]).put([0.01] * 2, lambda p: [1], stage=1)
     cluster.put([0.05], lambda p: [2], stage=2)
     asked = policy(cool_down_s=5.0, steady_rounds=1, smooth_s=0.0)
-    assert [(m.source, m.target) for m in cluster.round(asked).moves] == [(0, 1)]
+    assert [(m.from_worker, m.target) for m in cluster.round(asked).moves] == [(0, 1)]
     cluster.cost |= {(1, 0): 0.4, (1, 1): 0.4} | {(0, p): 0.02 for p in range(4)}
-    sources = [[m.source for m in cluster.round(asked).moves] for _ in range(5)]
+    sources = [[m.from_worker for m in cluster.round(asked).moves] for _ in range(5)]
     assert sources == [[], [], [], [], [1]]
 
 
@@ -382,14 +385,14 @@ def test_of_two_saturated_workers_the_one_whose_queue_grows_is_helped_first() ->
     after_warm_up(cluster, asked)
     loads = cluster.loads().of_workers()
     assert loads[0] == loads[1] == 1.0, "busy time alone does not tell them apart"
-    assert cluster.round(asked).moves[0].source == 1
+    assert cluster.round(asked).moves[0].from_worker == 1
 
 
 def test_where_only_the_lengths_of_queues_are_known_the_longer_goes_first() -> None:
     workers = {w: WorkerLoad(w, f"e{w}") for w in range(3)}
     replicas = [ReplicaLoad(0, p, p % 2, busy=0.25, queued=20 - 10 * (p % 2)) for p in range(8)]
     (move,) = policy(steady_rounds=1).suggest(Loads(workers, replicas, 1.0), 1.0).moves
-    assert move.source == 0
+    assert move.from_worker == 0
 
 
 def test_a_backlog_that_grows_no_longer_is_worked_off_with_help() -> None:

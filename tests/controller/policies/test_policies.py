@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from policy_model import Cluster, policy
 
-from controller.balance import after, whole_plan
-from controller.load import Loads, Move, Suggestion
-from controller.policies import REGISTRY, Policy, PolicySettings, make
-from controller.policies.budget import Budget
-from controller.rounds import Rounds
+from controller.balance.load import Loads, Move, Suggestion
+from controller.balance.policies import REGISTRY, Policy, PolicySettings, make
+from controller.balance.policies.budget import Budget
+from controller.balance.rounds import Rounds
+from controller.balance.whole_plan import after, whole_plan
 from flux.errors import UsageError
 from flux.settings import Settings
 
-ARCHITECTURE = Path(__file__).parents[3] / "ARCHITECTURE.md"
+PAGE = Path(__file__).parents[3] / "docs" / "design" / "balance.md"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_the_example_in_the_documentation_works() -> None:
-    section = ARCHITECTURE.read_text().split("## Adding a policy")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("## Adding a policy")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     exec(compile(code, "example", "exec"), {"__name__": "example"})
     cluster = Cluster(3).put([0.1] * 6, lambda p: [p % 3])
@@ -52,7 +52,7 @@ def test_the_example_in_the_documentation_works() -> None:
     assert cluster.round(policy("spread-state")).moves == [], "who leaves takes nothing, whatever the policy"
     cluster.leaving = set()
     (move,) = cluster.round(policy("spread-state")).moves
-    assert (move.partition, move.source, move.cost) == (1, 1, 1000)
+    assert (move.partition, move.from_worker, move.cost) == (1, 1, 1000)
 
 
 def test_settings_reach_the_policy() -> None:

@@ -1,0 +1,147 @@
+"""What a worker pays for the size of its cluster: two stages of two replicas on a hundred workers.
+
+``pytest benchmarks/test_scale.py``. An epoch is counted from the frame that comes from the controller to the greetings that
+follow from it; an ack is that of a neighbour who has applied one more batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from controller.replicas.apart import Place
+from controller.replicas.placement import FarApart
+from controller.replicas.table_changes import retain
+from flux.dataflow.api import DataFrameSource
+from flux.dataflow.plan import Plan
+from flux.host.newest_table import NewestTable
+from flux.host.stage_worker import StageWorker
+from flux.settings import Settings
+from flux.stream.producer import Producer
+from flux.wire.codec import decode_command
+from flux.wire.control import NewTable, TableChanged
+from flux.wire.frames import encode
+from flux.wire.messages import Ack, AppliedThrough, Needed, Resume
+from partitioning.cluster import cluster_by_key
+from partitioning.table import Table, change_between
+
+SIZES = [(32, 512), (100, 1024), (100, 4096)]
+SCHEMA = pa.schema([("k", pa.int64())])
+ROWS = 64
+
+
+class Count(flux.Aggregate):
+    n = flux.count()
+
+
+def plan_of(partitions: int) -> Plan:
+    flow: Any = DataFrameSource("rows", SCHEMA)
+    for number in range(2):
+        flow = flux.stage(key="k", partitions=partitions, replicas=2, name=f"s{number}", output_mode="update")(Count)(
+            flow
+        )
+    return compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0)
+
+
+def table_of(plan: Plan, workers: int) -> Table:
+    placement = FarApart({worker: Place.of("", "", f"e{worker}") for worker in range(workers)})
+    return placement.first_table(plan, {worker: f"tcp://127.0.0.1:{worker}" for worker in range(workers)})
+
+
+class OneWorker:
+    """Worker 0, by the frames that come to it."""
+
+    def __init__(self, workers: int, partitions: int) -> None:
+        self.plan = plan_of(partitions)
+        self.table = table_of(self.plan, workers)
+        self.core = StageWorker(self.plan, 0, workers=workers)
+        self.newest = NewestTable(1.0)
+        self.now = 0.0
+
+    def hear(self, frame: bytes) -> int:
+        """How many effects follow."""
+        self.now += 0.001
+        command = decode_command(frame)
+        assert isinstance(command, NewTable | TableChanged)
+        table = self.newest.take(command)
+        assert table is not None
+        self.core.on_table(table, self.now)
+        return sum(1 for _ in self.core.poll(self.now))
+
+    def first_table(self) -> bytes:
+        return encode(NewTable(table=self.table, complete={}))
+
+    def next_table(self, worker: int) -> bytes:
+        """Another replica for a partition of the second stage, which none of this worker's streams can do without."""
+        before = self.table
+        self.table = retain(before, 1, before.epoch % len(before.stages[1]), worker)
+        return encode(TableChanged(change=change_between(before, self.table)))
+
+
+@pytest.mark.parametrize(("workers", "partitions"), SIZES)
+@pytest.mark.benchmark(group="a worker follows an epoch that changes one partition")
+def test_epoch(benchmark: Any, workers: int, partitions: int) -> None:
+    one = OneWorker(workers, partitions)
+    one.hear(one.first_table())
+    others = count(2)
+
+    def change() -> tuple[tuple[bytes], dict[str, Any]]:
+        return (one.next_table(2 + next(others) % (workers - 2)),), {}
+
+    effects = benchmark.pedantic(one.hear, setup=change, rounds=30, warmup_rounds=5)
+    benchmark.extra_info["bytes"] = len(one.next_table(3))
+    assert effects > 0
+
+
+@pytest.mark.parametrize(("workers", "partitions"), SIZES)
+@pytest.mark.benchmark(group="the first table")
+def test_first_table_and_its_memory(benchmark: Any, workers: int, partitions: int) -> None:
+    one = OneWorker(workers, partitions)
+    frame = one.first_table()
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    benchmark.pedantic(one.hear, (frame,), rounds=1)
+    benchmark.extra_info["MB"] = round((tracemalloc.get_traced_memory()[0] - before) / 1e6, 1)
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("workers", "partitions"), SIZES)
+@pytest.mark.benchmark(group="one ack")
+def test_ack(benchmark: Any, workers: int, partitions: int) -> None:
+    """Of one neighbour at a time, each for one more batch; every eighth partition there has still to apply it."""
+    one = OneWorker(workers, partitions)
+    one.hear(one.first_table())
+    producer = next(p for p in one.core.producers.values() if p.stream.edge == 1)
+    hosted = {
+        worker: [p for p, row in enumerate(one.table.stages[1]) if any(r.worker == worker for r in row)]
+        for worker in range(workers)
+    }
+    for worker, mine in hosted.items():
+        resume = Resume(*producer.stream, 1, 0, [Needed(p, 0) for p in mine], -1, [], 1 << 40, [])
+        producer.on_answer(worker, resume, one.now)
+    rng = np.random.default_rng(1)
+    turns = ((sequence, worker) for sequence in count(0) for worker in range(workers))
+
+    def next_ack() -> tuple[tuple[Producer, int, Ack], dict[str, Any]]:
+        sequence, worker = next(turns)
+        if worker == 0:
+            batch = pa.record_batch({"k": rng.integers(0, 1 << 40, ROWS)})
+            producer.append(cluster_by_key(batch, [0], partitions, producer.by_rank), 0.0)
+            for _ in producer.poll(one.now):
+                pass
+        behind = [AppliedThrough(p, sequence - 1) for p in hosted[worker][::8]]
+        return (producer, worker, Ack(*producer.stream, 1, 0, sequence, behind, 1 << 40)), {}
+
+    def take(producer: Producer, worker: int, ack: Ack) -> None:
+        producer.on_answer(worker, ack, one.now)
+
+    benchmark.pedantic(take, setup=next_ack, rounds=3000, warmup_rounds=200)

@@ -1,0 +1,1 @@
+"""Keeps partitions owned, whole and balanced. Not on the data path."""

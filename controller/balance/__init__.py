@@ -1,0 +1,1 @@
+"""Load, and the policies that suggest moves."""

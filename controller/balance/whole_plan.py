@@ -1,0 +1,40 @@
+"""Whole plans: all moves that a policy would make about the loads of a moment, for people who ask (design: balance)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller.balance.load import Holding, Loads, Move, Suggestion
+from controller.balance.policies import PolicySettings, make
+from flux.settings import Settings
+
+
+def whole_plan(policy: str, loads: Loads, settings: Settings, now: float) -> Suggestion:
+    """All moves that a policy would make about these loads, in order, no replica twice: each move supposes the moves
+    before it.
+
+    The limits of a round do not apply; the caller decides how many moves are made at once."""
+    asked = make(policy, PolicySettings.of(settings).at_once())
+    moves: list[Move] = []
+    seen: set[Holding] = set()
+    while True:
+        found = asked.suggest(loads, now)
+        # A policy may suggest the same moves again and again: the loop ends when there is no new one.
+        new = [m for m in found.moves if m.moved not in seen]
+        if not new:
+            return Suggestion(moves, found.notes)
+        seen |= {m.moved for m in new}
+        moves += new
+        loads = after(loads, new)
+
+
+def after(loads: Loads, moves: list[Move]) -> Loads:
+    """The loads after these moves: a replica takes its load with it, whatever the pace of its new worker."""
+    targets = {move.moved: move.target for move in moves}
+    replicas = [
+        replica
+        if (target := targets.get(Holding(replica.stage, replica.partition, replica.worker))) is None
+        else replace(replica, worker=target)
+        for replica in loads.replicas
+    ]
+    return Loads(loads.workers, replicas, loads.seconds)

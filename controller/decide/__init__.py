@@ -1,0 +1,1 @@
+"""The controller itself: the processes that take part, losses, repairs and moves, and requests."""

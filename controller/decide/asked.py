@@ -1,0 +1,221 @@
+"""The requests of people, by number, and how each stands (design: request).
+
+Every request gets a number, which its answer and its events carry. A client that waits asks by number how the request
+stands, until it is over. Law: a request ends once, as done or given up; nothing that happens later changes this
+outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from controller.balance.load import Move
+from controller.balance.rounds import Rounds
+from controller.decide.board import Board
+from controller.decide.departures import Departures
+from controller.decide.phases import QueryPhase
+from controller.replicas.elastic import held_by
+from controller.replicas.move_phases import MovePhase
+from controller.replicas.move_queue import Job, copies_by_worker
+from controller.replicas.repairs import Repairs
+from controller.wording import count, named
+from flux.errors import UsageError
+from partitioning.ids import PartitionKey
+
+#: Requests that are remembered after they are over. Clients that wait for one ask several times a second, so this is
+#: plenty.
+KEPT = 1000
+#: Moves that a sentence names; further ones are only counted.
+NAMED = 4
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    UNDER_WAY = "under way"
+    DONE = "done"
+    GIVEN_UP = "given up"
+
+
+OVER = (State.DONE, State.GIVEN_UP)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a request stands. ``left``: the rest of the work, in words; ``done`` of ``total``; ``why``: reason for giving
+    it up."""
+
+    state: State
+    left: str = ""
+    done: int = 1
+    total: int = 1
+    why: str = ""
+
+
+def of_moves(jobs: Sequence[Job], name: Callable[[Move], str], phases: Mapping[PartitionKey, str]) -> Standing:
+    """How a request for moves stands. ``phases``: of the additions under way."""
+    still = [job for job in jobs if job.phase in (MovePhase.WAITING, MovePhase.UNDER_WAY)]
+    done = len(jobs) - len(still)
+    if still:
+        begun = any(job.phase == MovePhase.UNDER_WAY for job in still)
+        said = ", ".join(
+            f"{name(job.move)} to worker {job.move.target} ({phases.get(job.key, 'waiting')})" for job in still[:NAMED]
+        )
+        more = f" and {len(still) - NAMED} more" if len(still) > NAMED else ""
+        return Standing(State.UNDER_WAY if begun or done else State.WAITING, f"moves of {said}{more}", done, len(jobs))
+    given_up = [job for job in jobs if job.phase == MovePhase.GIVEN_UP]
+    if given_up:
+        event = given_up[0].ended
+        return Standing(State.GIVEN_UP, done=done, total=len(jobs), why="" if event is None else event.why)
+    return Standing(State.DONE, done=done, total=len(jobs))
+
+
+def of_drain(held: Mapping[int, int], lost: Sequence[int], most: int) -> Standing:
+    """How a drain stands. ``held``: replicas on each worker that is still leaving; ``most``: replicas on all of them at
+    the beginning; ``lost``: workers that were lost before they were empty."""
+    copies = sum(held.values())
+    if held:
+        on = f"{count(copies, 'copy', 'copies')} on {named('worker', held)}"
+        return Standing(State.UNDER_WAY, on if copies else f"{named('worker', held)} leaving", most - copies, most)
+    if lost:
+        was = "was" if len(lost) == 1 else "were"
+        return Standing(State.GIVEN_UP, why=f"{named('worker', lost)} {was} lost before being empty")
+    return Standing(State.DONE)
+
+
+def of_scale(wanted: int, here: int, leaving: Collection[int], missing: Sequence[int], held: Sequence[int]) -> Standing:
+    """How a change of scale stands. ``here``: workers that take part; ``held``: replicas on each worker while they are
+    evened out, else empty. The request is done when new workers have their share."""
+    done, total = min(here, wanted), max(here, wanted)
+    if leaving:
+        return Standing(State.UNDER_WAY, f"{named('worker', leaving)} leaving", done, total)
+    if here != wanted or missing:
+        slots = f", {named('slot', missing)} empty" if missing else ""
+        return Standing(State.WAITING, f"{count(here, 'worker')} there, {wanted} wanted{slots}", done, total)
+    if held:
+        left = f"workers hold {min(held)} to {max(held)} copies, which are being evened out"
+        return Standing(State.UNDER_WAY, left, done, total)
+    return Standing(State.DONE, done=done, total=total)
+
+
+@dataclass
+class Asked:
+    """One request. ``what``: its name in sentences; ``look``: finds out how it stands now; ``jobs``: its moves."""
+
+    number: int
+    what: str
+    look: Callable[[], Standing]
+    jobs: list[Job] = field(default_factory=list)
+    standing: Standing = field(default_factory=lambda: Standing(State.WAITING))
+
+    @property
+    def over(self) -> bool:
+        return self.standing.state in OVER
+
+
+class Book:
+    """The requests of a query. ``missing_slots``: see ``People``."""
+
+    def __init__(
+        self,
+        board: Board,
+        repairs: Repairs,
+        departures: Departures,
+        rounds: Callable[[], Rounds],
+        missing_slots: Callable[[], list[int]],
+    ) -> None:
+        self._board = board
+        self._repairs = repairs
+        self._departures = departures
+        self._rounds = rounds
+        self._missing_slots = missing_slots
+        self._asked: dict[int, Asked] = {}
+        self._numbers = 0
+
+    # ---- asking
+
+    def next_number(self) -> int:
+        """The number of a request that is about to be carried out. The number of a refused request is not used
+        again."""
+        self._numbers += 1
+        return self._numbers
+
+    def moves(self, number: int, jobs: list[Job]) -> None:
+        def look() -> Standing:
+            phases = {key: str(addition.phase) for key, addition in self._repairs.under_way.items()}
+            return of_moves(jobs, self._name, phases)
+
+        self._note(Asked(number, count(len(jobs), "move"), look, jobs))
+
+    def drain(self, number: int, workers: Sequence[int], most: int) -> None:
+        """``most``: replicas on these workers when they were asked to leave."""
+
+        def look() -> Standing:
+            departures = self._departures
+            held = {worker: self._held(worker) for worker in workers if worker in departures.drains}
+            lost = [worker for worker in workers if worker not in held and worker not in departures.dismissed]
+            return of_drain(held, lost, most)
+
+        self._note(Asked(number, f"drain of {named('worker', workers)}", look))
+
+    def scale(self, number: int, workers: int) -> None:
+        for asked in self._asked.values():
+            if asked.what.startswith("scale") and not asked.over:
+                asked.standing = replace(
+                    asked.look(),
+                    state=State.GIVEN_UP,
+                    left="",
+                    why=f"request {number} asks for {count(workers, 'worker')}",
+                )
+
+        def look() -> Standing:
+            members, table = self._board.members.workers, self._board.table
+            held = copies_by_worker(table) if table is not None and self._rounds().evening_out else {}
+            shares = [held.get(worker, 0) for worker in members] if held else []
+            return of_scale(workers, len(members), list(self._departures.drains), self._missing_slots(), shares)
+
+        self._note(Asked(number, f"scale to {count(workers, 'worker')}", look))
+
+    def fail(self, number: int, worker: int) -> None:
+        self._note(Asked(number, f"loss of worker {worker}", lambda: Standing(State.DONE)))
+
+    def _note(self, asked: Asked) -> None:
+        self._asked[asked.number] = asked
+        over = [number for number, each in self._asked.items() if each.over]
+        for number in over[: max(len(over) - KEPT, 0)]:
+            del self._asked[number]
+        self.look()
+
+    def _held(self, worker: int) -> int:
+        table = self._board.table
+        return 0 if table is None else len(held_by(table, worker))
+
+    def _name(self, move: Move) -> str:
+        return f"{self._board.plan.stages[move.stage].name}/{move.partition}"
+
+    # ---- how they stand
+
+    def look(self) -> None:
+        """Renew how all requests stand. To be called after every event that may change this. When the query has ended,
+        all stays."""
+        if self._board.phase != QueryPhase.ENDED:
+            for asked in self._asked.values():
+                if not asked.over:
+                    asked.standing = asked.look()
+
+    def of(self, number: int) -> Asked:
+        """The request of this number. UsageError if there is none, or if it is forgotten already."""
+        if number not in self._asked:
+            raise UsageError(f"there is no request {number}; the newest is {self._numbers}")
+        return self._asked[number]
+
+    def open(self) -> list[Asked]:
+        """Those that are not over, the oldest first."""
+        return [asked for asked in self._asked.values() if not asked.over]
+
+    def validate(self) -> None:
+        assert all(number == asked.number <= self._numbers for number, asked in self._asked.items())
+        for asked in self._asked.values():
+            jobs_over = all(job.phase in (MovePhase.DONE, MovePhase.GIVEN_UP) for job in asked.jobs)
+            assert not (asked.over and not jobs_over), f"{asked.what} is over, and its moves are not"

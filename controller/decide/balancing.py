@@ -1,0 +1,97 @@
+"""The balancer: shows the load to policies and puts the moves that they suggest into the queue (design: balance).
+
+A policy may be code of the user. If it fails, it is not asked again, and the query goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from controller.balance.load import Loads, Move, Suggestion
+from controller.balance.load_reports import LoadBook
+from controller.balance.rounds import Rounds
+from controller.decide.board import Board
+from controller.replicas.move_queue import Moving
+from controller.replicas.repairs import Repairs
+
+
+class Balancer:
+    """``rounds``: which policy is asked next, and what became of its suggestions."""
+
+    def __init__(self, board: Board, repairs: Repairs, moving: Moving) -> None:
+        self.rounds = Rounds(board.plan.settings)
+        self._board = board
+        self._repairs = repairs
+        self._moving = moving
+        self._book = LoadBook(board.plan)
+
+    # ---- load
+
+    def take(self, worker: int, stats: Mapping[str, Any]) -> None:
+        """Take a worker's report."""
+        self._book.take(worker, stats)
+
+    def forget(self, worker: int) -> None:
+        """The worker takes part no more."""
+        self._book.forget(worker)
+
+    def loads(self) -> Loads:
+        """The loads for policies, from the newest reports; rates are averages of the last seconds."""
+        board = self._board
+        if board.table is None:
+            return Loads({}, [])
+        asked_for = {job.key for job in self._moving.jobs()}
+        return self._book.make(
+            board.table, board.members, self._repairs.has_arrived, self._repairs.under_way, asked_for
+        )
+
+    # ---- suggestions
+
+    def suggest(self, policy: str, now: float) -> Suggestion:
+        """All moves that a policy would make now. UsageError if there is no policy of that name."""
+        self._board.require_running("suggest moves")
+        return self.rounds.plan(policy, self.loads(), now)
+
+    def prefer(self, now: float) -> list[Move]:
+        """The moves that the policy ``drain`` suggests for the replicas on workers that leave."""
+        if not self.rounds.on:
+            return []
+        try:
+            return self.rounds.plan("drain", self.loads(), now).moves
+        except Exception as error:
+            text = f"policy drain failed, copies are counted instead: {type(error).__name__}: {error}"
+            self._board.note(text, now)
+            return []
+
+    def rebalance(self, now: float) -> None:
+        """Ask the policy whose turn it is, and accept the moves that are possible."""
+        board, rounds = self._board, self.rounds
+        if board.table is None or not rounds.due(now):
+            return
+        calm = not self._repairs.under_way and all(job.waits for job in self._moving.jobs())
+        notes = rounds.notes
+        try:
+            policy, moves = rounds.ask(self.loads(), now, calm)
+        except Exception as error:
+            rounds.on = False
+            board.note(f"policy {rounds.name} failed and is not asked again: {type(error).__name__}: {error}", now)
+            return
+        rounds.refused, placement = [], board.placement()
+        for move in moves:
+            problem = self._moving.check([move], board.table, placement)
+            if problem is None:
+                self._moving.add([move], f"balance: {policy}")
+                board.changed = True
+            else:
+                rounds.refused.append(problem)
+        if rounds.evening_out and moves and len(rounds.refused) == len(moves):
+            rounds.evened_out()  # as far as possible: it would suggest the same moves for ever
+        for note in rounds.notes:
+            if note not in notes:
+                board.note(note, now, "balance")
+
+    def report(self) -> dict[str, Any]:
+        """What ``lastProgress`` says about balance."""
+        rounds = self.rounds
+        return {"on": rounds.on, "policy": rounds.name, "notes": rounds.notes, "refused": rounds.refused}

@@ -1,0 +1,160 @@
+"""The board, which all parts of the controller read and write: the processes that take part, the table, and the
+commands that go out.
+
+Law: every table goes as a whole, with a higher epoch than the one before, to all processes that take part. A process
+that has confirmed an epoch goes by that table and by none before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from controller.decide.phases import QueryEvent, QueryPhase, after
+from controller.replicas.membership import Member, Membership
+from controller.replicas.placement import Placement
+from controller.report.events import Event, History
+from controller.wording import some
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError, UsageError
+from flux.wire.control import FromController, NewTable, Stop, TableChanged
+from partitioning.table import Table, change_between
+
+#: Processes that a sentence names; further ones are only counted.
+NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Effect: send a command on a connection."""
+
+    connection: Hashable
+    command: FromController
+
+
+class Board:
+    """``phase`` of the query; ``error``: with which it ended; ``complete``: partitions of the edges whose Spark jobs
+    are over; ``changed``: the sweep may have something to begin."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.phase = QueryPhase.STARTING
+        self.error: FluxError | None = None
+        self.members = Membership()
+        self.events = History()
+        self.table: Table | None = None
+        self.complete: dict[int, list[int]] = {}
+        self.changed = True
+        self._effects: list[Tell] = []
+
+    # ---- the table
+
+    def publish(self, table: Table) -> None:
+        """Everybody goes by this table from now on."""
+        before, self.table = self.table, table
+        assert before is None or table.epoch > before.epoch, "an epoch is used once"
+        self.changed = True
+        whole = NewTable(table=table, complete=self.complete)
+        change = None if before is None else TableChanged(change=change_between(before, table))
+        for member in self.members.processes():
+            if member.left:
+                continue  # what it has sent is applied: no table concerns it
+            if before is not None and change is not None and member.shown == before.epoch:
+                self.tell(member, change)
+            else:
+                self.tell(member, whole)
+            member.shown = table.epoch
+
+    def show_table(self, connection: Hashable) -> None:
+        """All of it, to somebody who takes no part; nothing before the first table."""
+        if self.table is not None:
+            self.answer(connection, NewTable(table=self.table, complete=self.complete))
+
+    def show_member(self, member: Member) -> None:
+        """All of it, to a process that comes later, or has missed a change."""
+        if self.table is not None:
+            self.show_table(member.connection)
+            member.shown = self.table.epoch
+
+    def confirmed_epoch(self) -> int:
+        """The newest epoch that all processes have confirmed; -1: there is none."""
+        return min((member.epoch for member in self.members.processes() if not member.left), default=-1)
+
+    def who_is_behind(self, epoch: int) -> str:
+        """Names of the processes that do not go by this epoch yet."""
+        late = [member for member in self.members.processes() if not member.left and member.epoch < epoch]
+        names = [
+            f"worker {m.node}" if m.about.role == "worker" else f"ingress task {m.about.index} of edges {m.about.edges}"
+            for m in late
+        ]
+        return some(names, NAMED)
+
+    # ---- who may hold what
+
+    def placement(self) -> Placement:
+        """The placement for the workers of this moment. Ask for a new one after every change."""
+        return self.members.placement(self.plan.settings.same_executor)
+
+    # ---- the course of the query
+
+    def on(self, event: QueryEvent) -> None:
+        self.phase = after(self.phase, event)
+
+    def end(self, error: FluxError | None) -> None:
+        """Tell all processes to stop. The first error stays."""
+        if self.phase == QueryPhase.ENDED:
+            return
+        self.on(QueryEvent.OVER)
+        self.error = error
+        self.tell_all(Stop(reason=str(error) if error else "the query has ended"))
+
+    def require_running(self, what: str) -> Table:
+        """The table. UsageError if the query is not running; ``what`` names the call in the message, such as "move
+        partitions"."""
+        if self.phase != QueryPhase.RUNNING or self.table is None:
+            raise UsageError(f"cannot {what}: the query is {self.phase}, and that needs one that is running")
+        return self.table
+
+    # ---- commands
+
+    def answer(self, connection: Hashable, command: FromController) -> None:
+        self._effects.append(Tell(connection, command))
+
+    def tell(self, member: Member, command: FromController) -> None:
+        self.answer(member.connection, command)
+
+    def tell_all(self, command: FromController) -> None:
+        for member in [*self.members.workers.values(), *self.members.ingress.values()]:
+            self.tell(member, command)
+
+    def take(self) -> list[Tell]:
+        """The commands since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def validate(self) -> None:
+        """The table is about workers that take part, and about each at most once per partition."""
+        table = self.table
+        assert (table is None) == (self.phase == QueryPhase.STARTING) or self.phase == QueryPhase.ENDED
+        if table is None or self.phase == QueryPhase.ENDED:
+            return
+        assert set(table.endpoints) == set(self.members.workers), "workers in the table, and those that take part"
+        assert all(member.epoch <= table.epoch for member in self.members.processes()), "an epoch that is not made yet"
+        assert {owner for owners in table.sources for owner in owners} <= set(table.endpoints), "who reads sources"
+        for stage, partitions in enumerate(table.stages):
+            for partition, replicas in enumerate(partitions):
+                workers = {replica.worker for replica in replicas}
+                assert len(workers) == len(replicas), f"{stage}/{partition}: two copies on a worker"
+                assert workers <= set(table.endpoints), f"{stage}/{partition}: a copy on a worker that is gone"
+                assert replicas or self.phase != QueryPhase.RUNNING, f"{stage}/{partition}: nobody has it"
+
+    # ---- events
+
+    def note(self, text: str, now: float, kind: str = "warning", request: int = 0) -> None:
+        """Note an event of the query as a whole."""
+        self.events.note(Event(kind, now, "", -1, -1, text, request=request))
+
+    def note_worker(
+        self, kind: str, member: Member, why: str, now: float, seconds: float = 0.0, request: int = 0
+    ) -> None:
+        self.events.note(Event(kind, now, "", -1, member.node, why, round(seconds, 6), request=request))

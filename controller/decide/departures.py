@@ -1,0 +1,166 @@
+"""Departures: workers that are emptied and then leave, and workers that were given up and may still live (design:
+drain, given-up-worker).
+
+Both kinds end their Spark tasks normally: they are told to stop, and their goodbye is still heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from controller.decide.balancing import Balancer
+from controller.decide.board import Board
+from controller.replicas.elastic import Drain, Slots, held_by, reads
+from controller.replicas.membership import Member
+from controller.replicas.move_queue import Moving
+from controller.replicas.repairs import Repairs
+from controller.replicas.table_changes import read_elsewhere, without_worker
+from flux.errors import UsageError
+from flux.wire.control import NewTable, Register, Rejected, Stop
+
+#: If emptying a worker takes longer than this, a warning says so.
+DRAIN_TOLD_S = 30.0
+
+
+class Departures:
+    """``drains``: workers that are being emptied; ``dismissed``: workers that were emptied and told to stop; ``slots``:
+    the Spark tasks that may bring workers."""
+
+    def __init__(self, board: Board, slots: Slots, repairs: Repairs, moving: Moving, balancer: Balancer) -> None:
+        self.slots = slots
+        self.drains: dict[int, Drain] = {}
+        self.dismissed: set[int] = set()
+        self._board = board
+        self._repairs = repairs
+        self._moving = moving
+        self._balancer = balancer
+        self._sent_home: dict[int, Member] = {}  # the dismissed, and those that were given up and may live
+
+    # ---- workers that are emptied
+
+    def begin(self, workers: Sequence[int], why: str, now: float, request: int = 0) -> None:
+        """These workers are leaving from now on and get no new replicas. UsageError, and nothing changes, if the others
+        could not hold all replicas."""
+        board = self._board
+        if not board.plan.settings.ordered:
+            raise UsageError(
+                "cannot drain: copies that do not keep one order (spark.flux.replicas.ordered) do not move"
+            )
+        problem = board.placement().too_few(board.plan, {*self.drains, *workers})
+        if problem is not None:
+            raise UsageError(f"cannot drain: {problem}")
+        for worker in workers:
+            member = board.members.workers[worker]
+            member.leaving = True
+            self.slots.close(member.about.index)
+            self.drains[worker] = Drain(worker, member.about.index, why, now, request)
+
+    def hand_over_sources(self, workers: Sequence[int]) -> None:
+        """Let other workers read the partitions of sources that these read."""
+        table = self._board.table
+        assert table is not None
+        if any(reads(table, worker) for worker in workers):
+            self._board.publish(read_elsewhere(table, workers, self.readers(*workers)))
+
+    def readers(self, *without: int) -> list[int]:
+        """Workers that may be given partitions of sources: those that stay; if there are none, those that are
+        leaving."""
+        assert self._board.table is not None
+        others = [node for node in self._board.table.endpoints if node not in without]
+        return [node for node in others if node not in self.drains] or others
+
+    def empty(self, now: float) -> None:
+        """Have everything moved that is still on workers that leave, and dismiss the workers that are empty."""
+        board = self._board
+        for drain in list(self.drains.values()):
+            assert board.table is not None
+            stay = [node for node in board.table.endpoints if node not in self.drains]
+            if stay and reads(board.table, drain.worker):
+                # It got them back when all workers that stayed were lost. Others have joined since.
+                board.publish(read_elsewhere(board.table, [drain.worker], stay))
+            held = held_by(board.table, drain.worker)
+            if held or reads(board.table, drain.worker):
+                why = f"worker {drain.worker} leaves: {drain.why}"
+                self._moving.empty(drain.worker, held, lambda: self._balancer.prefer(now), why, drain.request)
+                if not drain.told and now > drain.since + DRAIN_TOLD_S:
+                    drain.told = True
+                    text = f"still holds {len(held)} replicas after {now - drain.since:.0f} s"
+                    board.note_worker("warning", board.members.workers[drain.worker], text, now)
+            else:
+                self._dismiss(drain, now)
+
+    def _dismiss(self, drain: Drain, now: float) -> None:
+        board = self._board
+        assert board.table is not None
+        member = board.members.workers.pop(drain.worker)
+        del self.drains[drain.worker]
+        self._balancer.forget(drain.worker)
+        self.dismissed.add(drain.worker)
+        table, orphans = without_worker(board.table, drain.worker, self._repairs.is_safe, [])
+        assert not orphans, orphans
+        self._repairs.lags.forget(drain.worker)
+        board.note_worker("drain", member, drain.why, now, now - drain.since, drain.request)
+        board.publish(table)
+        self._sent_home[member.node] = member
+        board.tell(member, Stop(reason=f"worker {drain.worker} has left the query: {drain.why}"))
+
+    def stop_draining(self, worker: int) -> Drain | None:
+        """A worker is lost: ends its drain, and returns it if there was one."""
+        return self.drains.pop(worker, None)
+
+    def note_lost(self, member: Member, drain: Drain | None, now: float) -> None:
+        if drain is not None:
+            text = f"{drain.why}: it was lost before it was empty"
+            self._board.note_worker("drain", member, text, now, now - drain.since, drain.request)
+
+    # ---- workers that were given up and may live
+
+    def fence(self, member: Member) -> None:
+        """Send a worker the table without it, which tells it that it was given up. Its task counts as there until its
+        goodbye."""
+        board = self._board
+        assert board.table is not None
+        self.slots.renew(member.about.index)
+        self._sent_home[member.node] = member
+        board.tell(member, NewTable(table=board.table, complete=board.complete))
+
+    def turn_away(self, connection: Hashable, message: Register, replaced: bool) -> None:
+        """Answer a process that comes back after it was given up, or after it was ``replaced`` by another attempt."""
+        board = self._board
+        member = self._sent_home.get(message.node) or Member(message.node, connection, message, 0.0)
+        member.connection = connection
+        if message.node in self.dismissed:
+            board.tell(member, Stop(reason="this worker has left the query"))
+        elif message.role == "worker" and board.table is not None and not replaced and board.members.knew(message.node):
+            self.fence(member)  # this includes workers that were taken for dead when their connections closed
+        else:
+            board.tell(member, Rejected(reason="another attempt of this task has registered"))
+
+    def validate(self) -> None:
+        """The membership knows the workers that are leaving, and they get nothing new. Workers that have left are no
+        members."""
+        members = self._board.members
+        assert set(self.drains) == set(members.leaving), "who is being emptied"
+        assert all(drain.slot in self.slots.closed for drain in self.drains.values()), (
+            "the slot of who leaves is closed"
+        )
+        targets = {addition.worker for addition in self._repairs.under_way.values()}
+        assert not targets & set(self.drains), "who leaves gets nothing"
+        assert not (self.dismissed | set(self._sent_home)) & set(members.workers), "who has left is no member"
+
+    # ---- their last words
+
+    def says_goodbye(self, worker: int, connection: Hashable) -> bool:
+        """Whether this is the goodbye of a worker that was told to stop: its Spark task ends normally."""
+        gone = self._sent_home.get(worker)
+        if gone is None or gone.connection != connection:
+            return False
+        self.slots.vacate(gone.about.index)
+        return True
+
+    def closed(self, worker: int) -> None:
+        """The lifeline of a worker that takes part no more is closed. Its goodbye may be lost: if Spark starts the task
+        again, the new attempt is told to stop."""
+        gone = self._sent_home.get(worker)
+        if gone is not None:
+            self.slots.vacate(gone.about.index)

@@ -1,0 +1,185 @@
+"""Losses: workers that are given up, replicas that take over, and the end if none is left that could (design:
+take-over, silence)."""
+
+from __future__ import annotations
+
+from controller.decide.balancing import Balancer
+from controller.decide.board import Board
+from controller.decide.departures import Departures
+from controller.decide.phases import QueryPhase
+from controller.decide.sweeping import Sweeper
+from controller.replicas.membership import Member
+from controller.replicas.move_queue import Moving
+from controller.replicas.repairs import Repairs
+from controller.replicas.table_changes import without_worker
+from controller.wording import some
+from flux.errors import QueryFailed
+from flux.host.notes import Kind, Pulse
+from flux.replicas.kinds import replicated
+from flux.wire.control import InStep
+from partitioning.ids import PartitionKey
+
+#: Partitions that an error names; further ones are only counted.
+NAMED = 8
+
+
+class Losses:
+    def __init__(
+        self,
+        board: Board,
+        repairs: Repairs,
+        moving: Moving,
+        balancer: Balancer,
+        departures: Departures,
+        sweeper: Sweeper,
+    ) -> None:
+        self._board = board
+        self._plan = board.plan
+        self._repairs = repairs
+        self._moving = moving
+        self._balancer = balancer
+        self._departures = departures
+        self._sweeper = sweeper
+        self._looked_at: float | None = None  # when silence was last looked for
+
+    # ---- signs of life
+
+    def closed(self, worker: int, now: float) -> None:
+        """The lifeline of a worker is closed: it is gone for certain."""
+        member = self._board.members.workers.get(worker)
+        if member is not None:
+            self.lose(member, "its connection closed", now)
+        else:
+            self._departures.closed(worker)
+
+    def reset(self, worker: int) -> None:
+        """The lifeline of a worker was reset, by its host or by something between: the worker is gone if it is silent
+        too."""
+        member = self._board.members.workers.get(worker)
+        if member is not None:
+            member.cut = True
+
+    def pulse(self, worker: int, pulse: Pulse, now: float) -> None:
+        """The process of a worker runs. A loop that has not turned since the last pulse is in a long step and cannot
+        send heartbeats. A loop that turns sends heartbeats, so it gets no more time: perhaps it cannot reach the
+        controller."""
+        member = self._board.members.workers.get(worker)
+        if member is not None and self._exists(pulse.kind, pulse.what, pulse.partition):
+            before, member.pulse, member.cut = member.pulse, pulse, False
+            if pulse.busy and before is not None and before.turns == pulse.turns:
+                member.heard = now
+            else:
+                member.turned = now
+
+    def in_step(self, member: Member, message: InStep, now: float) -> None:
+        """A sign of life like a pulse, which comes without a lifeline too. The loop has not turned."""
+        if self._exists(Kind.STEP, message.stage, message.partition):
+            member.heard, member.in_step = now, message
+            turns = -1 if member.pulse is None else member.pulse.turns
+            member.pulse = Pulse(turns, Kind.STEP, message.stage, message.partition, message.step)
+
+    def _exists(self, kind: int, what: int, partition: int) -> bool:
+        """Whether the plan has this stage or source and partition. A pulse may be forged, and a note may be read half
+        written."""
+        if kind == Kind.STEP:
+            return 0 <= what < len(self._plan.stages) and 0 <= partition < self._plan.stages[what].partitions
+        if kind == Kind.READ:
+            return 0 <= what < len(self._plan.sources) and 0 <= partition < self._plan.sources[what].worker_partitions
+        return kind in (Kind.WAITS, Kind.TURNS)
+
+    # ---- what a loss leads to
+
+    def give_up(self, member: Member, why: str, now: float, request: int = 0) -> None:
+        """Take a worker out of the table that may still live. If it does, its task ends normally, and another slot is
+        opened in its place: Spark tolerates only a few failed tasks, and would count each false suspicion."""
+        self.lose(member, why, now, request)
+        if self._board.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
+            self._departures.fence(member)
+
+    def lose(self, member: Member, why: str, now: float, request: int = 0) -> None:
+        """Take a worker out of the table; survivors take over its partitions."""
+        board, repairs = self._board, self._repairs
+        del board.members.workers[member.node]
+        self._balancer.forget(member.node)
+        drain = self._departures.stop_draining(member.node)
+        if board.table is None or board.phase == QueryPhase.ENDED:
+            return
+        readers = self._departures.readers(member.node)
+        table, orphans = without_worker(
+            board.table, member.node, repairs.is_safe, readers, repairs.keeps_up, repairs.outlives_primary
+        )  # fmt: skip
+        orphans = self._missed(orphans)
+        if orphans:
+            board.end(self._all_gone(member, orphans, why))
+            return
+        repairs.note_loss(member, why, board.table, table, now, request)
+        self._departures.note_lost(member, drain, now)
+        self._moving.reconcile(table, now)
+        board.publish(table)
+        self._sweeper.sweep(now)
+
+    def _missed(self, orphans: list[PartitionKey]) -> list[PartitionKey]:
+        """Those of the partitions that the query still needs. When it is finished, only kept output is needed."""
+        if self._board.phase != QueryPhase.FINISHED:
+            return orphans
+        return [key for key in orphans if self._plan.stages[key.stage].collects]
+
+    def _all_gone(self, member: Member, orphans: list[PartitionKey], why: str) -> QueryFailed:
+        lost = [f"{self._plan.stages[stage].name}/{partition}" for stage, partition in orphans]
+        fewest = min(self._plan.stages[stage].replicas for stage, _ in orphans)
+        advice = (
+            "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
+            if not all(replicated(self._plan.stages[stage]) for stage, _ in orphans)
+            else f"More losses at once than replicas={fewest} survives; a higher number, or more executors, would have helped"
+        )
+        return QueryFailed(
+            f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost "
+            f"({why}), and with it the only safe copy of {some(lost, NAMED)}. {advice}"
+        )
+
+    # ---- silence
+
+    def give_up_silent(self, now: float) -> None:
+        """Give up silent workers. A worker with the last safe replica of a partition gets more time: it may only be
+        slow. A replica that is far behind does not count as another safe one."""
+        settings = self._plan.settings
+        asleep = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        if asleep > settings.heartbeat_timeout:
+            # This process itself stood still: reports that came meanwhile have not been read yet.
+            for member in self._board.members.workers.values():
+                member.heard = min(now, member.heard + asleep)  # a few reports may have been read first
+                member.turned = min(now, member.turned + asleep)
+            self._repairs.lags.controller_stood_still(asleep, now)
+        # Reports may have come since the last look and not be read yet. If that was long ago, silence is known only up
+        # to that time.
+        known = now if asleep <= 1.5 * settings.heartbeat_interval else now - asleep
+        for member in list(self._board.members.workers.values()):
+            if self._board.phase == QueryPhase.ENDED or self._board.table is None:
+                return
+            quiet = known - member.heard
+            busy = member.heard > member.turned and quiet <= settings.heartbeat_timeout
+            if busy and now - member.turned > settings.step_timeout:
+                self.give_up(member, self._too_long(member, now - member.turned), now)
+            elif quiet > settings.heartbeat_timeout:
+                # The last orders that it sent have arrived after half of that time.
+                could_go_on = self._repairs.keeps_up_with_silence(member.heard + settings.heartbeat_timeout / 2)
+                _, orphans = without_worker(self._board.table, member.node, could_go_on, [])
+                if not self._missed(orphans) or member.cut or quiet > settings.heartbeat_last_timeout:
+                    self.give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+
+    def _too_long(self, member: Member, seconds: float) -> str:
+        """The reason for giving up a worker whose loop has not turned for so long, with what it is doing."""
+        pulse, limit = member.pulse, f"for {seconds:.1f} s, longer than spark.flux.step.timeout"
+        if pulse is not None and pulse.kind == Kind.READ:
+            return (
+                f"source {self._plan.sources[pulse.what].name}, partition {pulse.partition} has given nothing {limit}"
+            )
+        if pulse is None or pulse.kind != Kind.STEP:
+            return f"its loop has stood still {limit}"
+        where = f"stage {self._plan.stages[pulse.what].name}, partition {pulse.partition}, step {pulse.step}"
+        known = member.in_step
+        if known is None or (known.stage, known.partition, known.step) != (pulse.what, pulse.partition, pulse.step):
+            return f"{where}: a call has run {limit}, and holds the interpreter lock, so its first row is not known"
+        row = f"; first row of the step: {known.row}" if known.row else ""
+        return f"{where}: {known.method}() has run {limit}{row}"

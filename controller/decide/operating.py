@@ -1,0 +1,159 @@
+"""The changes that people ask for while a query runs: moves, more workers and fewer (design: move, drain).
+
+An impossible request changes nothing and raises a UsageError with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from controller.balance.load import Move
+from controller.balance.rounds import Rounds
+from controller.decide.asked import Book
+from controller.decide.board import Board
+from controller.decide.departures import Departures
+from controller.decide.losing import Losses
+from controller.decide.phases import QueryPhase
+from controller.decide.sweeping import Sweeper
+from controller.replicas.elastic import Slots, held_by
+from controller.replicas.move_queue import Moving
+from controller.replicas.repairs import Repairs
+from controller.wording import count, listed
+from flux.errors import UsageError
+
+#: Workers that a query may have, as in ``spark.flux.workers``.
+WORKERS_MAX = 4096
+
+
+class People:
+    """``book``: the requests with their numbers. Requests with number 0 are not in it: nobody follows them."""
+
+    def __init__(
+        self,
+        board: Board,
+        slots: Slots,
+        repairs: Repairs,
+        moving: Moving,
+        departures: Departures,
+        losses: Losses,
+        sweeper: Sweeper,
+        rounds: Callable[[], Rounds],
+    ) -> None:
+        self._board = board
+        self._slots = slots
+        self._repairs = repairs
+        self._moving = moving
+        self._departures = departures
+        self._losses = losses
+        self._sweeper = sweeper
+        self._room: tuple[int | None, str] = None, ""
+        self.book = Book(board, repairs, departures, rounds, self.missing_slots)
+
+    # ---- moves
+
+    def move(self, moves: Sequence[Move], why: str, now: float, request: int) -> None:
+        """Have replicas moved, one after the other in topological order. UsageError, and nothing is moved, if one of
+        the moves is impossible. A second request for a move under way changes nothing."""
+        board = self._board
+        table = board.require_running("move partitions")
+        problem = self._moving.check(moves, table, board.placement())
+        if problem is not None:
+            raise UsageError(f"cannot move: {problem}")
+        jobs = self._moving.add(moves, why, request)
+        if request:
+            self.book.moves(request, jobs)
+        board.changed = True
+        self._sweeper.sweep(now)
+
+    # ---- fewer workers
+
+    def leave(self, workers: Sequence[int], why: str, now: float, request: int) -> None:
+        """Empty workers and let them go: their replicas move to workers that stay, others read their partitions of
+        sources, and their tasks end normally. UsageError, and nothing changes, if the others could not hold all
+        replicas."""
+        table = self._board.require_running("drain a worker")
+        self._check_known(workers, "drain")
+        held = [held_by(table, worker) for worker in workers]
+        self._leave(workers, why, now, request)
+        if request:
+            self.book.drain(request, workers, sum(map(len, held)))
+
+    def fail(self, worker: int, now: float, request: int) -> None:
+        """Declare a worker lost, as if its connection had closed: a rehearsal."""
+        self._board.require_running("fail a worker")
+        self._check_known([worker], "fail")
+        self._losses.give_up(self._board.members.workers[worker], "declared lost for a rehearsal", now, request)
+        if request:
+            self.book.fail(request, worker)
+
+    def _check_known(self, workers: Sequence[int], to: str) -> None:
+        known = self._board.members.workers
+        for worker in workers:
+            if worker not in known:
+                raise UsageError(f"cannot {to}: there is no worker {worker}; there are {listed(sorted(known))}")
+
+    def _leave(self, workers: Sequence[int], why: str, now: float, request: int) -> None:
+        new = [worker for worker in workers if worker not in self._departures.drains]
+        if not new:
+            return
+        self._departures.begin(new, why, now, request)
+        for addition in list(self._repairs.under_way.values()):
+            if addition.worker in new:
+                self._sweeper.abandon(addition, f"worker {addition.worker} is leaving", now, failed=False)
+        self._departures.hand_over_sources(new)
+        self._board.changed = True
+        self._sweeper.sweep(now)
+
+    # ---- more workers and fewer
+
+    def allow(self, workers: int, why: str) -> None:
+        """There is room for so many workers; ``why`` explains why not for more. Called again whenever the task slots
+        change."""
+        self._room = workers, why
+
+    def scale(self, workers: int, now: float, request: int) -> None:
+        """Change the number of workers. For more workers see ``missing_slots``; for fewer, those in the highest slots
+        are drained."""
+        board, slots = self._board, self._slots
+        board.require_running("change the number of workers")
+        if not 1 <= workers <= WORKERS_MAX:
+            raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to {WORKERS_MAX} are accepted")
+        before = len(slots.open)
+        room, arithmetic = self._room
+        if room is not None and workers > max(before, room):
+            raise UsageError(f"cannot scale to {count(workers, 'worker')}: {arithmetic}")
+        if workers < before:
+            surplus = sorted(slots.open, reverse=True)[: before - workers]
+            gone = [board.members.in_slot(slot) for slot in surplus]
+            nodes = [member.node for member in gone if member is not None]
+            self._leave(nodes, f"scale to {count(workers, 'worker')}", now, request)
+            for slot in surplus:
+                slots.close(slot)  # also those that no worker has come for yet
+        slots.grow(workers)
+        slots.settle()
+        if workers != before:
+            board.note(f"from {before} to {count(workers, 'worker')}", now, "scale", request)
+        if request:
+            self.book.scale(request, workers)
+
+    def replace(self, workers: Sequence[int], room: int, now: float) -> None:
+        """The executors of these workers leave: open other slots in their place, as far as there is ``room`` for that
+        many workers on executors that stay. Call it again later, as there may be more room then. A later ``scale``
+        overrides it."""
+        board, slots = self._board, self._slots
+        for worker in workers:
+            member = board.members.workers.get(worker)
+            if member is not None:
+                slots.owe(member.about.index)
+        if board.phase == QueryPhase.RUNNING:
+            for slot in slots.replace(room):
+                board.note(f"another worker in place of the one in slot {slot}, whose executor goes", now, "scale")
+
+    def missing_slots(self) -> list[int]:
+        """Open slots that have neither a worker nor a task that will bring one, as far as there is room. The caller
+        starts tasks for them, and then calls ``tasks_started``."""
+        filled = {member.about.index for member in self._board.members.workers.values()}
+        room = max(
+            self._room[0] or 0, len(self._slots.open)
+        )  # there was room for the open ones when they were asked for
+        return self._slots.missing(filled, room) if self._board.phase == QueryPhase.RUNNING else []

@@ -1,0 +1,54 @@
+"""The phases of a query: the phase that follows each event, and the message that all processes get with it.
+
+    STARTING --all here--> RUNNING --all out--> FINISHED
+    STARTING, RUNNING, FINISHED --over--> ENDED
+
+A query in STARTING waits for ``spark.flux.workers.timeout`` at most. The others have no limit: a query may run for
+ever, and output is kept until somebody has fetched it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from flux.wire.control import NewTable, Stop
+
+
+class QueryPhase(StrEnum):
+    #: Workers are still to join.
+    STARTING = "starting"
+    RUNNING = "running"
+    #: All output is there, and is kept until it is fetched.
+    FINISHED = "finished"
+    #: All processes are told to stop.
+    ENDED = "ended"
+
+
+class QueryEvent(Enum):
+    ALL_HERE = "the last worker that was waited for has joined, and the first table is made"
+    ALL_OUT = "the last partition of the last stages is complete"
+    OVER = "it was stopped, it has failed, or it has finished and keeps no output"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``to``: the next phase; ``tells``: the message to all processes, None: there is none."""
+
+    to: QueryPhase
+    tells: type | None = None
+
+
+STEPS: dict[tuple[QueryPhase, QueryEvent], Step] = {
+    (QueryPhase.STARTING, QueryEvent.ALL_HERE): Step(QueryPhase.RUNNING, NewTable),
+    (QueryPhase.RUNNING, QueryEvent.ALL_OUT): Step(QueryPhase.FINISHED),
+    (QueryPhase.STARTING, QueryEvent.OVER): Step(QueryPhase.ENDED, Stop),
+    (QueryPhase.RUNNING, QueryEvent.OVER): Step(QueryPhase.ENDED, Stop),
+    (QueryPhase.FINISHED, QueryEvent.OVER): Step(QueryPhase.ENDED, Stop),
+}
+
+
+def after(phase: QueryPhase, event: QueryEvent) -> QueryPhase:
+    """The phase that follows."""
+    assert (phase, event) in STEPS, f"{event.name} of a query that is {phase}"
+    return STEPS[phase, event].to

@@ -1,0 +1,376 @@
+"""The controller's decisions as a state machine without I/O (design: controller, pure-core).
+
+starting -> running -> finished -> ended: the controller waits for the workers, publishes the first table, learns how
+many streams a DataFrame has, hears that the last stages are complete, and tells all processes to stop. It takes a lost
+worker out of the table in one epoch, and the sweep adds replicas until there are enough again. The same sweep moves
+replicas: for balance, at a person's request, or to empty a worker that leaves. A loss that cannot be survived ends the
+query with one error, which says what would have prevented it. Rows never pass through the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import flux.errors
+from controller.balance.load import Loads, Move, Suggestion
+from controller.balance.rounds import Rounds
+from controller.decide.asked import Asked
+from controller.decide.attendance import Attendance
+from controller.decide.balancing import Balancer
+from controller.decide.board import Board, Tell
+from controller.decide.departures import Departures
+from controller.decide.losing import Losses
+from controller.decide.operating import People
+from controller.decide.phases import QueryEvent, QueryPhase
+from controller.decide.sweeping import Sweeper
+from controller.replicas.apart import APART, Shared, closest
+from controller.replicas.elastic import Drain, Slots
+from controller.replicas.membership import Member, Membership
+from controller.replicas.move_queue import Moving
+from controller.replicas.repairs import Repairs
+from controller.report.inputs import InputRows
+from controller.wording import count, named
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError, QueryFailed, QueryTimeout
+from flux.host.notes import Pulse
+from flux.wire.control import (
+    EdgeComplete,
+    Failure,
+    Goodbye,
+    GoodbyeSeen,
+    Heartbeat,
+    HeartbeatSeen,
+    InStep,
+    PartitionFinished,
+    Register,
+    RegisterAgain,
+    ReplicaCaughtUp,
+    ReplicaDiverged,
+    Stop,
+    TableMissed,
+    TableSeen,
+    ToController,
+)
+from partitioning.ids import PartitionKey
+from partitioning.table import Table
+
+__all__ = ["Controller", "Tell"]
+
+
+class Controller:
+    """Puts the parts together and passes each event to the part concerned. Every event returns the commands that it
+    leads to.
+
+    ``board``: the table, the processes that take part, and the commands; ``repairs``, ``moving``, ``places``: state of
+    replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``losses``: workers that are given
+    up, and take-overs; ``departures``: workers that leave; ``attendance``: processes that register; ``balancer``: loads
+    for policies, and their suggestions; ``people``: requests. No part knows this class."""
+
+    def __init__(self, plan: Plan, slots: int, now: float) -> None:
+        self.plan = plan
+        self.refused = 0
+        self.inputs = InputRows()
+        self.board = board = Board(plan)
+        self.places = places = Slots(slots)
+        self.repairs = repairs = Repairs(plan, board.events)
+        self.moving = moving = Moving(plan, repairs)
+        self.balancer = balancer = Balancer(board, repairs, moving)
+        self.departures = departures = Departures(board, places, repairs, moving, balancer)
+        self.sweeper = sweeper = Sweeper(board, repairs, moving, departures)
+        self.losses = losses = Losses(board, repairs, moving, balancer, departures, sweeper)
+        self.people = People(board, places, repairs, moving, departures, losses, sweeper, lambda: balancer.rounds)
+        self.attendance = Attendance(board, places, departures, losses, sweeper, balancer, self._start)
+        #: Partitions of the last stages whose end has not been reported.
+        self.unfinished = {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
+        self._deadline = now + plan.settings.workers_timeout
+        self._keep = any(stage.collects for stage in plan.stages)
+
+    # ---- state for readers
+
+    @property
+    def phase(self) -> QueryPhase:
+        return self.board.phase
+
+    @property
+    def error(self) -> FluxError | None:
+        return self.board.error
+
+    @property
+    def table(self) -> Table | None:
+        return self.board.table
+
+    @property
+    def complete(self) -> dict[int, list[int]]:
+        return self.board.complete
+
+    @property
+    def members(self) -> Membership:
+        return self.board.members
+
+    @property
+    def drains(self) -> dict[int, Drain]:
+        return self.departures.drains
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.balancer.rounds
+
+    @property
+    def slots(self) -> int:
+        """Slots that have ever been opened: their numbers are below this."""
+        return self.places.count
+
+    def report(self) -> dict[str, Any]:
+        """The part of ``lastProgress`` about replicas, moves and workers that leave."""
+        if self.table is None:
+            return {}
+        return {
+            **self.repairs.report(self.table),
+            **self.moving.report(),
+            "copiesOn": self._copies_on(),
+            "leaving": sorted(self.drains),
+            "balance": self.balancer.report(),
+        }
+
+    def _copies_on(self) -> str:
+        """How far apart the replicas of each partition are at least, such as "different hosts". Empty if no partition
+        has two."""
+        most = None if self.table is None else closest(self.plan, self.table, self.members.places)
+        labelled = any(member.about.domain for member in self.members.workers.values())
+        return "" if most is None else APART[most if labelled else max(most, Shared.DOMAIN)]
+
+    def validate(self) -> None:
+        """Check the invariants of all parts that apply in this phase. Holds after every event."""
+        self.board.validate()
+        if self.table is None or self.phase == QueryPhase.ENDED:
+            return
+        self.departures.validate()
+        self.people.book.validate()
+        self.moving.validate()
+        if self.phase == QueryPhase.RUNNING:
+            self.repairs.validate(self.table)
+            self.sweeper.validate()
+
+    # ---- reports of processes
+
+    def on_report(self, connection: Hashable, message: ToController, now: float) -> list[Tell]:
+        if isinstance(message, Register):
+            self.attendance.register(connection, message, now)
+        elif (member := self.members.by_connection(connection)) is not None:
+            self._on_member(member, message, now)
+        elif not (isinstance(message, Goodbye) and self.departures.says_goodbye(message.node, connection)):
+            self.refused += 1  # it is on a connection that the controller does not know, or was given up
+            ended = self.phase == QueryPhase.ENDED
+            self.board.answer(connection, Stop(reason="the query has ended") if ended else RegisterAgain())
+        return self.board.take()
+
+    def _on_member(self, member: Member, message: ToController, now: float) -> None:
+        match message:
+            case Heartbeat():
+                member.heard, member.stats, member.progress = now, dict(message.stats), message.progress
+                member.turned = now
+                self._count(member, member.stats, now)
+                self.board.tell(member, HeartbeatSeen(epoch=self.table.epoch if self.table else -1))
+            case InStep():
+                self.losses.in_step(member, message, now)
+            case TableSeen():
+                member.epoch = max(member.epoch, message.epoch)
+                self.sweeper.sweep(now)
+            case TableMissed():
+                self.board.show_member(member)
+            case ReplicaCaughtUp():
+                self.sweeper.caught_up(message, now)
+            case ReplicaDiverged():
+                self.sweeper.diverged(message, now)
+            case PartitionFinished():
+                self._on_finished(message, now)
+            case Goodbye() if member.about.role == "worker":
+                self.places.vacate(member.about.index)  # the query has ended
+            case Goodbye():
+                member.left = True
+                self.board.tell(member, GoodbyeSeen())
+                self.sweeper.sweep(now)
+            case Failure():
+                self.board.end(_error(message))
+
+    def _count(self, member: Member, stats: dict[str, Any], now: float) -> None:
+        if member.about.role == "worker":
+            self.balancer.take(member.node, stats)
+            if self.table is not None:
+                self.repairs.note_behind(member.node, stats.get("behind", ()), self.table, now)
+            if "unapplied" in stats:
+                self.repairs.lags.note_unapplied(member.node, stats["unapplied"], now)
+            self.inputs.from_worker(member.node, stats.get("sources", ()))
+        else:
+            self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))
+
+    def on_closed(self, worker: int, now: float) -> list[Tell]:
+        """The lifeline of a worker is closed."""
+        self.losses.closed(worker, now)
+        return self.board.take()
+
+    def on_reset(self, worker: int) -> list[Tell]:
+        """The lifeline of a worker was reset, by its host or by something between."""
+        self.losses.reset(worker)
+        return self.board.take()
+
+    def on_pulse(self, worker: int, pulse: Pulse, now: float) -> list[Tell]:
+        """The process of a worker lives, and says what it is doing."""
+        self.losses.pulse(worker, pulse, now)
+        return self.board.take()
+
+    # ---- the course of the query
+
+    def _start(self, now: float) -> None:
+        """All workers are here."""
+        workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
+        try:
+            endpoints = {member.node: member.about.endpoint for member in workers}
+            table = self.board.placement().first_table(self.plan, endpoints)
+        except QueryFailed as error:
+            self.board.end(error)
+            return
+        self.board.on(QueryEvent.ALL_HERE)
+        self.board.publish(table)
+
+    def _on_finished(self, message: PartitionFinished, now: float) -> None:
+        self.unfinished.discard(PartitionKey(message.stage, message.partition))
+        if not self.unfinished and self.phase == QueryPhase.RUNNING:
+            self.board.on(QueryEvent.ALL_OUT)
+            if self._keep:
+                self.sweeper.stop_moving("the query is through; output that is fetched stays where it is", now)
+            else:
+                self.board.end(None)
+
+    def on_tick(self, now: float) -> list[Tell]:
+        if self.phase == QueryPhase.STARTING and now > self._deadline:
+            self.board.end(self._too_few())
+        if self.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
+            self.losses.give_up_silent(now)  # also when finished: kept output has replicas too
+        if self.phase == QueryPhase.RUNNING:
+            self.sweeper.drop_standing(now)
+            self.balancer.rebalance(now)
+            self.sweeper.sweep(now)
+            self.people.book.look()
+        return self.board.take()
+
+    def _too_few(self) -> QueryTimeout:
+        here = sorted(member.about.index for member in self.members.workers.values())
+        missing = sorted(set(range(self.slots)) - set(here))
+        return QueryTimeout(
+            f"{len(here)} of {count(self.slots, 'worker')} joined within {self.plan.settings.workers_timeout:g} s "
+            f"(spark.flux.workers.timeout); missing: {named('slot', missing)}. Are there "
+            f"{count(self.slots, 'free task slot')}, and can executors reach the driver? The first start after an "
+            "installation compiles for up to a minute on each executor: run python -m partitioning.warm_up there, or set "
+            "spark.flux.workers.timeout longer"
+        )
+
+    # ---- events of the driver
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> list[Tell]:
+        """The Spark job that feeds this edge is over. ``producers``: the partitions that it had."""
+        self.complete[edge] = producers
+        for member in self.members.ingress.values():
+            member.left |= edge in member.about.edges  # also attempts that died without a goodbye
+        if self.table is not None:
+            self.board.tell_all(EdgeComplete(edge=edge, producers=producers))
+        return self.board.take()
+
+    def on_job_failed(self, what: str, reason: str) -> list[Tell]:
+        self.board.end(QueryFailed(f"{what} failed: {reason}"))
+        return self.board.take()
+
+    def on_tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> list[Tell]:
+        """The Spark tasks for these slots are over and will not be started again. This ends the query unless the slots
+        are closed."""
+        for slot in slots:
+            self.places.vacate(slot)
+        wanted = [slot for slot in slots if slot not in self.places.closed]
+        if wanted:
+            self.board.end(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))
+        return self.board.take()
+
+    def on_stop(self) -> list[Tell]:
+        self.board.end(None)
+        return self.board.take()
+
+    def allow(self, workers: int, why: str) -> None:
+        """There is room for so many workers; ``why`` explains why not for more. Called again whenever the task slots
+        change."""
+        self.people.allow(workers, why)
+
+    def missing_slots(self) -> list[int]:
+        """Slots that are to get Spark tasks. The caller starts these, and then calls ``tasks_started``."""
+        return self.people.missing_slots()
+
+    def tasks_started(self, slots: Sequence[int]) -> None:
+        """Tasks for these slots are on their way; Spark starts them again if they die."""
+        self.places.tasked |= set(slots)
+
+    def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
+        """The executors of these workers leave: open other slots in their place (``People.replace``)."""
+        self.people.replace(workers, room, now)
+        return self.board.take()
+
+    # ---- policies and people
+
+    def loads(self) -> Loads:
+        """The loads for policies."""
+        return self.balancer.loads()
+
+    def suggest(self, policy: str, now: float) -> Suggestion:
+        """All moves that a policy would make now. UsageError if there is no policy of that name."""
+        return self.balancer.suggest(policy, now)
+
+    def moves_pending(self) -> list[Move]:
+        """Moves in the queue, those under way first. Target -1: not chosen yet."""
+        return [job.move for job in self.moving.jobs()]
+
+    def next_request(self) -> int:
+        """The number for the next request of a person."""
+        return self.people.book.next_number()
+
+    def request(self, number: int) -> Asked:
+        """The request of this number, and how it stands. UsageError if there is none."""
+        self.people.book.look()
+        return self.people.book.of(number)
+
+    def open_requests(self) -> list[Asked]:
+        """Requests that are not over, the oldest first."""
+        self.people.book.look()
+        return self.people.book.open()
+
+    def move(self, moves: Sequence[Move], why: str, now: float, request: int = 0) -> list[Tell]:
+        """Have replicas moved. UsageError, and nothing is moved, if one of the moves is impossible."""
+        self.people.move(moves, why, now, request)
+        return self.board.take()
+
+    def drain(self, worker: int, now: float, request: int = 0) -> list[Tell]:
+        """Empty a worker and let it go. UsageError, and nothing changes, if the others could not hold all replicas."""
+        return self.leave([worker], "asked for", now, request)
+
+    def leave(self, workers: Sequence[int], why: str, now: float, request: int = 0) -> list[Tell]:
+        """``drain`` for several workers at once: no replica moves from one of them to another."""
+        self.people.leave(workers, why, now, request)
+        return self.board.take()
+
+    def scale(self, workers: int, now: float, request: int = 0) -> list[Tell]:
+        """Change the number of workers. UsageError, and nothing changes, if that is impossible."""
+        self.people.scale(workers, now, request)
+        return self.board.take()
+
+    def fail(self, worker: int, now: float, request: int = 0) -> list[Tell]:
+        """Declare a worker lost, as if its connection had closed: a rehearsal."""
+        self.people.fail(worker, now, request)
+        return self.board.take()
+
+
+def _error(failure: Failure) -> FluxError:
+    """The error of the process: of the same class if that is a FluxError, else QueryFailed."""
+    kind: Any = getattr(flux.errors, failure.kind, QueryFailed)
+    if not (isinstance(kind, type) and issubclass(kind, FluxError)) or kind is flux.errors.RefusedError:
+        kind = QueryFailed
+    error: FluxError = kind(failure.message)
+    error.traceback = failure.traceback
+    return error

@@ -1,0 +1,185 @@
+"""``flux bench``: the benchmarks, run inside Spark executors on this machine."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from benchmarks.timeline import Report
+
+bench = typer.Typer(help="Benchmarks, run inside Spark executors on this machine.", no_args_is_help=True)
+
+
+class SourceKind(StrEnum):
+    worker = "worker"
+    spark = "spark"
+
+
+class ShapeName(StrEnum):
+    narrow = "narrow"
+    wide = "wide"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Folder for <benchmark>.json and <benchmark>.png: throughput and latency over time, with faults and moves.",
+    ),
+]
+Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers, each in an executor of its own.")]
+
+
+@bench.command()
+def throughput(
+    rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 60_000_000,
+    source: Annotated[SourceKind, typer.Option(help="Who reads the rows: the workers, or Spark.")] = SourceKind.worker,
+    workers: Workers = 2,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 32,
+    shape: Annotated[
+        ShapeName, typer.Option(help="narrow: 32-byte rows; wide: 8 columns with a string key.")
+    ] = ShapeName.narrow,
+    replicas: Annotated[
+        int,
+        typer.Option(min=1, max=3, help="Replicas; above 1 also compared with 1 replica and with unordered replicas."),
+    ] = 1,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")
+    ] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Keyed count and sum over one million keys: rows per second, against Spark's own streaming."""
+    from benchmarks import throughput as benchmark
+
+    console = _prepare(as_json, out)
+    report = benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console, replicas)
+    _finish(report, console, as_json, out)
+
+
+@bench.command()
+def latency(
+    rate: Annotated[int, typer.Option(min=1, help="Rows per second over all sources.")] = 100_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 20,
+    workers: Workers = 2,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Latency from ingress to egress at a steady rate, through a keyed stage and a sink."""
+    from benchmarks import latency as benchmark
+
+    console = _prepare(as_json, out)
+    _finish(benchmark.run(rate, seconds, workers, partitions, console), console, as_json, out)
+
+
+class FaultKind(StrEnum):
+    kill_executor = "kill-executor"
+    kill_worker = "kill-worker"
+    pause = "pause"
+
+
+@bench.command()
+def failover(
+    fault: Annotated[FaultKind, typer.Option(help="What happens to a worker.")] = FaultKind.kill_executor,
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 50_000,
+    times: Annotated[int, typer.Option(min=1, max=1000, help="Number of faults, one after the other.")] = 5,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")] = 2,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 3,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Also kill an executor under Spark Structured Streaming.")
+    ] = False,
+    oldest_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Exit with 1 if a row gets older than this. [default: depends on the fault; kill-worker 400]"
+        ),
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Faults at a steady rate: gap between outputs, latency, lost and duplicated rows, time to full replication."""
+    from benchmarks import failover as benchmark
+
+    console = _prepare(as_json, out)
+    report = benchmark.run(fault.value, rate, times, replicas, partitions, peer, console, oldest_ms)
+    _finish(report, console, as_json, out)
+
+
+@bench.command()
+def move(
+    state_mb: Annotated[float, typer.Option(min=0.01, max=4096, help="MiB of state in each partition.")] = 64,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources, in the first part.")] = 20_000,
+    workers: Annotated[int, typer.Option(min=2, max=64, help="Workers, each in an executor of its own.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition; fewer than workers.")] = 1,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Moves of every partition while rows flow: stall, latency of the others, throughput, lost and duplicated rows."""
+    if replicas >= workers:
+        raise typer.BadParameter(
+            f"{replicas} copies need more than {workers} workers: one must be free of each partition"
+        )
+    console = _prepare(as_json, out)
+    from benchmarks import move as benchmark
+
+    _finish(benchmark.run(state_mb, partitions, rate, workers, replicas, console), console, as_json, out)
+
+
+@bench.command()
+def skew(
+    slow: Annotated[
+        float | None,
+        typer.Option(min=1.1, max=100, help="Factor by which one of three workers slows down. [default: 4]"),
+    ] = None,
+    zipf: Annotated[
+        float | None, typer.Option(min=0.1, max=5, help="Draw keys with this Zipf exponent instead.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Length of each run; rows count from 15 s on.")] = 40,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Uneven load on three workers, with and without load balance: throughput, latency, moves."""
+    if slow is not None and zipf is not None:
+        raise typer.BadParameter("give --slow or --zipf: they are two benchmarks")
+    console = _prepare(as_json, out)
+    from benchmarks import skew as benchmark
+
+    _finish(benchmark.run(slow or 4.0, zipf, seconds, console), console, as_json, out)
+
+
+def _prepare(as_json: bool, out: Path | None) -> Console:
+    if out is not None:
+        from benchmarks.timeline import require_plots
+
+        require_plots()
+    return Console(stderr=as_json, highlight=False)
+
+
+def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -> None:
+    result: dict[str, Any] = report.figures
+    table = Table(show_header=False, title=f"flux bench {result['benchmark']}")
+    for key, value in result.items():
+        table.add_row(
+            key, f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        )
+    console.print(table)
+    if out is not None:
+        from benchmarks.timeline import write
+
+        for path in write(report, out):
+            console.print(f"written: {path}")
+    if as_json:
+        print(json.dumps(result))
+    if report.failed is not None:
+        console.print(f"failed: {report.failed}")
+        raise typer.Exit(1)

@@ -1,0 +1,148 @@
+"""Commands that show running queries and change nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from controller.operate.cli import tables
+from controller.operate.cli.options import Call, Json, shows
+from controller.operate.cli.output import console, document, outcome, plain, show
+from controller.operate.client import Client, Sighting, survey
+from controller.operate.requests import (
+    GetHistory,
+    GetMetrics,
+    GetPartitions,
+    GetStatus,
+    History,
+    MetricsText,
+    Partitions,
+    Status,
+)
+from flux.errors import Unreachable, UsageError
+
+Stage = Annotated[str | None, typer.Option(help="Show only this stage.", show_default=False)]
+
+
+def list_(as_json: Json = False) -> None:
+    """List this user's running queries on this machine. Files left by queries that have ended are shown once and removed."""
+    with outcome(as_json):
+        sightings = survey()
+        if as_json:
+            document({"queries": [_sighted(sighting) for sighting in sightings]})
+        elif sightings:
+            show(tables.queries(sightings))
+        else:
+            show("no query is running")
+
+
+def _sighted(sighting: Sighting) -> dict[str, Any]:
+    status, connection = sighting.status, sighting.found.connection
+    known = status or connection
+    return {
+        "id": known.id if known else None,
+        "name": known.name if known else None,
+        "application": known.application if known else None,
+        "pid": known.pid if known else None,
+        "started": known.started if known else None,
+        "phase": status.phase if status else None,
+        "workers": len(status.workers) if status else None,
+        "rows_per_s": status.rows_per_s if status else None,
+        "stale": sighting.stale or None,
+        "file": str(sighting.found.path),
+    }
+
+
+@shows
+def status(call: Call) -> None:
+    """Show stages, workers, replication, epoch, rows per second, backlog and latency of a query."""
+    answer = call.client.ask(GetStatus(), Status)
+    if call.as_json:
+        document(plain(answer))
+    else:
+        show(tables.status(answer))
+
+
+@shows
+def partitions(call: Call, stage: Stage = None) -> None:
+    """Show where each replica of each partition is, with role, load, queue and state size."""
+    answer = call.client.ask(GetPartitions(stage=stage), Partitions)
+    if call.as_json:
+        document(plain(answer))
+    else:
+        show(tables.partitions(answer.replicas, answer.seconds))
+
+
+@shows
+def history(call: Call, stage: Stage = None) -> None:
+    """Show take-overs, repairs, moves and other events: when, why, from, to, bytes, duration and stall."""
+    answer = call.client.ask(GetHistory(stage=stage), History)
+    if call.as_json:
+        document(plain(answer))
+    elif answer.events:
+        show(tables.history(answer.events))
+    else:
+        show("nothing has happened so far: no take-over, no repair, no move")
+
+
+@shows
+def metrics(call: Call) -> None:
+    """Print the metrics of a query in the text format of Prometheus, whether or not they are served over HTTP."""
+    answer = call.client.ask(GetMetrics(), MetricsText)
+    if call.as_json:
+        document(plain(answer))
+    else:
+        print(answer.text, end="")
+
+
+@shows
+def top(
+    call: Call,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, show_default=False, help="Exit after this time; default: when the query ends, or with Ctrl-C."
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between frames.")] = 1.0,
+) -> None:
+    """Show a live view: workers and partitions by load, moves and repairs under way. With --json, one frame."""
+    answer, replicas = _frame(call.client)
+    if call.as_json:
+        document({"status": plain(answer), "partitions": plain(replicas)})
+        return
+    screen = console()
+    if once:
+        screen.print(tables.top(answer, replicas.replicas))
+        return
+    if not screen.is_terminal and seconds is None:
+        raise UsageError("a live view needs a terminal: use --once, or --seconds for so long")
+    _live(call.client, screen, seconds, interval)
+
+
+def _live(client: Client, screen: Console, seconds: float | None, interval: float) -> None:
+    """Refresh until the time is over or the query has ended."""
+    end = None if seconds is None else time.monotonic() + seconds
+    ended = "no longer running"
+    try:
+        with Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
+            while True:
+                answer, replicas = _frame(client)
+                live.update(tables.top(answer, replicas.replicas), refresh=True)
+                if end is not None and time.monotonic() + interval > end:
+                    return
+                time.sleep(interval)
+    except Unreachable as error:
+        ended = str(error)
+    except KeyboardInterrupt:
+        return
+    screen.print(ended)
+
+
+def _frame(client: Client) -> tuple[Status, Partitions]:
+    return client.ask(GetStatus(), Status), client.ask(GetPartitions(), Partitions)

@@ -1,0 +1,230 @@
+"""Answers of a query as tables for people. No question is asked and nothing is printed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from controller.operate.client import Sighting
+from controller.operate.requests import (
+    MoveStatus,
+    RepairStatus,
+    ReplicaStatus,
+    RequestStatus,
+    StageStatus,
+    Status,
+    WorkerStatus,
+)
+from controller.report.events import Event
+from controller.wording import named
+
+#: Partitions in one frame of ``flux top``.
+TOP_PARTITIONS = 15
+
+
+def table(*columns: str) -> Table:
+    """Columns whose name begins with ">" hold numbers; those with "~", text that may go on in a next line."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        number, long = column.startswith(">"), column.startswith("~")
+        made.add_column(column.lstrip(">~"), justify="right" if number else "left", no_wrap=not long)
+    return made
+
+
+# ---- numbers
+
+
+def size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} GiB"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.0f} s"
+
+
+def moment(at: float) -> str:
+    """Local time."""
+    return datetime.fromtimestamp(at).isoformat(" ", "milliseconds")
+
+
+def latency(p50_ms: float | None, p99_ms: float | None) -> str:
+    return "" if p50_ms is None or p99_ms is None else f"{p50_ms:.1f} / {p99_ms:.1f} ms"
+
+
+def worker(number: int) -> str:
+    return "any" if number < 0 else str(number)
+
+
+# ---- queries
+
+
+def queries(sightings: Sequence[Sighting]) -> RenderableType:
+    made = table("query", "id", "~state", "~application", ">pid", ">workers", ">rows/s", ">up")
+    for sighting in sightings:
+        status, connection = sighting.status, sighting.found.connection
+        if status is not None:
+            made.add_row(
+                status.name or "", status.id[:8], status.phase, status.application, str(status.pid),
+                str(len(status.workers)), f"{status.rows_per_s:,.0f}", duration(status.uptime_s),
+            )  # fmt: skip
+        elif connection is not None:
+            made.add_row(
+                connection.name or "", connection.id[:8], f"stale: {sighting.stale}", connection.application,
+                str(connection.pid), "", "", "",
+            )  # fmt: skip
+        else:
+            made.add_row("", sighting.found.path.name, f"unreadable: {sighting.stale}", "", "", "", "", "")
+    return made
+
+
+def status(query: Status) -> RenderableType:
+    return Group(head(query), "", stages(query.stages), "", workers(query.workers), *under_way(query))
+
+
+def head(query: Status) -> Text:
+    text = Text()
+    text.append(f"{query.name or query.id}", style="bold")
+    text.append(
+        f" ({query.id[:8]}) {query.phase} for {duration(query.uptime_s)}, {query.application} pid {query.pid}\n"
+    )
+    text.append(
+        f"epoch {query.epoch}, rows in {query.rows_in:,}, {query.rows_per_s:,.0f} rows/s, "
+        f"backlog {query.backlog_slices:,} slices and {size(query.backlog_bytes)}\n"
+        f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
+        f"{query.stall_ms_max:.1f} ms"
+    )
+    if query.copies_on:
+        text.append(f"\ncopies of a partition are on {query.copies_on}")
+    if query.missing_slots:
+        text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
+    if query.evening_out:
+        text.append("\nworkers have joined, and are given their share of the partitions", style="yellow")
+    if query.metrics:
+        text.append(f"\nmetrics at {query.metrics}")
+    if query.error:
+        text.append(f"\n{query.error}", style="red")
+    return text
+
+
+def stages(rows: Sequence[StageStatus]) -> Table:
+    made = table("stage", ">partitions", ">done", "copies", ">short", ">rows in", ">rows out", ">rows/s", ">queued",
+                 ">step p50 / p99")  # fmt: skip
+    for row in rows:
+        made.add_row(
+            row.name, str(row.partitions), str(row.finished), f"{row.safe} of {row.replicas}", str(row.short),
+            f"{row.rows_in:,}", f"{row.rows_out:,}", f"{row.rows_per_s:,.0f}", f"{row.queued:,}",
+            latency(row.p50_ms, row.p99_ms),
+        )  # fmt: skip
+    return made
+
+
+def workers(rows: Sequence[WorkerStatus]) -> Table:
+    made = table(">worker", ">slot", "host", ">pid", ">primaries", ">copies", ">load", ">CPU", ">rows/s", ">queued",
+                 ">log", ">memory", "")  # fmt: skip
+    for row in rows:
+        made.add_row(
+            str(row.worker), str(row.slot), row.host, str(row.pid), str(row.primaries), str(row.replicas),
+            percent(row.load), percent(row.cpu), f"{row.rows_per_s:,.0f}", f"{row.queued:,}", size(row.log_bytes),
+            size(row.rss_bytes), "leaving" if row.leaving else "",
+        )  # fmt: skip
+    return made
+
+
+def under_way(query: Status) -> list[RenderableType]:
+    """Moves, repairs and requests; nothing where there are none."""
+    parts: list[RenderableType] = []
+    if query.moves_pending:
+        parts += ["", Text("moves", style="bold"), moves(query.moves_pending, progress=True)]
+    if query.repairs_under_way:
+        parts += ["", Text("repairs", style="bold"), repairs(query.repairs_under_way)]
+    if query.requests:
+        parts += ["", Text("requests", style="bold"), requests(query.requests)]
+    return parts
+
+
+def requests(rows: Sequence[RequestStatus]) -> Table:
+    made = table(">request", "what", "state", "~still to come")
+    for row in rows:
+        made.add_row(str(row.request), row.what, row.state, row.left)
+    return made
+
+
+def repairs(rows: Sequence[RepairStatus]) -> Table:
+    made = table("partition", ">worker", "step", "~why")
+    for row in rows:
+        made.add_row(f"{row.stage}/{row.partition}", str(row.worker), row.phase, row.why)
+    return made
+
+
+def moves(rows: Sequence[MoveStatus], progress: bool = False) -> Table:
+    """Suggested ones with gain and cost, or those that are planned and under way with the step that they have reached."""
+    made = table("partition", ">from", ">to", *(["step"] if progress else [">gain", ">state to copy"]))
+    for row in rows:
+        more = [row.phase] if progress else [percent(row.gain), size(row.cost)]
+        made.add_row(f"{row.stage}/{row.partition}", worker(row.source), worker(row.target), *more)
+    return made
+
+
+# ---- partitions and history
+
+
+def partitions(rows: Sequence[ReplicaStatus], seconds: float) -> RenderableType:
+    made = table("partition", ">worker", "role", "safe", ">load", ">rows/s", ">queued", ">state")
+    for row in rows:
+        made.add_row(
+            f"{row.stage}/{row.partition}", str(row.worker), row.role,
+            "yes" if row.safe else f"{row.behind:,} behind" if row.behind else "no", percent(row.load),
+            f"{row.rows_per_s:,.0f}", f"{row.queued:,}", size(row.state_bytes),
+        )  # fmt: skip
+    note = f"load and rows/s over the last {seconds:.1f} s" if seconds else "no load is known yet"
+    return Group(made, Text(note, style="dim"))
+
+
+def history(events: Sequence[Event]) -> RenderableType:
+    made = table("when", "what", "partition", ">from", ">to", ">state", ">took", ">stall", "~why")
+    for event in events:
+        made.add_row(
+            moment(event.at), event.kind, f"{event.stage}/{event.partition}" if event.stage else "",
+            "" if event.source < 0 else str(event.source), "" if event.worker < 0 else str(event.worker),
+            size(event.bytes) if event.bytes else "", f"{event.seconds:.3f} s" if event.seconds else "",
+            f"{event.stall_ms:.1f} ms" if event.stall_ms else "", event.why,
+        )  # fmt: skip
+    return made
+
+
+# ---- top
+
+
+def top(query: Status, replicas: Sequence[ReplicaStatus]) -> RenderableType:
+    """One frame: workers and the heaviest partitions by load, moves and repairs under way."""
+    busiest = sorted(query.workers, key=lambda row: (-row.load, row.worker))
+    heaviest = sorted(replicas, key=lambda row: (-row.load, row.stage, row.partition, row.worker))[:TOP_PARTITIONS]
+    made = table("partition", ">worker", "role", ">load", ">rows/s", ">queued", ">state")
+    for row in heaviest:
+        made.add_row(
+            f"{row.stage}/{row.partition}", str(row.worker), row.role, percent(row.load), f"{row.rows_per_s:,.0f}",
+            f"{row.queued:,}", size(row.state_bytes),
+        )  # fmt: skip
+    left = len(replicas) - len(heaviest)
+    more = [Text(f"and {left} more copies", style="dim")] if left > 0 else []
+    return Group(head(query), "", workers(busiest), "", made, *more, *under_way(query))

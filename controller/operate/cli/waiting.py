@@ -1,0 +1,41 @@
+"""Waiting for what was asked of a query: how the request stands is asked again and again, with a limit, and shown meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from controller.operate.cli.output import console
+from controller.operate.client import Client
+from controller.operate.requests import Follow, Followed
+from flux.errors import QueryFailed, QueryTimeout
+
+#: How often the request is looked at.
+LOOK_S = 0.2
+
+
+def follow(client: Client, title: str, request: int, timeout_s: float) -> Followed:
+    """Until the request is done or given up. QueryTimeout says what was waited for, QueryFailed that the query has
+    ended meanwhile."""
+    end = time.monotonic() + timeout_s
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    screen = console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        while True:
+            followed = client.ask(Follow(request=request), Followed)
+            asked = followed.asked
+            description = f"{title}: {asked.left}" if asked.left else title
+            progress.update(task, completed=asked.done, total=asked.total, description=description)
+            if asked.over:
+                return followed
+            if followed.phase != "running":
+                error = f": {followed.error}" if followed.error else ""
+                raise QueryFailed(f"the query is {followed.phase}, before {asked.left}{error}")
+            if time.monotonic() >= end:
+                raise QueryTimeout(
+                    f"after {timeout_s:g} s (--timeout) this is still to come: {asked.left}. It goes on; look at it with "
+                    "flux status and flux history"
+                )
+            time.sleep(LOOK_S)

@@ -1,0 +1,201 @@
+"""Finds running queries by their connection files, and sends requests to their controllers (design: stale-files).
+
+Nothing waits without a limit: a query that does not answer is ``Unreachable``, and the message says what was tried.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from controller.operate import connection_file
+from controller.operate.connection_file import Connection, Found
+from controller.operate.requests import (
+    ANSWER_BYTES_MAX,
+    Answer,
+    AnyAnswer,
+    GetStatus,
+    Refused,
+    Request,
+    Status,
+    decode_answer,
+    encode_request,
+)
+from flux.errors import FluxError, ProtocolError, Unreachable, UsageError
+
+#: A controller answers within milliseconds; one that is paused or swapped out is given a chance.
+ANSWER_S = 10.0
+#: The same limit when all queries are asked for their names.
+SURVEY_S = 2.0
+CONNECT_S = 2.0
+
+A = TypeVar("A", bound=Answer)
+
+
+class RequestRefused(FluxError):
+    """The controller refused the request, and nothing has changed. ``kind``: as in ``requests.Refused``, or "secret":
+    one of the two ends did not prove the secret."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class Client:
+    """A connection to one query. To be used in a with statement, by one thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        from flux.shell.transport import (  # here: ZeroMQ takes longer to load than a command that needs none
+            Keys,
+            Sockets,
+        )
+
+        keys = Keys.make(connection.public_key.encode()) if connection.public_key else None
+        self._numbers = itertools.count(1)
+        self._sockets = Sockets(keys, connection.secret, ANSWER_BYTES_MAX)
+        self._link = self._sockets.link(connection.endpoint, sealed=True)
+
+    def ask(self, request: Request, expected: type[A], timeout_s: float = ANSWER_S) -> A:
+        """The answer. Unreachable if none comes in time; RequestRefused if the controller says no."""
+        if not listening(self.connection.endpoint):
+            raise Unreachable(f"query {self._name} has ended: nobody listens at {self.connection.endpoint}")
+        number = next(self._numbers)
+        numbered = msgspec.structs.replace(request, number=number)
+        self._link.send(encode_request(numbered))
+        answer = self._wait(number, timeout_s)
+        if isinstance(answer, Refused):
+            raise RequestRefused(answer.kind, answer.reason)
+        if not isinstance(answer, expected):
+            raise ProtocolError(f"expected {expected.__name__} from query {self._name}, {type(answer).__name__} came")
+        return answer
+
+    def _wait(self, number: int, timeout_s: float) -> AnyAnswer:
+        end = time.monotonic() + timeout_s
+        while (left := end - time.monotonic()) > 0:
+            if self._link in self._sockets.wait(left):
+                for frames in self._link.receive():
+                    answer = decode_answer(frames)
+                    # A request that cannot be read is refused without its number. Other answers are late ones to
+                    # earlier requests.
+                    if answer.number == number or (isinstance(answer, Refused) and answer.number == 0):
+                        return answer
+            if self._link.problem:
+                raise RequestRefused(
+                    "secret",
+                    f"query {self._name}: {self._link.problem}: the connection file is another's or an old one",
+                )
+        raise Unreachable(
+            f"query {self._name} (process {self.connection.pid}) does not answer within {timeout_s:g} s at "
+            f"{self.connection.endpoint}: is its driver paused or overloaded?"
+        )
+
+    @property
+    def _name(self) -> str:
+        return self.connection.name or self.connection.id
+
+    def close(self) -> None:
+        self._sockets.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def listening(endpoint: str) -> bool:
+    """Whether a process listens there. ZeroMQ would silently go on trying to connect."""
+    try:
+        from flux.shell.transport import host_and_port  # as above
+
+        socket.create_connection(host_and_port(endpoint), timeout=CONNECT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True  # not known from this: an answer will tell
+    return True
+
+
+# ---- which queries there are
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A connection file and the status of its query. ``stale``: why there is no query any more, or why it does not
+    answer."""
+
+    found: Found
+    status: Status | None
+    stale: str = ""
+
+
+def survey(where: Path | None = None) -> list[Sighting]:
+    """Every connection file, each query asked. Files of queries that are over for certain are removed."""
+    sightings = [_sight(found) for found in connection_file.find_all(where)]
+    for sighting in sightings:
+        if sighting.found.gone:
+            connection_file.remove(sighting.found.path)
+    return sightings
+
+
+def _sight(found: Found) -> Sighting:
+    found = _checked(found)
+    if found.problem or found.connection is None:
+        return Sighting(found, None, found.problem)
+    try:
+        with Client(found.connection) as client:
+            return Sighting(found, client.ask(GetStatus(), Status, SURVEY_S))
+    except FluxError as error:
+        return Sighting(found, None, str(error))
+
+
+def _checked(found: Found) -> Found:
+    """A file whose query has ended may be left behind although the process lives on: check that its port is open."""
+    if found.problem or found.connection is None or listening(found.connection.endpoint):
+        return found
+    return Found(found.path, found.connection, f"nobody listens at {found.connection.endpoint}", gone=True)
+
+
+def choose(query: str | None, where: Path | None = None) -> Connection:
+    """The query that is meant: by name, id or unique beginning of its id; None: the only one there is.
+
+    Unreachable if there is none, UsageError if several are meant."""
+    where = connection_file.folder() if where is None else where
+    found = [_checked(file) for file in connection_file.find_all(where)]
+    live = [file.connection for file in found if file.connection and not file.problem]
+    unusable = "; ".join(f"{file.path.name}: {file.problem}" for file in found if file.problem and not file.gone)
+    if not live and unusable:
+        raise Unreachable(f"no query can be asked. Of the connection files in {where}, {unusable}")
+    if not live:
+        raise Unreachable(
+            f"no query is running: none has a connection file in {where}. Queries of another user, of another host, or with "
+            "spark.flux.operate=false cannot be seen"
+        )
+    meant = live if query is None else _matching(query, live)
+    if len(meant) == 1:
+        return meant[0]
+    names = ", ".join(_called(connection) for connection in (meant or live))
+    if not meant:
+        besides = f". Not asked: {unusable}" if unusable else ""
+        raise Unreachable(f"no running query is called {query!r}; running are {names}{besides}")
+    if query is None:
+        raise UsageError(f"several queries are running, say which: {names}")
+    raise UsageError(f"{query!r} may be any of {names}; give more of the id")
+
+
+def _matching(query: str, live: list[Connection]) -> list[Connection]:
+    exactly = [connection for connection in live if connection.id == query]
+    named = [connection for connection in live if connection.name == query]
+    return exactly or named or [connection for connection in live if query and connection.id.startswith(query)]
+
+
+def _called(connection: Connection) -> str:
+    return f"{connection.name} ({connection.id[:8]})" if connection.name else connection.id[:8]

@@ -1,0 +1,432 @@
+"""The desk answers people's requests from the controller's state (design: people). No I/O: frames in, a frame and
+commands out.
+
+The desk decides nothing about replicas: it reads the state, and passes changes to the controller, which may refuse
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from controller.balance.load import Holding, Loads, Move, ReplicaLoad, Suggestion
+from controller.balance.rounds import Rounds
+from controller.decide.asked import Asked
+from controller.decide.board import Tell
+from controller.operate.requests import (
+    Accepted,
+    AnyRequest,
+    Carried,
+    DrainWorker,
+    FailWorker,
+    Follow,
+    Followed,
+    GetHistory,
+    GetMetrics,
+    GetPartitions,
+    GetStatus,
+    History,
+    MetricsText,
+    MoveStatus,
+    Partitions,
+    Refused,
+    RepairStatus,
+    ReplicaStatus,
+    RequestStatus,
+    SetWorkers,
+    StageStatus,
+    StartMoves,
+    Status,
+    Suggest,
+    Suggested,
+    WantedMove,
+    WorkerStatus,
+    decode_request,
+)
+from controller.replicas.kinds import kind_of
+from controller.replicas.lags import Life
+from controller.replicas.membership import Membership
+from controller.replicas.move_phases import MovePhase
+from controller.replicas.repairs import Repairs
+from controller.report.metrics import Metrics
+from controller.report.replication import levels
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError, ProtocolError, UsageError
+from flux.wire.frames import encode
+from partitioning.table import ReplicaAt, Table
+
+log = logging.getLogger("flux")
+
+
+class Core(Protocol):
+    """The part of ``controller.decide.state.Controller`` that the desk uses."""
+
+    plan: Plan
+    repairs: Repairs
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def error(self) -> FluxError | None: ...
+    @property
+    def table(self) -> Table | None: ...
+    @property
+    def members(self) -> Membership: ...
+    @property
+    def rounds(self) -> Rounds: ...
+    def loads(self) -> Loads: ...
+    def suggest(self, policy: str, now: float) -> Suggestion: ...
+    def next_request(self) -> int: ...
+    def request(self, number: int) -> Asked: ...
+    def open_requests(self) -> list[Asked]: ...
+    def move(self, moves: list[Move], why: str, now: float, request: int) -> list[Tell]: ...
+    def drain(self, worker: int, now: float, request: int) -> list[Tell]: ...
+    def fail(self, worker: int, now: float, request: int) -> list[Tell]: ...
+    def scale(self, workers: int, now: float, request: int) -> list[Tell]: ...
+    def moves_pending(self) -> list[Move]: ...
+    def missing_slots(self) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class About:
+    """Name and process of the query. ``metrics``: address at which its metrics are served; ``started``: by the wall
+    clock; ``began``: the same moment by the controller's clock, None: the same number."""
+
+    id: str
+    name: str | None
+    application: str
+    pid: int
+    started: float
+    metrics: str = ""
+    began: float | None = None
+
+    def uptime_s(self, now: float) -> float:
+        return round(max(now - (self.started if self.began is None else self.began), 0.0), 3)
+
+
+class Placed(NamedTuple):
+    """Primaries, and all replicas, by worker."""
+
+    primaries: Counter[int]
+    replicas: Counter[int]
+
+
+class Desk:
+    """``report``: the newest progress report, None before the first. ``observe`` renews ``metrics`` from the state."""
+
+    def __init__(
+        self,
+        core: Core,
+        about: About,
+        report: Callable[[], dict[str, Any] | None],
+        metrics: Metrics,
+        observe: Callable[[], None],
+    ) -> None:
+        self.refused = 0
+        self._core = core
+        self._about = about
+        self._report = report
+        self._metrics = metrics
+        self._observe = observe
+
+    def handle(self, frames: Sequence[Any], now: float) -> tuple[bytes, list[Tell]]:
+        """The answer to a request on a connection that has proved the secret, and the commands that the request leads
+        to."""
+        try:
+            request = decode_request(frames)
+        except ProtocolError as error:
+            self.refused += 1
+            return encode(Refused(kind="request", reason=str(error))), []
+        answer, effects = self.answer(request, now)
+        return encode(msgspec.structs.replace(answer, number=request.number)), effects
+
+    def answer(self, request: AnyRequest, now: float) -> tuple[Any, list[Tell]]:
+        """The same without frames, for the query's own process."""
+        core = self._core
+        try:
+            match request:
+                case StartMoves():
+                    moves = [self._meant(wanted) for wanted in request.moves]
+                    number = core.next_request()
+                    effects = self._running().move(moves, request.why, now, number)
+                    return Accepted(request=number, moves=[self._move(move) for move in moves]), effects
+                case DrainWorker():
+                    number = core.next_request()
+                    return Accepted(request=number), self._running().drain(request.worker, now, number)
+                case FailWorker():
+                    number = core.next_request()
+                    return Accepted(request=number), self._running().fail(request.worker, now, number)
+                case SetWorkers():
+                    number = core.next_request()
+                    return Accepted(request=number), self._running().scale(request.workers, now, number)
+            return self._look(request, now), []
+        except UsageError as error:
+            return Refused(kind="usage", reason=str(error)), []
+        except FluxError as error:
+            return Refused(kind="failed", reason=str(error)), []
+
+    def _look(self, request: AnyRequest, now: float) -> Any:
+        try:
+            match request:
+                case GetStatus():
+                    return self._status(now)
+                case GetPartitions():
+                    return self._partitions(request.stage)
+                case GetHistory():
+                    return self._history(request.stage)
+                case Follow():
+                    return self._followed(request.request)
+                case GetMetrics():
+                    self._observe()
+                    return MetricsText(text=self._metrics.text())
+                case Suggest():
+                    policy = request.policy or self._core.plan.settings.balance_policy
+                    suggestion = self._running().suggest(policy, now)
+                    moves = [self._move(move) for move in suggestion.moves]
+                    return Suggested(policy=policy, moves=moves, notes=suggestion.notes)
+        except FluxError:
+            raise
+        except Exception as error:
+            # A question changes nothing in the query, so a defect here must not end a query that runs well.
+            log.exception("a request could not be answered: %r", request)
+            return Refused(kind="failed", reason=f"{type(error).__name__}: {error}")
+        raise AssertionError(request)
+
+    def _running(self) -> Core:
+        if self._core.phase != "running":
+            raise UsageError(f"the query is {self._core.phase}: its replicas can be changed only while it is running")
+        return self._core
+
+    # ---- status
+
+    def _status(self, now: float) -> Status:
+        core, about = self._core, self._about
+        report = self._report() or {}
+        backlog = report.get("backlog", {})
+        return Status(
+            id=about.id,
+            name=about.name,
+            application=about.application,
+            pid=about.pid,
+            phase=str(core.phase),
+            error=None if core.error is None else str(core.error),
+            started=about.started,
+            uptime_s=about.uptime_s(now),
+            epoch=-1 if core.table is None else core.table.epoch,
+            rows_in=report.get("totalInputRows", 0),
+            rows_per_s=report.get("processedRowsPerSecond", 0.0),
+            backlog_slices=backlog.get("slices", 0),
+            backlog_bytes=backlog.get("bytes", 0),
+            take_overs=core.repairs.take_overs,
+            repairs=core.repairs.done,
+            moves=self._metrics.happened("move"),
+            stall_ms_max=self._metrics.stall_ms_max,
+            metrics=about.metrics,
+            stages=self._stages(report),
+            workers=self._workers(report),
+            moves_pending=self._pending(),
+            repairs_under_way=[
+                RepairStatus(
+                    stage=self._name(a.stage), partition=a.partition, worker=a.worker, phase=str(a.phase), why=a.why
+                )
+                for a in core.repairs.under_way.values()
+                if a.from_worker is None
+            ],
+            missing_slots=core.missing_slots(),
+            balancing=core.rounds.on,
+            evening_out=core.rounds.evening_out,
+            copies_on=report.get("copiesOn", ""),
+            requests=[_stands(asked) for asked in core.open_requests()],
+        )
+
+    def _stages(self, report: dict[str, Any]) -> list[StageStatus]:
+        core = self._core
+        counted = report.get("stages") or [{}] * len(core.plan.stages)
+        rows = []
+        for plan, level, stats in zip(
+            core.plan.stages, levels(core.plan, core.table, core.repairs.keeps_up), counted, strict=True
+        ):
+            p50, p99 = stats.get("latencyMs") or (None, None)
+            rows.append(
+                StageStatus(
+                    name=plan.name,
+                    partitions=plan.partitions,
+                    finished=stats.get("finished", 0),
+                    replicas=level.wanted,
+                    safe=level.safe,
+                    short=level.short,
+                    rows_in=stats.get("rowsIn", 0),
+                    rows_out=stats.get("rowsOut", 0),
+                    rows_per_s=stats.get("rowsPerSecond", 0.0),
+                    queued=stats.get("queued", 0),
+                    p50_ms=p50,
+                    p99_ms=p99,
+                )
+            )
+        return rows
+
+    def _workers(self, report: dict[str, Any]) -> list[WorkerStatus]:
+        loads = self._core.loads()
+        busy = loads.of_workers()
+        rates = {worker["id"]: worker["rowsPerSecond"] for worker in report.get("workers", ())}
+        primaries, replicas = self._placed()
+        rows = []
+        for _, member in sorted(self._core.members.workers.items()):
+            stats, load = member.stats, loads.workers.get(member.node)
+            rows.append(
+                WorkerStatus(
+                    worker=member.node,
+                    slot=member.about.index,
+                    host=member.about.host,
+                    pid=member.about.pid,
+                    executor=member.about.executor,
+                    primaries=primaries[member.node],
+                    replicas=replicas[member.node],
+                    rows_in=int(stats.get("rows_in", 0)),
+                    rows_per_s=rates.get(member.node, 0.0),
+                    queued=int(stats.get("queued", 0)),
+                    load=round(busy.get(member.node, 0.0), 4),
+                    cpu=round(load.cpu, 4) if load else 0.0,
+                    rss_bytes=int(stats.get("rss_bytes", 0)),
+                    log_bytes=int(stats.get("log_bytes", 0)),
+                    leaving=bool(load and load.leaving),
+                )
+            )
+        return rows
+
+    def _placed(self) -> Placed:
+        stages = () if self._core.table is None else self._core.table.stages
+        listed = [replicas for partitions in stages for replicas in partitions]
+        return Placed(
+            Counter(replicas[0].worker for replicas in listed if replicas),
+            Counter(replica.worker for replicas in listed for replica in replicas),
+        )
+
+    def _pending(self) -> list[MoveStatus]:
+        """The controller's list of moves, with the phase that the addition of each has reached."""
+        rows = []
+        for move in self._core.moves_pending():
+            addition = self._core.repairs.under_way.get(move.key)
+            begun = addition is not None and addition.worker == move.target
+            rows.append(self._move(move, str(addition.phase) if begun and addition is not None else "waiting"))
+        return rows
+
+    def _followed(self, number: int) -> Followed:
+        core = self._core
+        asked = core.request(number)
+        moves = [
+            Carried(move=self._move(job.move, str(job.phase)), done=job.phase == MovePhase.DONE, event=job.ended)
+            for job in asked.jobs
+        ]
+        error = None if core.error is None else str(core.error)
+        return Followed(asked=_stands(asked), moves=moves, phase=str(core.phase), error=error)
+
+    # ---- partitions
+
+    def _partitions(self, stage: str | None) -> Partitions:
+        core = self._core
+        wanted = None if stage is None else self._stage(stage)
+        loads = core.loads()
+        known = {Holding(load.stage, load.partition, load.worker): load for load in loads.replicas}
+        rows = []
+        for number, partitions in enumerate(core.table.stages if core.table else ()):
+            if wanted is None or number == wanted:
+                for partition, replicas in enumerate(partitions):
+                    for place, replica in enumerate(replicas):
+                        load = known.get(Holding(number, partition, replica.worker))
+                        rows.append(self._replica(number, partition, place, replica, load))
+        return Partitions(replicas=rows, seconds=loads.seconds)
+
+    def _replica(
+        self, stage: int, partition: int, place: int, replica: ReplicaAt, load: ReplicaLoad | None
+    ) -> ReplicaStatus:
+        load = load or ReplicaLoad(stage, partition, replica.worker, movable=False)
+        repairs = self._core.repairs
+        lag = repairs.lags.beyond(Life(stage, partition, replica.worker, replica.incarnation))
+        heir = repairs.is_safe(stage, partition, replica)
+        return ReplicaStatus(
+            stage=self._name(stage),
+            partition=partition,
+            worker=replica.worker,
+            role="primary" if place == 0 else kind_of(replica).role if replica.live else "new",
+            safe=heir and lag is None,
+            load=round(load.busy, 4),
+            queued=load.queued,
+            state_bytes=load.state_bytes,
+            rows_per_s=round(load.rows_per_s, 1),
+            movable=load.movable,
+            behind=lag.steps if heir and lag is not None else 0,
+        )
+
+    # ---- history
+
+    def _history(self, stage: str | None) -> History:
+        if stage is not None:
+            self._stage(stage)
+        kept = self._core.repairs.history
+        events = [event for event in kept if stage in (None, event.stage)]
+        return History(events=events, kept=kept.maxlen or len(kept))
+
+    # ---- moves and names
+
+    def _move(self, move: Move, phase: str = "waiting") -> MoveStatus:
+        return MoveStatus(
+            stage=self._name(move.stage),
+            partition=move.partition,
+            source=move.from_worker,
+            target=move.target,
+            gain=round(move.gain, 4),
+            cost=move.cost,
+            phase=phase,
+        )
+
+    def _meant(self, wanted: WantedMove) -> Move:
+        """The move with the number of its stage instead of the name. Without a source, the primary's worker is the
+        source."""
+        stage = self._stage(wanted.stage)
+        table = self._running().table
+        assert table is not None
+        rows = table.stages[stage]
+        if wanted.partition >= len(rows):
+            raise UsageError(
+                f"stage {wanted.stage} has the partitions 0 to {len(rows) - 1}, there is no {wanted.partition}"
+            )
+        source = rows[wanted.partition][0].worker if wanted.source is None else wanted.source
+        cost = next(
+            (
+                load.state_bytes
+                for load in self._core.loads().replicas
+                if (load.stage, load.partition, load.worker) == (stage, wanted.partition, source)
+            ),
+            0,
+        )
+        return Move(stage, wanted.partition, source, wanted.target, cost=cost)
+
+    def _name(self, stage: int) -> str:
+        return self._core.plan.stages[stage].name
+
+    def _stage(self, name: str) -> int:
+        for stage in self._core.plan.stages:
+            if stage.name == name:
+                return stage.id
+        known = ", ".join(stage.name for stage in self._core.plan.stages)
+        raise UsageError(f"there is no stage {name}; there are {known}")
+
+
+def _stands(asked: Asked) -> RequestStatus:
+    standing = asked.standing
+    return RequestStatus(
+        request=asked.number,
+        what=asked.what,
+        state=str(standing.state),
+        why=standing.why,
+        left=standing.left,
+        done=standing.done,
+        total=standing.total,
+    )

@@ -1,0 +1,1 @@
+"""Replicas in the table: their places, and the steps of repairs and moves."""

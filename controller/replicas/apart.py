@@ -1,0 +1,116 @@
+"""How far apart the replicas of a partition are: in different domains (racks, zones), on different hosts and executors
+(design: apart).
+
+One rule for all placements: of the workers that may hold a replica, those come first that share least with the other
+replicas. This is a preference. ``Placement.obstacle`` forbids to share an executor, the only thing that can be
+forbidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from enum import IntEnum
+from typing import NamedTuple
+
+from flux.dataflow.plan import Plan
+from flux.replicas.kinds import replicated
+from partitioning.table import Table
+
+
+class Place(NamedTuple):
+    """Where a worker is. ``domain``: its label; a host without one is a domain of its own."""
+
+    domain: str
+    host: str
+    executor: str
+
+    @classmethod
+    def of(cls, domain: str, host: str, executor: str) -> Place:
+        domain = domain or f"host {host}"
+        # Equal names of hosts in two domains are two hosts, and equal names of executors on two hosts two executors.
+        return cls(domain, f"{domain}, {host}", f"{domain}, {host}, {executor}")
+
+
+class Shared(IntEnum):
+    """The largest thing that two workers share, and lose together."""
+
+    NOTHING = 0
+    DOMAIN = 1
+    HOST = 2
+    EXECUTOR = 3
+
+
+#: What the replicas of every partition are on, if this is the most that two of them share.
+APART = {
+    Shared.NOTHING: "different domains",
+    Shared.DOMAIN: "different hosts",
+    Shared.HOST: "different executors",
+    Shared.EXECUTOR: "different workers",
+}
+
+
+def shared(one: Place, other: Place) -> Shared:
+    if one.executor == other.executor:
+        return Shared.EXECUTOR
+    if one.host == other.host:
+        return Shared.HOST
+    return Shared.DOMAIN if one.domain == other.domain else Shared.NOTHING
+
+
+class Spread:
+    """The workers of a moment. ``open_to``: workers that may be given replicas."""
+
+    def __init__(self, places: Mapping[int, Place], open_to: Iterable[int]) -> None:
+        self._places = places
+        self.open_to = list(open_to)
+        found = [places[worker] for worker in self.open_to]
+        self._domains, self._hosts, self._executors = (set(names) for names in zip(*found, strict=True)) if found else (
+            set(), set(), set(),
+        )  # fmt: skip
+
+    @property
+    def alike(self) -> bool:
+        """Whether all pairs of workers share the same."""
+        workers, domains = len(self.open_to), len(self._domains)
+        hosts, executors = len(self._hosts), len(self._executors)
+        return domains == workers or (domains == 1 and (hosts in (1, workers)) and executors in (1, workers))
+
+    def shared(self, worker: int, others: Iterable[int]) -> Shared:
+        """The most that a worker shares with one of the others."""
+        place = self._places.get(worker)
+        beside = [self._places[other] for other in others if other in self._places]
+        if place is None or not beside:
+            return Shared.NOTHING
+        return max(shared(place, other) for other in beside)
+
+    def least(self, others: Iterable[int]) -> Shared:
+        """The least that the best worker would share with these."""
+        beside = [self._places[other] for other in others if other in self._places]
+        if _has_others(self._domains, {place.domain for place in beside}):
+            return Shared.NOTHING
+        if _has_others(self._hosts, {place.host for place in beside}):
+            return Shared.DOMAIN
+        others_left = _has_others(self._executors, {place.executor for place in beside})
+        return Shared.HOST if others_left else Shared.EXECUTOR
+
+
+def _has_others(names: AbstractSet[str], known: AbstractSet[str]) -> bool:
+    """Whether there are names beside the known ones. Asked for every partition: a difference would copy all names."""
+    return any(name not in known for name in names)
+
+
+def closest(plan: Plan, table: Table, places: Mapping[int, Place]) -> Shared | None:
+    """The most that two replicas of any partition share; None: no partition has two."""
+    spread = Spread(places, places)
+    found = [
+        max(
+            spread.shared(replica.worker, [r.worker for r in replicas[:number]])
+            for number, replica in enumerate(replicas)
+        )
+        for stage in plan.stages
+        if replicated(stage)
+        for replicas in table.stages[stage.id]
+        if len(replicas) > 1
+    ]
+    return max(found, default=None)

@@ -1,0 +1,93 @@
+"""Kinds of replicas at the controller. It asks these questions beside those that workers ask (``flux.replicas.kinds``;
+design: kinds).
+
+Two more answers are the same for all kinds so far: any worker may hold a replica, and when its holder is lost, the
+replica is dropped and the sweep adds another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import flux.replicas.kinds as at_workers
+from flux.dataflow.plan import StagePlan
+from partitioning.table import ACTIVE, ReplicaAt
+
+
+class Kind(Protocol):
+    """``role``: name in reports of a live replica that is not the primary; ``may_lead``: it can be primary; ``safe``:
+    as long as one of this kind has arrived, the partition is not lost."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def may_lead(self) -> bool: ...
+    @property
+    def safe(self) -> bool: ...
+
+    def wanted(self, stage: StagePlan) -> int:
+        """How many of this kind each partition of a stage is to have."""
+
+
+class Active:
+    name = ACTIVE
+    role = "secondary"
+    may_lead = True
+    safe = True
+
+    def wanted(self, stage: StagePlan) -> int:
+        return stage.replicas
+
+
+#: In the order in which they are placed and repaired: the first of a partition leads.
+_known: dict[str, Kind] = {ACTIVE: Active()}
+
+
+def register(kind: Kind) -> None:
+    """After ``flux.replicas.kinds.register``."""
+    commits = at_workers.kind_named(kind.name).commits
+    assert commits or not (kind.safe or kind.may_lead), (
+        f"{kind.name}: it may lack what is committed (design: no-commit)"
+    )
+    _known[kind.name] = kind
+
+
+def unregister(name: str) -> None:
+    del _known[name]
+
+
+def known() -> list[str]:
+    return list(_known)
+
+
+def kind_of(replica: ReplicaAt) -> Kind:
+    return _known[replica.kind]
+
+
+def outlives_primary(replica: ReplicaAt) -> bool:
+    """Whether it has everything committed once it has arrived, and goes on with the next primary (design: no-commit)."""
+    return at_workers.kind_of(replica).commits
+
+
+def wanted(stage: StagePlan) -> list[str]:
+    """Kinds of all replicas that each partition of a stage is to have, the primary's first."""
+    return [kind.name for kind in _known.values() for _ in range(kind.wanted(stage))]
+
+
+def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
+    """The first kind of which a partition has too few; None: it has enough of each."""
+    for kind in _known.values():
+        if sum(replica.kind == kind.name for replica in replicas) < kind.wanted(stage):
+            return kind.name
+    return None
+
+
+def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]]) -> list[int]:
+    """Partitions of a stage that have too few of some kind. ``rows``: the replicas of each."""
+    if len(_known) == 1:  # this is asked of every partition, and counting by kind takes several times as long
+        enough = len(wanted(stage))
+        return [partition for partition, replicas in enumerate(rows) if len(replicas) < enough]
+    return [partition for partition, replicas in enumerate(rows) if missing(stage, replicas) is not None]

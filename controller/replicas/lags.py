@@ -1,0 +1,144 @@
+"""Replicas that lag their primaries, as the primaries' workers report: how far, and since when they stand still
+(design: behind, standing-still).
+
+A replica beyond one of the bounds (``spark.flux.replicas.maxStepsBehind``, ``.maxReplay``) has the order, and can take
+over if no better one is left. But the partition would wait until it has applied its steps, so nothing is given up in
+its favour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flux.host.worker_stats import TOLD_SHARE
+from flux.settings import Settings
+from flux.wire.statistics import Lag as Reported
+from partitioning.ids import PartitionKey
+from partitioning.table import ReplicaAt
+
+
+class Life(NamedTuple):
+    """A replica from its introduction to its end. Equal to the plain tuple, and found in a set by it."""
+
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+
+    @property
+    def key(self) -> PartitionKey:
+        return PartitionKey(self.stage, self.partition)
+
+    def is_in(self, replicas: Iterable[ReplicaAt]) -> bool:
+        """Whether these replicas of its partition include it."""
+        return any((r.worker, r.incarnation) == (self.worker, self.incarnation) for r in replicas)
+
+
+class Unapplied(NamedTuple):
+    """A worker's report of its secondaries that have many steps to apply."""
+
+    at: float
+    lives: set[Life]
+
+
+class Changes(NamedTuple):
+    """Replicas that are newly beyond the bounds, and those that have caught up."""
+
+    fallen: list[Life]
+    caught_up: list[Life]
+
+
+@dataclass
+class Lag:
+    """``said_by``: worker of the primary that reports it; ``steps`` behind, which take ``seconds`` by estimate;
+    ``applied``: its number of applied steps, unchanged from ``since`` to the last report at ``heard``, although nothing
+    else was in its way; ``beyond``: it has exceeded one of the bounds, and has not caught up since."""
+
+    said_by: int
+    steps: int
+    seconds: float
+    applied: int
+    since: float
+    heard: float
+    beyond: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.steps:,} steps behind its primary" + (f", about {self.seconds:.1f} s" if self.seconds else "")
+
+
+class Lags:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lags: dict[Life, Lag] = {}
+        self._by_themselves: dict[int, Unapplied] = {}  # worker -> its last report
+
+    def __bool__(self) -> bool:
+        """Whether any lag is known."""
+        return bool(self._lags)
+
+    def beyond(self, life: Life) -> Lag | None:
+        """The lag of a replica, if it is beyond the bounds."""
+        lag = self._lags.get(life)
+        return lag if lag is not None and lag.beyond else None
+
+    def all_beyond(self) -> dict[Life, Lag]:
+        return {life: lag for life, lag in self._lags.items() if lag.beyond}
+
+    # ---- reports
+
+    def note(self, said_by: int, reported: Iterable[Reported], leads: Callable[[Life], bool], now: float) -> Changes:
+        """Take all lags that a worker reports. Only those of partitions that it ``leads`` count, as others are out of
+        date. Returns the replicas that are newly beyond the bounds, and those that have caught up."""
+        found = {Life(*lag[:4]): lag[4:] for lag in reported}
+        were_beyond = [life for life, lag in self._lags.items() if leads(life) and lag.beyond]
+        self._lags = {life: lag for life, lag in self._lags.items() if life in found or not leads(life)}
+        fallen = [life for life, lag in found.items() if leads(life) and self.note_one(said_by, life, *lag, now)]
+        return Changes(fallen, [life for life in were_beyond if self.beyond(life) is None])
+
+    def note_one(
+        self, said_by: int, life: Life, steps: int, seconds: float, applied: int, told: bool, now: float
+    ) -> bool:
+        """Take the lag of one replica. ``told``: nothing but the replica itself is in its way. Whether it is newly
+        beyond the bounds."""
+        known = self._lags.get(life)
+        stands = known is not None and known.said_by == said_by and known.applied == applied and told
+        lag = Lag(said_by, steps, seconds, applied, known.since if known is not None and stands else now, now)
+        before = known is not None and known.beyond
+        bounds = self._settings
+        share = max(steps / bounds.replicas_max_steps_behind, seconds / bounds.replicas_max_replay)
+        lag.beyond = share > 1 or (before and share > TOLD_SHARE)
+        self._lags[life] = lag
+        return lag.beyond and not before
+
+    def note_unapplied(self, worker: int, unapplied: Iterable[Sequence[int]], now: float) -> None:
+        """Take a worker's report on its own secondaries: ``unapplied`` are those with many steps to apply."""
+        lives = {Life(stage, partition, worker, incarnation) for stage, partition, incarnation in unapplied}
+        self._by_themselves[worker] = Unapplied(now, lives)
+
+    def has_applied(self, life: Life, since: float) -> bool:
+        """Whether its own worker has reported after ``since`` that it has few steps left. Asked when its primary is
+        silent."""
+        said = self._by_themselves.get(life.worker)
+        return said is not None and said.at > since and life not in said.lives
+
+    def forget(self, worker: int) -> None:
+        """The worker is out of the table."""
+        self._by_themselves.pop(worker, None)
+
+    def keep(self, wanted: Callable[[Life, Lag], bool]) -> None:
+        """Forget the others."""
+        self._lags = {life: lag for life, lag in self._lags.items() if wanted(life, lag)}
+
+    # ---- standing still
+
+    def controller_stood_still(self, seconds: float, now: float) -> None:
+        """Reports that came meanwhile have not been read, so this time does not count."""
+        for lag in self._lags.values():
+            lag.since = min(now, lag.since + seconds)
+
+    def standing_still(self) -> dict[Life, Lag]:
+        """Replicas that have applied nothing for longer than any step may take."""
+        limit = self._settings.step_timeout
+        return {life: lag for life, lag in self._lags.items() if lag.heard - lag.since > limit}

@@ -1,0 +1,216 @@
+"""Which replicas to add next: in topological order of the stages, a few partitions at a time (design: sweep,
+add-replica).
+
+An addition goes through phases (``addition_phases``), each entered when the one before is confirmed. Every command is
+safe to repeat. An addition that a loss has made impossible is dropped, and the next look at the table plans another.
+The first half of a move is an addition like any other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from controller.replicas.addition_phases import Heard, Phase, after
+from controller.replicas.kinds import incomplete, missing
+from controller.replicas.lags import Life
+from controller.replicas.placement import Placement
+from flux.dataflow.plan import Plan
+from flux.replicas.kinds import Acks, kind_named
+from partitioning.ids import PartitionKey
+from partitioning.table import ACTIVE, ReplicaAt, Table
+
+Replicas = tuple[ReplicaAt, ...]
+Rows = tuple[Replicas, ...]
+
+
+@dataclass
+class Addition:
+    """One AddReplica under way. ``incarnation``: epoch of the table that introduced the replica; ``since``: when its
+    ``phase`` began. ``ask_at``: when the copy is ordered next, and again ``patience_s`` later; ``asked``: how often it
+    was ordered. ``from_worker``: in a move, the worker whose replica this one replaces; None: a repair. ``arrived``:
+    the replica has all that is committed, and the move waits only for replicas that are far behind."""
+
+    stage: int
+    partition: int
+    worker: int
+    incarnation: int
+    started: float
+    patience_s: float
+    phase: Phase = Phase.RETAIN
+    ask_at: float = -1.0
+    why: str = "too few replicas"
+    stall_ms: float = 0.0
+    from_worker: int | None = None
+    since: float = 0.0
+    asked: int = 0
+    arrived: bool = False
+    bytes: int = 0
+    kind: str = ACTIVE
+
+    @property
+    def key(self) -> PartitionKey:
+        return PartitionKey(self.stage, self.partition)
+
+    @property
+    def life(self) -> Life:
+        return Life(self.stage, self.partition, self.worker, self.incarnation)
+
+    def on(self, heard: Heard, now: float) -> None:
+        self.phase, self.since = after(self.phase, heard), now
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An addition to begin. ``from_worker``: as in Addition."""
+
+    stage: int
+    partition: int
+    worker: int
+    from_worker: int | None = None
+    why: str = "too few replicas"
+    kind: str = ACTIVE
+
+    @property
+    def key(self) -> PartitionKey:
+        return PartitionKey(self.stage, self.partition)
+
+
+class Held(NamedTuple):
+    """A number of replicas on a worker. Sorts by the number."""
+
+    replicas: int
+    worker: int
+
+
+def first_phase(kind: str) -> Phase:
+    """RETAIN, or COPY for a kind for which producers keep nothing: then nobody has to confirm the table first."""
+    return Phase.COPY if kind_named(kind).acks is Acks.NOTHING else Phase.RETAIN
+
+
+class Census:
+    """The numbers of replicas on workers, and the partitions with too few. The first table is counted as a whole, later
+    ones only in the stages that have changed: the sweep looks far more often than a stage changes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._stages = plan.stages
+        self._counted: list[Rows] = [()] * len(plan.stages)
+        self._low: list[list[int]] = [[] for _ in plan.stages]
+        self._held: list[dict[int, int]] = [{} for _ in plan.stages]
+        self._total: Counter[int] = Counter()
+
+    def look(self, table: Table) -> None:
+        for stage, rows in enumerate(table.stages):
+            if rows is not self._counted[stage]:
+                self._counted[stage] = rows
+                self._low[stage] = incomplete(self._stages[stage], rows)
+                held = Counter([replica.worker for replicas in rows for replica in replicas])
+                self._total.subtract(self._held[stage])
+                self._total.update(held)
+                self._held[stage] = held
+
+    def low(self) -> Iterator[PartitionKey]:
+        """Partitions with fewer replicas than their stage wants, in topological order."""
+        return (
+            PartitionKey(stage, partition) for stage, partitions in enumerate(self._low) for partition in partitions
+        )
+
+    def held(self) -> dict[int, int]:
+        """Replicas on each worker that has any."""
+        return {worker: count for worker, count in self._total.items() if count}
+
+
+def under_replicated(plan: Plan, table: Table) -> list[PartitionKey]:
+    """Partitions with fewer replicas than their stage wants, in topological order."""
+    return [
+        PartitionKey(stage.id, partition)
+        for stage in plan.stages
+        for partition in incomplete(stage, table.stages[stage.id])
+    ]
+
+
+def next_additions(
+    plan: Plan,
+    table: Table,
+    under_way: Iterable[Addition],
+    at_once: int,
+    placement: Placement,
+    census: Census | None = None,
+    resting: AbstractSet[PartitionKey] = frozenset(),
+) -> list[Wanted]:
+    """The additions to begin now. Stages go in order: none begins while another has an addition under way. ``census``:
+    keep one from call to call to save counting. ``resting``: partitions that are skipped for now."""
+    busy = list(under_way)
+    if len(busy) >= at_once:
+        return []
+    stage = min((addition.stage for addition in busy), default=None)
+    wanted: list[Wanted] = []
+    for each in _additions(plan, table, busy, placement, census or Census(plan), stage, resting):
+        # Partitions that no worker can take are skipped, and so is a stage that has no others.
+        if wanted and each.stage != wanted[0].stage:
+            break
+        wanted.append(each)
+        if len(busy) + len(wanted) >= at_once:
+            break
+    return wanted
+
+
+def all_additions(plan: Plan, table: Table, placement: Placement) -> list[Wanted]:
+    """All additions that the sweep will make, in order, if nothing else happens meanwhile."""
+    return list(_additions(plan, table, [], placement, Census(plan), None, frozenset()))
+
+
+def _additions(
+    plan: Plan,
+    table: Table,
+    busy: list[Addition],
+    placement: Placement,
+    census: Census,
+    stage: int | None,
+    resting: AbstractSet[PartitionKey],
+) -> Iterator[Wanted]:
+    """The additions in order, each on the worker with the fewest replicas at that time, among those that may hold it
+    and have the best rank. ``stage``: the only stage to look at; None: all."""
+    census.look(table)
+    held = census.held()
+    emptiest = [Held(held.get(worker, 0), worker) for worker in {**table.endpoints, **held}]
+    heapq.heapify(emptiest)
+    taken = {addition.key for addition in busy} | resting
+    hopeless: set[tuple[int, ...]] = set()
+    for key in census.low():
+        if stage is not None and key.stage != stage:
+            return
+        if key in taken:
+            continue
+        replicas = table.replicas(*key)
+        holders = tuple(replica.worker for replica in replicas)
+        if holders in hopeless:
+            continue  # no worker may hold a replica beside these: with few workers, many partitions are like this one
+        worker = _emptiest(emptiest, key, holders, placement)
+        if worker is None:
+            hopeless.add(holders)
+        else:
+            yield Wanted(*key, worker, kind=missing(plan.stages[key.stage], replicas) or ACTIVE)
+
+
+def _emptiest(emptiest: list[Held], key: PartitionKey, holders: tuple[int, ...], placement: Placement) -> int | None:
+    """Of the workers that may hold it and have the best rank, the one with the fewest replicas. Its entry in the heap
+    then counts one more. With the heap, not all workers are looked at for each of many partitions."""
+    wanted = placement.best(key, holders)
+    seen: list[Held] = []
+    chosen: int | None = None  # its place among those seen
+    best = wanted
+    while emptiest and (chosen is None or best > wanted):
+        seen.append(heapq.heappop(emptiest))
+        worker = seen[-1].worker
+        if placement.may_hold(worker, holders):
+            rank = placement.rank(key, worker, holders)
+            if chosen is None or rank < best:
+                chosen, best = len(seen) - 1, rank
+    for at, (replicas, worker) in enumerate(seen):
+        heapq.heappush(emptiest, Held(replicas + (at == chosen), worker))
+    return None if chosen is None else seen[chosen].worker

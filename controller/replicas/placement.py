@@ -1,0 +1,143 @@
+"""Who may hold which replica: this module answers every question about the place of a replica (design: placement).
+
+The first table, repairs, moves, drains and policies all ask a ``Placement``. ``FarApart`` is the only one; another,
+such as a ring, would be another class with the same methods, and ``placement_of`` would make it.
+
+Law: whether a worker *may* hold a replica depends only on the worker and on the holders of the other replicas. Among
+those that may, ``rank`` is a preference and never a refusal: after a loss there may be no other choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+from typing import Any, Protocol
+
+from controller.replicas.apart import Place, Spread
+from controller.replicas.first_table import first_table
+from controller.replicas.kinds import wanted
+from controller.wording import count, listed, named
+from flux.dataflow.plan import Plan
+from partitioning.ids import PartitionKey
+from partitioning.table import Table
+
+
+class Placement(Protocol):
+    """Answers for the workers of a moment. ``others``: workers that hold the other replicas of the same partition;
+    ``leaving``: workers that are being emptied."""
+
+    @property
+    def leaving(self) -> AbstractSet[int]: ...
+
+    def first_table(self, plan: Plan, endpoints: Mapping[int, str]) -> Table:
+        """The table of epoch 0. ``endpoints`` of the workers, in slot order. QueryFailed if there are too few workers
+        for the replicas."""
+
+    def obstacle(self, worker: int, others: Iterable[int]) -> str | None:
+        """Why a worker may not hold a replica of a partition; None: it may."""
+
+    def may_hold(self, worker: int, others: Iterable[int]) -> bool:
+        """Whether there is no obstacle."""
+
+    def rank(self, key: PartitionKey, worker: int, others: Iterable[int]) -> int:
+        """How good a worker is for a partition: the lowest rank is best."""
+
+    def best(self, key: PartitionKey, others: Iterable[int]) -> int:
+        """The lowest rank of all workers that are not leaving."""
+
+    def candidates(
+        self,
+        key: PartitionKey,
+        others: Sequence[int],
+        then: Callable[[int], Any],
+        first: Callable[[int], int] = lambda worker: 0,
+        without: AbstractSet[int] = frozenset(),
+    ) -> list[int]:
+        """Workers that may hold a new replica of the partition, in order of preference, ``without`` the given ones.
+        They are sorted by ``first``, then by rank, then by ``then``."""
+
+    def misplaced(self, key: PartitionKey, holders: Sequence[int]) -> int | None:
+        """A holder whose replica had better be elsewhere; None: all places are as good as possible. ``holders``: the
+        primary first; a secondary is preferred."""
+
+    def too_few(self, plan: Plan, leaving: AbstractSet[int]) -> str | None:
+        """Why the other workers could not hold all replicas if those left; None: they could."""
+
+
+def placement_of(places: Mapping[int, Place], leaving: Iterable[int], same_executor: bool) -> Placement:
+    """The placement of Flux."""
+    return FarApart(places, leaving, same_executor)
+
+
+class FarApart:
+    """Replicas of a partition are as far apart as the workers are (``apart``). ``same_executor``: two may be on one
+    executor."""
+
+    def __init__(self, places: Mapping[int, Place], leaving: Iterable[int] = (), same_executor: bool = False) -> None:
+        self.leaving: AbstractSet[int] = frozenset(leaving)
+        self._places = places
+        self._same_executor = same_executor
+
+    @cached_property
+    def _spread(self) -> Spread:
+        return Spread(self._places, [worker for worker in self._places if worker not in self.leaving])
+
+    def first_table(self, plan: Plan, endpoints: Mapping[int, str]) -> Table:
+        return first_table(plan, self._places, endpoints, self._same_executor)
+
+    def obstacle(self, worker: int, others: Iterable[int]) -> str | None:
+        place = self._places.get(worker)
+        if place is None:
+            return f"there is no worker {worker}; there are {listed(sorted(self._places))}"
+        if worker in self.leaving:
+            return f"worker {worker} is leaving"
+        for other in others:
+            if other == worker:
+                return f"worker {worker} holds a copy already"
+            beside = self._places.get(other)
+            if not self._same_executor and beside is not None and beside.executor == place.executor:
+                return (
+                    f"worker {worker} is on the same executor as worker {other}, which holds another copy; "
+                    "spark.flux.replicas.allowSameExecutor would allow it"
+                )
+        return None
+
+    def may_hold(self, worker: int, others: Iterable[int]) -> bool:
+        return self.obstacle(worker, others) is None
+
+    def rank(self, key: PartitionKey, worker: int, others: Iterable[int]) -> int:
+        return self._spread.shared(worker, others)
+
+    def best(self, key: PartitionKey, others: Iterable[int]) -> int:
+        return self._spread.least(others)
+
+    def candidates(
+        self,
+        key: PartitionKey,
+        others: Sequence[int],
+        then: Callable[[int], Any],
+        first: Callable[[int], int] = lambda worker: 0,
+        without: AbstractSet[int] = frozenset(),
+    ) -> list[int]:
+        fit = [worker for worker in self._places if worker not in without and self.may_hold(worker, others)]
+        return sorted(fit, key=lambda worker: (first(worker), self.rank(key, worker, others), then(worker)))
+
+    def misplaced(self, key: PartitionKey, holders: Sequence[int]) -> int | None:
+        for worker in reversed(holders):
+            others = [other for other in holders if other != worker]
+            if others and self.best(key, others) < self.rank(key, worker, others):
+                return worker
+        return None
+
+    def too_few(self, plan: Plan, leaving: AbstractSet[int]) -> str | None:
+        staying = [place for worker, place in self._places.items() if worker not in leaving]
+        executors = len({place.executor for place in staying})
+        room = len(staying) if self._same_executor else executors
+        for stage in plan.stages:
+            if room < len(wanted(stage)):
+                return (
+                    f"stage {stage.name} has replicas={stage.replicas}, and without {named('worker', sorted(leaving))} there "
+                    f"would be {count(len(staying), 'worker')} on {count(executors, 'executor')}: add workers first"
+                )
+        return None

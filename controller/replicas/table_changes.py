@@ -1,0 +1,148 @@
+"""AddReplica and DropReplica as changes of the table: pure functions that return a new table (design: add-replica,
+drop-replica)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from controller.replicas.kinds import kind_of
+from partitioning.ids import PartitionKey
+from partitioning.table import ACTIVE, ReplicaAt, Table
+
+Replicas = tuple[ReplicaAt, ...]
+#: A question about the replica of a stage's partition.
+Judge = Callable[[int, int, ReplicaAt], bool]
+
+
+def _changed(table: Table, stage: int, partition: int, change: Callable[[Replicas], Replicas]) -> Table:
+    rows = list(table.stages[stage])
+    rows[partition] = change(rows[partition])
+    stages = list(table.stages)
+    stages[stage] = tuple(rows)
+    return Table(table.epoch + 1, tuple(stages), table.sources, table.endpoints)
+
+
+def retain(table: Table, stage: int, partition: int, worker: int, kind: str = ACTIVE) -> Table:
+    """Phase 1: the new replica is listed, not live. From this table on, producers keep log entries for it."""
+    new = ReplicaAt(worker, table.epoch + 1, False, kind)
+    return _changed(table, stage, partition, lambda replicas: (*replicas, new))
+
+
+def make_live(table: Table, stage: int, partition: int, worker: int) -> Table:
+    """Phase 3: from this table on, the primary needs the replica's acks to commit."""
+
+    def change(replicas: Replicas) -> Replicas:
+        return tuple(replace(r, live=True) if r.worker == worker else r for r in replicas)
+
+    return _changed(table, stage, partition, change)
+
+
+def drop(table: Table, stage: int, partition: int, worker: int) -> Table:
+    """The table without this replica. If it was the primary, the next in the list becomes primary; the caller makes
+    sure that this one is safe."""
+    return _changed(table, stage, partition, lambda replicas: tuple(r for r in replicas if r.worker != worker))
+
+
+def _holds(replicas: Replicas, worker: int) -> bool:
+    for replica in replicas:  # noqa: SIM110 - any() takes several times as long, and this is asked of every partition
+        if replica.worker == worker:
+            return True
+    return False
+
+
+class AfterLoss(NamedTuple):
+    """``orphans``: partitions that have no safe replica left."""
+
+    table: Table
+    orphans: list[PartitionKey]
+
+
+def without_worker(
+    table: Table,
+    worker: int,
+    safe: Judge,
+    readers: list[int],
+    rather: Judge | None = None,
+    stays: Judge | None = None,
+) -> AfterLoss:
+    """The table after the loss of a worker, in one epoch, and the partitions that have no safe replica left.
+
+    If the primary is lost, a safe replica takes over, and replicas that are not safe are dropped: their copy of state
+    may hold steps that the survivors order differently. ``readers``: workers that take over its partitions of sources.
+    ``rather``: the safe replicas that are preferred as primary. ``stays``: further replicas that are kept although they
+    cannot save the partition."""
+    lost: list[PartitionKey] = []
+    stages = list(table.stages)
+    for stage, partitions in enumerate(table.stages):
+        held = [number for number, replicas in enumerate(partitions) if _holds(replicas, worker)]
+        rows = list(partitions)
+        for partition in held:
+            left = tuple(replica for replica in partitions[partition] if replica.worker != worker)
+            if partitions[partition][0].worker == worker:
+                left = _after_primary(stage, partition, left, safe, rather, stays)
+            if not left:
+                lost.append(PartitionKey(stage, partition))
+            rows[partition] = left
+        if held:  # other stages stay the same objects, so that nobody has to look at them again
+            stages[stage] = tuple(rows)
+    sources = tuple(
+        tuple(
+            readers[number % len(readers)] if owner == worker and readers else owner
+            for number, owner in enumerate(owners)
+        )
+        for owners in table.sources
+    )
+    endpoints = {node: endpoint for node, endpoint in table.endpoints.items() if node != worker}
+    return AfterLoss(Table(table.epoch + 1, tuple(stages), sources, endpoints), lost)
+
+
+class Preference(NamedTuple):
+    """The best heir sorts first."""
+
+    may_not_lead: bool
+    not_preferred: bool
+
+
+def _after_primary(
+    stage: int, partition: int, left: Replicas, safe: Judge, rather: Judge | None, stays: Judge | None
+) -> Replicas:
+    """The replicas that a partition keeps after the loss of its primary, the heir first; none if none of them is
+    safe."""
+    kept = tuple(r for r in left if safe(stage, partition, r) or (stays is not None and stays(stage, partition, r)))
+    if not any(safe(stage, partition, replica) for replica in kept):
+        return ()
+    if len(kept) == 1:
+        return kept
+
+    def preference(heir: ReplicaAt) -> Preference:
+        return Preference(not kind_of(heir).may_lead, rather is not None and not rather(stage, partition, heir))
+
+    return tuple(sorted(kept, key=preference))
+
+
+def with_worker(table: Table, worker: int, endpoint: str) -> Table:
+    """A worker has joined; nothing is placed there yet."""
+    return Table(table.epoch + 1, table.stages, table.sources, {**table.endpoints, worker: endpoint})
+
+
+def take_place(table: Table, stage: int, partition: int, source: int, target: int) -> Table:
+    """The second half of a move: the table without the source, and with the target in its place. If that is the first
+    place, the target becomes primary; otherwise the primary stays what it is, because a primary is never demoted."""
+
+    def change(replicas: Replicas) -> Replicas:
+        moved = next(replica for replica in replicas if replica.worker == target)
+        return tuple(moved if replica.worker == source else replica for replica in replicas if replica.worker != target)
+
+    return _changed(table, stage, partition, change)
+
+
+def read_elsewhere(table: Table, workers: Iterable[int], readers: list[int]) -> Table:
+    """The partitions of sources that ``workers`` read go to ``readers`` in turn."""
+    given = set(workers)
+    turns = itertools.cycle(readers)
+    sources = tuple(tuple(next(turns) if owner in given else owner for owner in owners) for owners in table.sources)
+    return Table(table.epoch + 1, table.stages, sources, table.endpoints)

@@ -1,0 +1,75 @@
+"""Events of replicas and workers, kept for ``lastProgress``, the history and the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+#: Events kept for ``lastProgress`` and the history.
+HISTORY_KEPT = 1000
+#: Of these, so many are in each progress report.
+RECENT = 20
+
+
+@dataclass(frozen=True)
+class Event:
+    """``kind`` of a partition: "take-over", "repair", "move", "divergence", "behind" (a replica that lags) and "caught
+    up", "drop" (a replica that stood still), "failed attempt" to add a replica, "move given up"; of a worker (``stage``
+    is empty and ``partition`` -1): "join", "loss", "drain"; of the query: "scale", "balance" (a note of a policy); of
+    any of these: "warning".
+
+    ``worker``: where the replica is from now on; ``source``: where it was; -1: nowhere. ``bytes`` of state copied;
+    ``seconds`` from the beginning to the end; ``stall_ms``: how long the primary stood still for the copy; ``request``:
+    number of the request that the event belongs to, 0: none."""
+
+    kind: str
+    at: float
+    stage: str
+    partition: int
+    worker: int
+    why: str
+    seconds: float = 0.0
+    stall_ms: float = 0.0
+    source: int = -1
+    bytes: int = 0
+    request: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.kind} of {self.stage}/{self.partition}" if self.stage else self.kind
+        if self.source >= 0:
+            text += f" from worker {self.source}" + (f" to worker {self.worker}" if self.worker >= 0 else "")
+        elif self.worker >= 0:
+            text += f" {'on' if self.stage else 'of'} worker {self.worker}"
+        text += f": {self.why}"
+        if self.seconds:
+            text += f"; took {self.seconds:.3f} s"
+        if self.bytes:
+            text += f", {self.bytes:,} bytes of state"
+        return text + (f", stall {self.stall_ms:.1f} ms" if self.stall_ms else "")
+
+
+class History:
+    """The newest events, and those that ``news`` has not returned yet."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Event] = deque(maxlen=HISTORY_KEPT)
+        # Bounded as well: a controller without a shell, which would ask for the news, must not grow.
+        self._news: deque[Event] = deque(maxlen=HISTORY_KEPT)
+        self.wall_ahead = 0.0  # the wall clock, which events show, minus the controller's ``now``
+
+    def note(self, event: Event) -> Event:
+        """Keep an event. Returns it as it is kept, with the time of the wall clock."""
+        event = replace(event, at=event.at + self.wall_ahead)
+        self.kept.append(event)
+        self._news.append(event)
+        return event
+
+    def news(self) -> list[Event]:
+        """Events since the last call."""
+        news = list(self._news)
+        self._news.clear()
+        return news
+
+    def recent(self) -> list[dict[str, Any]]:
+        return [asdict(event) for event in list(self.kept)[-RECENT:]]

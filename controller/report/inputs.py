@@ -1,0 +1,70 @@
+"""Counts the rows that the query has read: every row once, however often its partition of a source is read (design:
+rows-once).
+
+A partition of a source is read again when its Spark task is retried, or by another worker when its reader is lost or
+leaves. The count of a partition is the highest count of any of its readers, from the first row on; the sum of these
+counts never falls. A reader that begins in the middle (a source that seeks) continues the reported count of the rows
+before its first batch. That count is never too high, so no row is counted twice; it may miss rows that came between two
+reports.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+#: Reports kept of each partition, to know the number of rows before a batch. A new reader begins at a batch that was
+#: still in the log of the reader before, which is some seconds of its reports.
+MARKS_KEPT = 256
+
+
+class Reading(NamedTuple):
+    """One reading of a partition: the worker that reads, and its first batch."""
+
+    reader: int
+    start: int
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.rows = 0
+        self._batches = [0]  # numbers of batches, ascending
+        self._rows = [0]  # the least number of rows in that many batches
+        self._before: dict[Reading, int] = {}  # rows before its first batch
+
+    def note(self, reader: int, start: int, end: int, rows: int) -> None:
+        """``reader`` has read batches ``start`` .. ``end`` - 1, with ``rows`` rows in all."""
+        reading = Reading(reader, start)
+        before = self._before.get(reading)
+        if before is None:
+            before = self._before[reading] = self._rows[bisect.bisect_right(self._batches, start) - 1]
+        absolute = before + rows
+        if end > self._batches[-1] and absolute >= self._rows[-1]:
+            self._batches.append(end)
+            self._rows.append(absolute)
+            del self._batches[1:-MARKS_KEPT], self._rows[1:-MARKS_KEPT]
+        self.rows = max(self.rows, absolute)
+
+
+class InputRows:
+    def __init__(self) -> None:
+        self._partitions: dict[Any, _Partition] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(partition.rows for partition in self._partitions.values())
+
+    def from_worker(self, worker: int, sources: Iterable[Sequence[int]]) -> None:
+        """For each partition of a source that the worker reads: source, partition, first batch, number of batches,
+        rows."""
+        for source, partition, start, batches, rows in sources:
+            self._of((source, partition)).note(worker, start, start + batches, rows)
+
+    def from_ingress(self, edges: Sequence[int], partition: int, rows: int) -> None:
+        """For an attempt of a Spark task, which reads its partition from the start."""
+        counted = self._of((tuple(edges), partition))
+        counted.rows = max(counted.rows, rows)
+
+    def _of(self, key: Any) -> _Partition:
+        return self._partitions.setdefault(key, _Partition())

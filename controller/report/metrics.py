@@ -1,0 +1,255 @@
+"""The metrics of one query for Prometheus: counters, gauges, and a histogram of stalls.
+
+``Metrics`` belongs to the controller's thread, which passes it every event and has it take a snapshot now and then. A
+snapshot never changes, so any thread may read the newest one. Law: a counter never falls while the query runs, although
+workers come and go and take their counts with them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controller.balance.load import Loads
+from controller.replicas.repairs import Event
+from controller.report.replication import Level
+from flux.dataflow.plan import Plan
+
+#: Upper bounds in seconds: from stalls that nobody notices to stalls that everybody notices.
+STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+PHASES = ("starting", "running", "finished", "ended")
+#: Kinds of events that have a counter of their own.
+COUNTED = {
+    "take-over": ("flux_take_overs", "Partitions taken over by another replica"),
+    "repair": ("flux_repairs", "Replicas added because there were too few"),
+    "move": ("flux_moves", "Replicas moved to another worker"),
+    "divergence": ("flux_divergences", "Replicas that gave other output than their primary"),
+}
+#: A worker's name for what it refuses -> name and meaning of the metric.
+REFUSALS = {
+    "duplicate": ("flux_duplicates_refused", "Slices of batches that had been taken before"),
+    "stale": ("flux_stale_dropped", "Messages of an earlier handshake, life or epoch"),
+    "gap": ("flux_gaps", "Messages that came after one that was lost"),
+    "malformed": ("flux_malformed_refused", "Messages that could not be read"),
+    "refused": ("flux_unauthenticated_refused", "Messages of connections that had not proved the secret"),
+}
+
+
+class Tally:
+    """Sums of counts over workers, each of which only grows. The counts of a lost worker stay in the sum."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, dict[str, float]] = {}  # worker -> its counts
+        self.total: Counter[str] = Counter()
+
+    def count(self, worker: int, counts: Mapping[str, float]) -> None:
+        last = self._last.setdefault(worker, {})
+        for name, value in counts.items():
+            before = last.get(name, 0)
+            if value > before:
+                self.total[name] += value - before  # type: ignore[assignment]
+                last[name] = value
+
+    def forget_all_but(self, workers: Iterable[int]) -> None:
+        """Keep only the sum for workers that are gone. Their ids are never used again."""
+        alive = set(workers)
+        self._last = {worker: counts for worker, counts in self._last.items() if worker in alive}
+
+
+class Happened(NamedTuple):
+    """A kind of event of a stage; of a worker or the query, ``stage`` is empty."""
+
+    kind: str
+    stage: str
+
+
+class Metrics(Collector):
+    """``note`` every event once, ``observe`` now and then; ``collect`` and ``text`` from any thread."""
+
+    def __init__(self, plan: Plan, query_id: str, name: str | None) -> None:
+        self.events: Counter[Happened] = Counter()
+        self.stall_ms_max = 0.0
+        self._plan = plan
+        self._names = {"query": name or query_id, "id": query_id}
+        self._refusals = Tally()
+        self._moved_bytes = 0
+        self._stalls: dict[str, list[int]] = {}
+        self._stall_sums: Counter[str] = Counter()
+        self._snapshot: list[Metric] = []
+
+    # ---- the controller's thread
+
+    def note(self, event: Event) -> None:
+        self.events[Happened(event.kind, event.stage)] += 1
+        if event.kind in ("repair", "move"):
+            seconds = event.stall_ms / 1e3
+            self.stall_ms_max = max(self.stall_ms_max, event.stall_ms)
+            buckets = self._stalls.setdefault(event.kind, [0] * (len(STALL_BUCKETS_S) + 1))
+            buckets[bisect.bisect_left(STALL_BUCKETS_S, seconds)] += 1
+            self._stall_sums[event.kind] += seconds  # type: ignore[assignment]
+        if event.kind == "move":
+            self._moved_bytes += getattr(event, "bytes", 0)
+
+    def happened(self, kind: str) -> int:
+        return sum(count for known, count in self.events.items() if known.kind == kind)
+
+    def observe(
+        self,
+        phase: str,
+        report: dict[str, Any] | None,
+        levels: list[Level],
+        loads: Loads,
+        moves_pending: int,
+        refused: int,
+    ) -> None:
+        """Take a snapshot. ``report``: the newest progress report, None before the first; ``refused``: number of
+        refused requests."""
+        if report is None:
+            self._snapshot = [self._of_phase(phase)]
+            return
+        workers = report["workers"]
+        for worker in workers:
+            self._refusals.count(worker["id"], worker["counters"])
+        self._refusals.forget_all_but(worker["id"] for worker in workers)
+        self._snapshot = [
+            self._of_phase(phase),
+            *self._of_query(report, moves_pending, refused),
+            *self._of_stages(report["stages"], levels),
+            *self._of_workers(workers, loads),
+            *self._of_events(),
+        ]
+
+    def _of_phase(self, phase: str) -> Metric:
+        phases = self._gauge("flux_query_phase", "1 for the phase that the query is in", "phase")
+        for known in PHASES:
+            self._add(phases, float(known == phase), known)
+        return phases
+
+    def _of_query(self, report: dict[str, Any], moves: int, refused: int) -> list[Metric]:
+        backlog = report["backlog"]
+        return [
+            self._one("flux_epoch", "Number of the newest table of replicas", report["epoch"]),
+            self._count("flux_source_rows", "Rows read from sources", report["totalInputRows"]),
+            self._one("flux_source_rows_per_second", "Of the last interval", report["inputRowsPerSecond"]),
+            self._one("flux_backlog_slices", "Slices that wait to be applied", backlog["slices"]),
+            self._one("flux_backlog_bytes", "Bytes in the logs of producers", backlog["bytes"]),
+            self._one("flux_workers", "Workers that take part", len(report["workers"])),
+            self._one("flux_moves_pending", "Moves planned or under way", moves),
+            self._one(
+                "flux_repairs_under_way", "Replicas that are being added", len(report.get("repairsUnderWay", ()))
+            ),
+            self._count("flux_requests_refused", "Requests of operators that were refused", refused),
+        ]
+
+    def _of_stages(self, stages: list[dict[str, Any]], levels: list[Level]) -> list[Metric]:
+        rows_in = self._counter("flux_rows_in", "Rows applied by primaries", "stage")
+        rows_out = self._counter("flux_rows_out", "Rows handed on by primaries", "stage")
+        rate = self._gauge("flux_rows_per_second", "Rows applied, of the last interval", "stage")
+        queued = self._gauge("flux_queued_slices", "Slices that wait to be applied", "stage")
+        latency = self._gauge("flux_step_latency_seconds", "Of the worker that is worst off", "stage", "quantile")
+        wanted = self._gauge("flux_replicas_wanted", "Replicas that each partition shall have", "stage")
+        safe = self._gauge("flux_replicas_safe_min", "Safe replicas of the partition that has the fewest", "stage")
+        short = self._gauge("flux_under_replicated_partitions", "Partitions short of replicas", "stage")
+        for stage, level in zip(stages, levels, strict=True):
+            name = stage["name"]
+            self._add(rows_in, stage["rowsIn"], name)
+            self._add(rows_out, stage["rowsOut"], name)
+            self._add(rate, stage["rowsPerSecond"], name)
+            self._add(queued, stage["queued"], name)
+            for quantile, value in zip(("0.5", "0.99"), stage["latencyMs"] or (), strict=False):
+                self._add(latency, value / 1e3, name, quantile)
+            self._add(wanted, level.wanted, name)
+            self._add(safe, level.safe, name)
+            self._add(short, level.short, name)
+        return [rows_in, rows_out, rate, queued, latency, wanted, safe, short]
+
+    def _of_workers(self, workers: list[dict[str, Any]], loads: Loads) -> list[Metric]:
+        cpu = self._counter("flux_worker_cpu_seconds", "CPU time of the worker's process", "worker")
+        rss = self._gauge("flux_worker_rss_bytes", "Resident memory of the worker's process", "worker")
+        load = self._gauge("flux_worker_load", "Seconds per second spent applying rows", "worker")
+        queued = self._gauge("flux_worker_queued_slices", "Slices that wait to be applied", "worker")
+        log = self._gauge("flux_worker_log_bytes", "Bytes in the logs of its producers", "worker")
+        busy = loads.of_workers()
+        for worker in workers:
+            name = str(worker["id"])
+            self._add(cpu, worker.get("cpuSeconds", 0.0), name)
+            self._add(rss, worker["rssBytes"], name)
+            self._add(load, busy.get(worker["id"], 0.0), name)
+            self._add(queued, worker["queued"], name)
+            self._add(log, worker["logBytes"], name)
+        return [cpu, rss, load, queued, log]
+
+    def _of_events(self) -> list[Metric]:
+        made: list[Metric] = []
+        for kind, (name, meaning) in COUNTED.items():
+            counter = self._counter(name, meaning, "stage")
+            for stage in self._plan.stages:
+                self._add(counter, self.events[Happened(kind, stage.name)], stage.name)
+            made.append(counter)
+        made.append(self._count("flux_moved_bytes", "Bytes of state copied by moves", self._moved_bytes))
+        made.append(self._count("flux_workers_lost", "Workers that were given up", self.happened("loss")))
+        for refusal, (name, meaning) in REFUSALS.items():
+            made.append(self._count(name, meaning, self._refusals.total[refusal]))
+        stalls = HistogramMetricFamily(
+            "flux_stall_seconds",
+            "How long a partition stood still for a copy of its state",
+            labels=[*self._names, "kind"],
+        )
+        for kind in ("repair", "move"):
+            counts = self._stalls.get(kind, [0] * (len(STALL_BUCKETS_S) + 1))
+            running = [sum(counts[: number + 1]) for number in range(len(counts))]
+            bounds = [*(str(bound) for bound in STALL_BUCKETS_S), "+Inf"]
+            stalls.add_metric(
+                [*self._names.values(), kind], list(zip(bounds, running, strict=True)), self._stall_sums[kind]
+            )
+        return [*made, stalls]
+
+    # ---- any thread
+
+    def collect(self) -> list[Metric]:
+        """The newest snapshot; empty before the first."""
+        return self._snapshot
+
+    def text(self) -> str:
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+    # ---- families with the labels of this query
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Metric:
+        return CounterMetricFamily(name, meaning, labels=[*self._names, *labels])
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Metric:
+        return GaugeMetricFamily(name, meaning, labels=[*self._names, *labels])
+
+    def _add(self, family: Any, value: float, *labels: str) -> None:
+        family.add_metric([*self._names.values(), *labels], value)
+
+    def _one(self, name: str, meaning: str, value: float) -> Metric:
+        family = self._gauge(name, meaning)
+        self._add(family, value)
+        return family
+
+    def _count(self, name: str, meaning: str, value: float) -> Metric:
+        family = self._counter(name, meaning)
+        self._add(family, value)
+        return family
+
+
+def merged(snapshots: Iterable[list[Metric]]) -> list[Metric]:
+    """The metrics of several queries as one: each family once, with the samples of all."""
+    families: dict[str, Metric] = {}
+    for snapshot in snapshots:
+        for family in snapshot:
+            into = families.get(family.name)
+            if into is None:
+                into = families[family.name] = Metric(family.name, family.documentation, family.type)
+            into.samples.extend(family.samples)
+    return list(families.values())

@@ -1,0 +1,143 @@
+"""Makes ``query.lastProgress`` from the workers' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from controller.replicas.membership import Membership
+from flux.dataflow.plan import Plan
+
+
+class Totals(NamedTuple):
+    """Rows of a stage, and its finished partitions."""
+
+    rows_in: int
+    rows_out: int
+    finished: int
+
+
+class PartitionCounts:
+    """Rows that the primaries of a stage have counted. Workers do not report at the same moment: when a partition
+    passes from one to the other, both reports may have it, or neither. The counts travel with a replica's state, so the
+    highest count ever reported of a partition is the newest."""
+
+    def __init__(self, partitions: int) -> None:
+        # A row per partition: rows in, rows out, 1 when finished.
+        self._highest = np.zeros((partitions, 3), np.int64)
+
+    def add(self, primaries: Sequence[Sequence[int]]) -> None:
+        """Of each primary: partition, rows in, rows out, 1 when finished."""
+        if primaries:
+            reported = np.array(primaries, np.int64)
+            np.maximum.at(self._highest, reported[:, 0], reported[:, 1:])
+
+    def totals(self) -> Totals:
+        return Totals(*self._highest.sum(axis=0).tolist())
+
+
+@dataclass
+class Progress:
+    """Makes progress reports. Keeps the previous counts, so that rates are averages of the last interval."""
+
+    plan: Plan
+    query_id: str
+    name: str | None
+    run_id: str = ""
+    _then: float | None = None
+    _counts: dict[str, float] = field(default_factory=dict)
+    _by_stage: list[PartitionCounts] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
+
+    def make(self, members: Membership, rows: int, epoch: int, now: float, wall: float | None = None) -> dict[str, Any]:
+        """``rows``: read by the query so far, each counted once. ``now`` is for rates, ``wall`` (the wall clock) for
+        the timestamp."""
+        by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
+        workers = [(member, member.stats) for member in by_slot]
+        ingress = [member.stats for member in members.ingress.values()]
+        everyone = [stats for _, stats in workers] + ingress
+        stages = [self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))]
+        before = self._counts.get("input", 0)
+        shown = datetime.fromtimestamp(wall or now, UTC)
+        result = {
+            "id": self.query_id,
+            "runId": self.run_id,
+            "name": self.name,
+            "timestamp": shown.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "epoch": epoch,
+            "numInputRows": int(rows - before),
+            "totalInputRows": rows,
+            "inputRowsPerSecond": self._rate("input", rows, now),
+            "processedRowsPerSecond": self._rate("processed", sum(stage["rowsIn"] for stage in stages), now),
+            "backlog": {
+                "slices": int(_total(everyone, "queued")),
+                "bytes": int(_total(everyone, "log_bytes")),
+            },
+            "firstRowAt": _extreme(min, everyone, "first_row_at"),
+            "finishedAt": _extreme(max, everyone, "finished_at"),
+            "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
+            "stages": stages,
+            "workers": [
+                {
+                    "id": member.node,
+                    "slot": member.about.index,
+                    "host": member.about.host,
+                    "rowsIn": int(stats.get("rows_in", 0)),
+                    "rowsPerSecond": self._rate(f"worker {member.node}", stats.get("rows_in", 0), now),
+                    "sourceRows": int(stats.get("source_rows", 0)),
+                    "queued": int(stats.get("queued", 0)),
+                    "logBytes": int(stats.get("log_bytes", 0)),
+                    "heldBytes": int(stats.get("held_bytes", 0)),
+                    "rssBytes": int(stats.get("rss_bytes", 0)),
+                    "cpuSeconds": round(stats.get("cpu_s", 0.0), 3),
+                    "counters": stats.get("counters", {}),
+                }
+                for member, stats in workers
+            ],
+        }
+        self._then = now
+        return result
+
+    def _stage(self, stage: int, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
+        plan = self.plan.stages[stage]
+        mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
+        for report in mine:
+            self._by_stage[stage].add(report["primaries"])
+        totals = self._by_stage[stage].totals()
+        return {
+            "name": plan.name,
+            "partitions": plan.partitions,
+            "finished": totals.finished,
+            "rowsIn": totals.rows_in,
+            "rowsOut": totals.rows_out,
+            "rowsPerSecond": self._rate(f"stage {stage}", totals.rows_in, now),
+            "queued": int(_total(mine, "queued")),
+            "busySeconds": round(_total(mine, "busy_s"), 3),
+            # Of the slowest worker: percentiles of percentiles would mean nothing.
+            "latencyMs": max((stats["latency_ms"] for stats in mine if stats.get("latency_ms")), default=None),
+        }
+
+    def _rate(self, what: str, count: float, now: float) -> float:
+        before = self._counts.get(what, 0)
+        self._counts[what] = count
+        if self._then is None or now <= self._then:
+            return 0.0
+        # A sum can fall: the counts of a lost worker are gone, and a new worker begins at 0.
+        return round(max(count - before, 0) / (now - self._then), 1)
+
+
+def _total(reports: list[dict[str, Any]], key: str) -> float:
+    total: float = sum(stats.get(key, 0) for stats in reports)
+    return total
+
+
+def _extreme(choose: Callable[[list[float]], float], reports: list[dict[str, Any]], key: str) -> float | None:
+    """The first or last of the reported times, in seconds since 1970; None if no process reports one."""
+    known = [stats[key] for stats in reports if stats.get(key) is not None]
+    return choose(known) if known else None

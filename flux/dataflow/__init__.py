@@ -1,0 +1,1 @@
+"""What a user declares: stages, operators, sources, and the plan they become."""

@@ -1,0 +1,264 @@
+"""Aggregate: the built-in operator for count, sum, min, max and mean per key, with Spark SQL's answers.
+
+    class Delays(flux.Aggregate):
+        flights = flux.count()
+        delay = flux.mean("arr_delay")
+
+Law: the output depends on the rows and their order alone, not on how they were cut into batches, nor on a
+snapshot and restore in between. Output columns are the key, then the measures in the order of their
+definition.
+
+State is one accumulator per measure over the slots of a key index (``partitioning.keyed_state``).
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.columns import position, positions
+from flux.dataflow.operator import Batches, Context, Operator
+from flux.errors import SchemaError, UsageError
+from partitioning import kernels
+from partitioning.accumulators import Accumulator, accumulator
+from partitioning.hashing import check_key_type
+from partitioning.keyed_state import KeyIndex
+
+#: Rows per batch of results: enough to be cheap per row, few enough to let other messages in between.
+RESULT_ROWS_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What to compute: ``kind`` of count, sum, min, max, mean, over ``column`` (None: over rows)."""
+
+    kind: str
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind, self.column) == ("count", "*"):
+            object.__setattr__(self, "column", None)
+        wanted = "the name of a column, or nothing" if self.kind == "count" else "the name of a column"
+        if not isinstance(self.column, str) and not (self.kind == "count" and self.column is None):
+            hint = ""
+            if type(self.column).__module__.startswith("pyspark."):
+                hint = "; compute it in the DataFrame, as in df.withColumn('total', ...), and name it here"
+            raise UsageError(
+                f"flux.{self.kind} takes {wanted}, as in flux.{self.kind}('price'); got {self.column!r}{hint}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.column or ''})"
+
+
+def count(column: str | None = None) -> Measure:
+    """Number of rows, also written ``count("*")`` as in Spark, or of values of a column that are not null."""
+    return Measure("count", column)
+
+
+def sum(column: str) -> Measure:
+    """Sum of integers (bigint), floats (double) or decimals; overflow is an error."""
+    return Measure("sum", column)
+
+
+def min(column: str) -> Measure:
+    """Least value; NaN is greater than any number, strings compare byte by byte."""
+    return Measure("min", column)
+
+
+def max(column: str) -> Measure:
+    """Greatest value; NaN is greater than any number, strings compare byte by byte."""
+    return Measure("max", column)
+
+
+def mean(column: str) -> Measure:
+    """Mean as double, of decimals as a decimal with four more digits."""
+    return Measure("mean", column)
+
+
+class Aggregate(Operator):
+    """Base class: subclasses list their measures as class attributes, and inherit those of their bases."""
+
+    restores_in_background = True
+    snapshot_classes = ()
+    _measures: dict[str, Measure] = {}
+    _index: KeyIndex | None
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        inherited: dict[str, Measure] = {}
+        for base in reversed(cls.__mro__[1:]):
+            inherited.update(base.__dict__.get("_measures", {}))
+        own = {name: value for name, value in cls.__dict__.items() if isinstance(value, Measure)}
+        for name, value in cls.__dict__.items():
+            if any(value is function for function in (count, sum, min, max, mean)):
+                called = f"{name} = flux.{value.__name__}({'' if value is count else repr(name)})"
+                raise UsageError(
+                    f"{cls.__name__}: {name} is the function flux.{value.__name__} itself; call it: {called}"
+                )
+        for name in own:
+            if name.startswith("_") or name == "context" or hasattr(Aggregate, name):
+                raise UsageError(f"{cls.__name__}: {name!r} cannot be a measure, Aggregate uses that name; rename it")
+        # An attribute that a subclass sets to something else is no measure any more.
+        kept = {name: measure for name, measure in inherited.items() if name not in cls.__dict__}
+        cls._measures = kept | own
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> pa.Schema:
+        """Key fields, then measures. Raises SchemaError, KeyTypeError or ColumnTypeError for unfit
+        columns."""
+        name = type(self).__name__
+        if not self._measures:
+            raise SchemaError(f"{name} has no measure; give it at least one, as in: n = flux.count()")
+        if not schemas:
+            raise SchemaError(f"{name} has no input")
+        clash = sorted(set(key) & self._measures.keys())
+        if clash:
+            raise SchemaError(f"{name}: measures {clash} have names of key columns; rename them")
+        used = [*key, *(m.column for m in self._measures.values() if m.column is not None)]
+        for number, schema in enumerate(schemas):
+            for column in used:
+                type_ = _field(schema, column, f"{name}, input {number}").type
+                first = schemas[0].field(position(schemas[0], column)).type
+                if type_ != first:
+                    raise SchemaError(
+                        f"{name}: column {column!r} is {first} in input 0 but {type_} in input {number}; cast one of them"
+                    )
+        for column in key:
+            check_key_type(column, schemas[0].field(position(schemas[0], column)).type)
+        measures = [
+            pa.field(column, made.result_type)
+            for column, made in zip(self._measures, self._new_accumulators(schemas[0]), strict=True)
+        ]
+        return pa.schema([*(_nullable(schemas, column) for column in key), *measures])
+
+    def check_case(self, schema: pa.Schema) -> None:
+        """SchemaError where a measure names a column by other letters: for sessions that tell upper and lower case apart."""
+        for measure in self._measures.values():
+            if measure.column is not None and not positions(schema, measure.column, case_sensitive=True):
+                raise SchemaError(
+                    f"{type(self).__name__}: no column {measure.column!r} (spark.sql.caseSensitive is true); there are "
+                    f"{', '.join(schema.names)}"
+                )
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._output = self.output_schema(context.schemas, context.key)
+        if context.output_mode not in ("complete", "update"):
+            raise UsageError(f"output_mode must be 'complete' or 'update', not {context.output_mode!r}")
+        self._updates = context.output_mode == "update"
+        measures = self._measures.values()
+        self._keys_at = [[position(schema, column) for column in context.key] for schema in context.schemas]
+        self._columns_at = [
+            [None if m.column is None else position(schema, m.column) for m in measures] for schema in context.schemas
+        ]
+        self._clear()
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        rows = batch.num_rows
+        if rows == 0:
+            return None
+        which = self.context.input
+        if self._index is None:
+            slots, size = np.zeros(rows, np.int32), 1
+        else:
+            slots = self._index.slots([batch.column(i) for i in self._keys_at[which]])
+            size = len(self._index)
+        self._size = size
+        for made, at in zip(self._accumulators, self._columns_at[which], strict=True):
+            made.update(slots, None if at is None else batch.column(at), size)
+        return [self._results(self._touched(slots, size))] if self._updates else None
+
+    def finish(self) -> Batches:
+        if self._updates:
+            return None
+        if self._index is None and self._size == 0 and self.context.partition == 0:
+            self._reserve(1)  # like Spark: the aggregate of no rows is one row
+        return self._all_results()
+
+    def snapshot(self) -> pa.Table:
+        """One row per key: its columns, then the state of each measure."""
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+        if self._index is not None:
+            for i, column in enumerate(self._index.to_arrow().columns):
+                columns[f"key.{i}"] = column
+        for name, made in zip(self._measures, self._accumulators, strict=True):
+            for part, values in made.state():
+                columns[f"{name}.{part}"] = values
+        return pa.table(columns)
+
+    def restore(self, snapshot: pa.Table | pa.RecordBatch) -> None:
+        if isinstance(snapshot, pa.RecordBatch):
+            snapshot = pa.Table.from_batches([snapshot])
+        self._clear()
+        expected = self.snapshot().schema.names
+        if snapshot.schema.names != expected:
+            raise SchemaError(
+                f"the snapshot has columns {snapshot.schema.names}, {type(self).__name__} has {expected}; "
+                "it was taken from another operator"
+            )
+        if self._index is not None:
+            fields = self._index.fields
+            keys = pa.Table.from_arrays(snapshot.columns[: len(fields)], schema=pa.schema(fields))
+            self._index = KeyIndex.from_arrow(keys)
+        for name, made in zip(self._measures, self._accumulators, strict=True):
+            made.load([(part, snapshot.column(f"{name}.{part}")) for part, _ in made.state()])
+        self._size = snapshot.num_rows
+
+    def state_bytes(self) -> int:
+        """Memory held by keys and accumulators."""
+        held = builtins.sum(made.nbytes for made in self._accumulators)
+        return held + (self._index.nbytes if self._index is not None else 0)
+
+    def _clear(self) -> None:
+        schema, key = self.context.schemas[0], self.context.key
+        self._accumulators = self._new_accumulators(schema)
+        self._index = KeyIndex([self._output.field(i) for i in range(len(key))]) if key else None
+        self._size = 0
+        self._marks = np.zeros(0, np.int64)
+        self._mark = 0
+
+    def _new_accumulators(self, schema: pa.Schema) -> list[Accumulator]:
+        return [
+            accumulator(m.kind, m.column, None if m.column is None else schema.field(position(schema, m.column)).type)
+            for m in self._measures.values()
+        ]
+
+    def _reserve(self, size: int) -> None:
+        for made in self._accumulators:
+            made.update(np.zeros(0, np.int32), None, size)
+        self._size = size
+
+    def _touched(self, slots: np.ndarray, size: int) -> np.ndarray:
+        if size > len(self._marks):
+            self._marks, self._mark = np.zeros(2 * size, np.int64), 0
+        self._mark += 1
+        out = np.empty(len(slots), np.int32)
+        return out[: kernels.touched(slots, self._marks, self._mark, out)]
+
+    def _all_results(self) -> Iterator[pa.RecordBatch]:
+        for start in range(0, self._size, RESULT_ROWS_MAX):
+            end = builtins.min(start + RESULT_ROWS_MAX, self._size)
+            yield self._results(np.arange(start, end, dtype=np.int32))
+
+    def _results(self, slots: np.ndarray) -> pa.RecordBatch:
+        keys = self._index.keys(slots) if self._index is not None else []
+        values = [made.result(slots) for made in self._accumulators]
+        return pa.RecordBatch.from_arrays([*keys, *values], schema=self._output)
+
+
+def _field(schema: pa.Schema, column: str, who: str) -> pa.Field:
+    found = positions(schema, column)
+    if len(found) != 1:
+        problem = f"{len(found)} columns called" if found else "no column"
+        raise SchemaError(f"{who}: {problem} {column!r}; there are {', '.join(schema.names)}")
+    return schema.field(found[0])
+
+
+def _nullable(schemas: Sequence[pa.Schema], column: str) -> pa.Field:
+    """The key field of the output, named as the user names it: nullable if it is so in any input."""
+    fields = [schema.field(position(schema, column)) for schema in schemas]
+    return pa.field(column, fields[0].type, any(field.nullable for field in fields), fields[0].metadata)

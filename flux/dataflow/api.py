@@ -1,0 +1,477 @@
+"""What the user holds: the decorator, and the flow that decorated stages build up (design: public-api).
+
+Nothing here runs anything. A flow is a description; ``controller.dag`` turns it into a plan and
+``spark_integration`` runs that.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import pyarrow as pa
+
+import flux
+from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.operator import Batches, Operator
+from flux.errors import SchemaError, UsageError
+
+#: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
+DataFrame = Any
+SparkSession = Any
+Query = Any
+
+OUTPUT_MODES = ("complete", "update")
+PARTITIONS_MAX = 4096
+REPLICAS_MAX = 3
+
+
+class FunctionOperator(Operator):
+    """A plain function from batch to batch (or to an iterable of batches, or to None) as a stage without state."""
+
+    snapshot_classes = ()
+
+    def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: Any) -> None:
+        self._function = function
+        self.schema = schema
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        given: Batches = self._function(batch)
+        return given
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
+        """Without a declaration the output has the schema of the input."""
+        return self.schema if self.schema is not None else schemas[0]
+
+
+class Stage:
+    """A decorated class or function. Called with inputs it adds a stage to a flow; called with anything else it is the
+    class or function itself, so that it can be tested without Spark.
+
+    A class that takes arguments is called with them first: ``Sessions(gap=30)`` makes an operator, as ever, and the
+    operator called with inputs adds a stage whose operators are all made with these arguments."""
+
+    #: Of the operators, as they are written in a call.
+    _arguments = ""
+
+    def __init__(
+        self,
+        target: Any,
+        key: tuple[str, ...],
+        partitions: int | None,
+        replicas: int,
+        schema: Any,
+        output_mode: str,
+        name: str | None,
+    ) -> None:
+        functools.update_wrapper(self, target, updated=())
+        self.target: Any = target
+        self.key = key
+        self.partitions = partitions
+        self.replicas = replicas
+        self.output_mode = output_mode
+        self.name = str(name or getattr(target, "__name__", type(target).__name__))
+        self._schema = schema
+
+    def make(self) -> Operator:
+        """A fresh operator: an instance of the class, or the function wrapped."""
+        return self._made((), {})
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operator:
+        target: Any = self.target
+        if inspect.isclass(target):
+            made: Any = target(*args, **kwargs)
+            if self._schema is not None:
+                object.__setattr__(made, "schema", self._schema)  # also where the class is frozen
+            operator: Operator = made
+            return operator
+        return FunctionOperator(target, self._schema)
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if inputs and not kwargs and all(is_input(given) for given in inputs):
+            return Flow(self, [node(given) for given in inputs])
+        if any(is_input(given) for given in inputs):
+            raise UsageError(self._mixed(inputs, kwargs))
+        if not inspect.isclass(self.target):
+            self._refuse_tables(inputs)
+            return self.target(*inputs, **kwargs)
+        if not _takes_arguments(self.target):
+            self._refuse_arguments(inputs)
+        made = self.target(*inputs, **kwargs)
+        if isinstance(made, Operator):
+            object.__setattr__(made, "_stage", StageWith(self, inputs, kwargs))
+        return made
+
+    def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        got = ", ".join([*(_kind(given) for given in inputs), *(f"{name}=..." for name in kwargs)])
+        first = ", ".join(
+            [*(f"{given!r}" for given in inputs if not is_input(given)), *(f"{k}={v!r}" for k, v in kwargs.items())]
+        )
+        return (
+            f"stage {self.name}: all inputs must be DataFrames, flows or sources; got ({got}). Arguments of the operator come "
+            f"first, in a call of their own: {self.name}({first[:200]})(input)"
+        )
+
+    def _refuse_tables(self, inputs: tuple[Any, ...]) -> None:
+        """A function may be called with a batch, or with whatever its tests like; but never with these."""
+        for given in inputs:
+            if wrong := _no_input(given, tables=False):
+                raise UsageError(f"stage {self.name}: {wrong}")
+
+    def _refuse_arguments(self, inputs: tuple[Any, ...]) -> None:
+        for given in inputs:
+            wrong = _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
+            raise UsageError(f"stage {self.name}: {wrong}")
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or attribute == "target":
+            raise AttributeError(attribute)
+        return getattr(self.target, attribute)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """By reference where the module can be imported, as any class or function is shipped. By value the class would
+        be a copy, with methods taken from the module's own class, and their super() would not know the copy."""
+        return self.__qualname__ if _importable(self) else super().__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return f"<flux stage {self.name}>"
+
+
+class StageWith(Stage):
+    """A stage whose operators are made with arguments."""
+
+    def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(
+            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode, stage.name
+        )
+        self._stage, self._args, self._kwargs = stage, args, kwargs
+        self._arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+
+    def make(self) -> Operator:
+        return self._stage._made(self._args, self._kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The stage by itself, which knows how it is to be shipped, and the arguments."""
+        return StageWith, (self._stage, self._args, self._kwargs)
+
+    def __repr__(self) -> str:
+        return f"<flux stage {self.name}({self._arguments})>"
+
+
+@overload
+def stage(target: Callable[..., Any], /) -> Stage: ...
+@overload
+def stage(
+    *,
+    key: str | Sequence[str] | None = None,
+    partitions: int | None = None,
+    replicas: int = 1,
+    schema: Any = None,
+    output_mode: str = "complete",
+    name: str | None = None,
+) -> Callable[[Any], Stage]: ...
+def stage(
+    target: Any = None,
+    /,
+    *,
+    key: str | Sequence[str] | None = None,
+    partitions: int | None = None,
+    replicas: int = 1,
+    schema: Any = None,
+    output_mode: str = "complete",
+    name: str | None = None,
+) -> Any:
+    """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
+
+    key          column or columns by which rows find their partition; nulls form one group. None: batches go to
+                 partitions in rotation
+    partitions   1 to 4096; default ``spark.flux.partitions``
+    replicas     copies of each partition, all counted
+    schema       of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
+    output_mode  of an Aggregate: "complete" gives the result once, at the end of the input; "update" gives the changed
+                 groups after every step
+    name         default: the name of the class or function
+    """
+    if output_mode not in OUTPUT_MODES:
+        raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {output_mode!r}")
+    columns = _key_columns(key)
+
+    def decorate(decorated: Any) -> Stage:
+        _check_decorated(decorated)
+        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name)
+        declared = getattr(decorated, "schema", None) if schema is None else schema
+        _check_columns(f"stage {made.name}", declared)
+        if partitions is not None:
+            _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
+        _check_range(
+            made.name, "replicas", replicas, REPLICAS_MAX, "it counts all copies: with 1 there is no copy to take over"
+        )
+        return made
+
+    return decorate if target is None else decorate(target)
+
+
+def _key_columns(key: Any) -> tuple[str, ...]:
+    """As a tuple of names; UsageError says what is wanted."""
+    columns = () if key is None else (key,) if isinstance(key, str) else key
+    if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
+        twice = sorted({column for column in columns if columns.count(column) > 1})
+        if twice:
+            raise UsageError(f"key names column {twice[0]!r} twice; name each column once")
+        return tuple(columns)
+    hint = ""
+    if any(type(part).__module__.startswith("pyspark.") for part in (key if isinstance(key, list | tuple) else [key])):
+        hint = ". A stage knows no Columns: compute the key in the DataFrame, as in df.withColumn('day', ...), and name it here"
+    raise UsageError(
+        f"key must be the name of a column, or a list or tuple of names, as in key='user'; got {key!r}{hint}"
+    )
+
+
+def _check_decorated(decorated: Any) -> None:
+    if inspect.isclass(decorated) and not issubclass(decorated, Operator):
+        raise UsageError(f"class {decorated.__name__} must derive from flux.Operator or flux.Aggregate to be a stage")
+    if not callable(decorated) or isinstance(decorated, Operator | Stage):
+        raise UsageError(
+            f"flux.stage decorates a class or a function, got {type(decorated).__name__}. key, schema and the like are "
+            "given by name: @flux.stage(key='user')"
+        )
+    if inspect.isclass(decorated):
+        if issubclass(decorated, Operator) and decorated.process is Operator.process:
+            raise UsageError(f"class {decorated.__name__} must define process(self, batch)")
+    elif (signature := _signature(decorated)) is not None and not _takes(signature, 1):
+        raise UsageError(
+            f"a function must take exactly one argument, the batch, to be a stage; got {_named(decorated)}{signature}"
+        )
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    """None: it does not say, as some that are written in C."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _takes(signature: inspect.Signature, arguments: int) -> bool:
+    """Whether a function can be called with so many."""
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_columns(what: str, declared: Any) -> None:
+    """No name twice, where that can be told without a session."""
+    if isinstance(declared, str):
+        try:
+            declared = parse_ddl(declared)
+        except SchemaError:
+            return  # Spark may read it, and is asked when there is one
+    given: Any = getattr(declared, "names", ())
+    names = given if isinstance(given, list) else []
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(f"{what}: its schema has column {name!r} twice; give each column a name of its own")
+
+
+def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
+
+
+class Source:
+    """Where rows come from: a Spark DataFrame, or a Python function that workers call (``flux.source``)."""
+
+    def __init__(self, name: str, declared: Any) -> None:
+        """``declared``: what tells its schema."""
+        self.name = name
+        self.declared = declared
+
+    def __repr__(self) -> str:
+        return f"<flux source {self.name}>"
+
+
+class DataFrameSource(Source):
+    """Read by the tasks of a Spark job."""
+
+    def __init__(self, name: str, dataframe: DataFrame) -> None:
+        super().__init__(name, dataframe)
+        self.dataframe = dataframe
+
+
+class WorkerSource(Source):
+    """Read inside the workers; see ``source``."""
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[..., Iterable[pa.RecordBatch | None]],
+        partitions: int,
+        schema: Any,
+        seeks: bool = False,
+    ) -> None:
+        super().__init__(name, schema)
+        self.read = read
+        self.partitions = partitions
+        self.seeks = seeks
+
+
+def source(
+    read: Callable[..., Iterable[pa.RecordBatch | None]],
+    schema: Any,
+    partitions: int,
+    name: str | None = None,
+) -> Source:
+    """A source read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
+
+    ``read`` is shipped with the task and called once per life of the worker that reads the partition. It must not
+    block: yield None for "nothing just now". When that worker is lost, another calls ``read`` again and must get the
+    same batches from the start; a function of two arguments, ``read(p, start)``, may leave out the first ``start``
+    batches (those without rows not counted), and its batches must stay within ``spark.flux.batch.*``. schema: DDL
+    string, StructType or pyarrow schema of the batches."""
+    if not callable(read):
+        raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
+    if not isinstance(partitions, int) or not 1 <= partitions <= 4096:
+        raise UsageError(f"flux.source: partitions must be 1 to 4096, got {partitions!r}")
+    signature, seeks = _signature(read), False
+    if signature is not None:
+        seeks = len([p for p in signature.parameters.values() if p.default is p.empty]) == 2
+        if not _takes(signature, 2 if seeks else 1):
+            raise UsageError(
+                "flux.source: read must take the partition number, read(partition), or that and the batch to begin with, "
+                f"read(partition, start); got {_named(read)}{signature}"
+            )
+    named = str(name or getattr(read, "__name__", "source"))
+    _check_columns(f"source {named}", schema)
+    return WorkerSource(named, read, partitions, schema, seeks)
+
+
+class Flow:
+    """A stage with its inputs. Stages chain: ``Second(First(df))``; a flow may feed several stages."""
+
+    def __init__(self, stage: Stage, inputs: list[Flow | Source]) -> None:
+        self.stage = stage
+        self.inputs = inputs
+
+    def connect(self, *inputs: Any) -> Flow:
+        """Add inputs after the fact; returns the flow itself."""
+        self.inputs.extend(node(given) for given in inputs)
+        return self
+
+    def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
+        """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``. Other options are
+        those of ``spark.flux.*`` with underscores."""
+        return flux.start(self, queryName=queryName, spark=spark, **options)
+
+    def toDF(self, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:  # noqa: N802
+        """Run to the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint.
+
+        progress: show rows in, rows/s and backlog on the screen meanwhile. Options as for ``start``."""
+        return flux.to_df(self, spark=spark, progress=progress, **options)
+
+    def collect(self, spark: SparkSession | None = None, **options: Any) -> list[Any]:
+        """Run to the end of the input; the output as a list of Spark's Rows. Options as for ``start``."""
+        return list(self.toDF(spark=spark, **options).collect())
+
+    def show(
+        self,
+        n: int = 20,
+        truncate: bool | int = True,
+        vertical: bool = False,
+        spark: SparkSession | None = None,
+        **options: Any,
+    ) -> None:
+        """Run to the end of the input and print the first ``n`` rows of the output, as ``DataFrame.show`` does. Every call
+        runs the flow once more: keep ``toDF()`` to look twice. Options as for ``start``."""
+        self.toDF(spark=spark, **options).show(n, truncate, vertical)
+
+    def explain(self, spark: SparkSession | None = None, **options: Any) -> None:
+        """Print what would run: sources, stages with keys, partitions and replicas, and policies. Options as for
+        ``start``; raises what that would raise for a flow that does not fit."""
+        print(flux.explain(self, spark=spark, **options))
+
+    def __repr__(self) -> str:
+        return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
+
+
+def _importable(stage: Stage) -> bool:
+    """Whether another process finds this very stage by module and name."""
+    name = str(stage.__module__)
+    by_value: set[str] = set()
+    for pickler in ("cloudpickle", "pyspark.cloudpickle"):
+        listed = getattr(sys.modules.get(pickler), "list_registry_pickle_by_value", set)
+        by_value |= listed()
+    if name == "__main__" or any(name == shipped or name.startswith(f"{shipped}.") for shipped in by_value):
+        return False
+    try:
+        return operator.attrgetter(stage.__qualname__)(sys.modules.get(name)) is stage
+    except AttributeError:
+        return False
+
+
+def _takes_arguments(target: type) -> bool:
+    return any("__init__" in base.__dict__ for base in target.__mro__[:-1])
+
+
+def _is_dataframe(given: Any) -> bool:
+    return any(t.__name__ == "DataFrame" and t.__module__.startswith("pyspark.sql") for t in type(given).__mro__)
+
+
+def is_input(given: Any) -> bool:
+    """Whether a stage can be called with it to make a flow."""
+    return isinstance(given, Flow | Source) or _is_dataframe(given)
+
+
+def node(given: Any) -> Flow | Source:
+    """An input as part of a flow; UsageError says what to make of what cannot be one."""
+    if isinstance(given, Flow | Source):
+        return given
+    if _is_dataframe(given):
+        if getattr(given, "isStreaming", False):
+            raise UsageError(
+                "an input must be a batch DataFrame: streaming DataFrames (spark.readStream) are not taken. Read the stream in "
+                "the workers instead, with flux.source(read, schema, partitions)"
+            )
+        known = getattr(given, "_flux_source", None)
+        if known is None:
+            known = DataFrameSource("DataFrame", given)
+            given._flux_source = known  # one DataFrame that feeds two stages is read once
+        return known
+    raise UsageError(
+        _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
+    )
+
+
+def _kind(given: Any) -> str:
+    return "Source" if isinstance(given, Source) else type(given).__name__
+
+
+def _no_input(given: Any, tables: bool = True) -> str | None:
+    """What to do with something that is often taken for an input; None: nothing is known about it."""
+    kind = type(given)
+    wanted = "an input must be a DataFrame, a flow or a source, got "
+    if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+        return f"{wanted}a pandas DataFrame; spark.createDataFrame(df) makes one of it"
+    if kind.__module__.startswith("pyspark.pandas"):
+        return f"{wanted}a pandas-on-Spark {kind.__name__}; df.to_spark() makes one of it"
+    if kind.__name__ == "GroupedData" and kind.__module__.startswith("pyspark."):
+        return f"{wanted}the result of groupBy; give the DataFrame itself, and name the columns in @flux.stage(key=...)"
+    if kind.__name__ in ("RDD", "PipelinedRDD") and kind.__module__.startswith("pyspark."):
+        return f"{wanted}an RDD; rdd.toDF(schema) makes one of it"
+    if isinstance(given, pa.Table | pa.RecordBatch) and tables:
+        return (
+            f"{wanted}a pyarrow {kind.__name__}; spark.createDataFrame(table) makes one of it, and "
+            "flux.testing.apply(stage, batch) tries a stage on batches"
+        )
+    if isinstance(given, Stage):
+        return f"{wanted}the stage {given.name} itself; call it with its own input first: {given.name}(df)"
+    return None

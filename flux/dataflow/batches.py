@@ -1,0 +1,74 @@
+"""Batches as they come from users and sources: checked against their schema, cut to size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from flux.dataflow.plain import plain_batch
+from flux.errors import SchemaError
+
+#: What can be looped over, and is meant as a whole.
+_ONE = (pa.RecordBatch, pa.Table, pa.Array, pa.ChunkedArray, str, bytes, dict)
+
+
+def given_batches(output: Any) -> Iterator[Any]:
+    """What an operator's method gave, one by one and still to be checked: yielded, or returned, also as a single batch or
+    table."""
+    if output is None:
+        return
+    if isinstance(output, _ONE) or not isinstance(output, Iterable) or _of(output, "pandas."):
+        output = (output,)
+    for given in output:
+        if isinstance(given, pa.Table):
+            yield from given.to_batches()
+        else:
+            yield given
+
+
+def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatch:
+    """The batch with exactly the schema's fields, dictionaries and views decoded; SchemaError names what was declared and
+    what came."""
+    if not isinstance(batch, pa.RecordBatch):
+        raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {_kind(batch)}{_remedy(batch)}")
+    if schema is None:
+        raise SchemaError(
+            f"{what}: rows came, but it declares no schema; give schema=... to the decorator, or yield nothing"
+        )
+    if batch.schema.equals(schema):
+        return batch
+    plain = plain_batch(batch, schema)
+    if plain is not batch:
+        return plain
+    raise SchemaError(f"{what}: declared ({_ddl(schema)}), got ({_ddl(batch.schema)})")
+
+
+def _kind(given: Any) -> str:
+    return f"{'pandas.' if _of(given, 'pandas.') else ''}{type(given).__name__}"
+
+
+def _remedy(given: Any) -> str:
+    if _of(given, "pandas."):
+        return "; pa.RecordBatch.from_pandas(df, preserve_index=False) makes one"
+    if isinstance(given, dict):
+        return "; pa.RecordBatch.from_pydict(columns) makes one of a dict of columns"
+    return ""
+
+
+def _of(given: Any, package: str) -> bool:
+    return type(given).__module__.startswith(package)
+
+
+def _ddl(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Views of at most so many rows, and about so many bytes, in order; the same for the same batch."""
+    if batch.num_rows == 0:
+        return
+    step = min(rows_max, max(1, batch.num_rows * bytes_max // max(batch.nbytes, 1)))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)

@@ -1,0 +1,86 @@
+"""The operator at the end of ``toDF()``: keeps a partition's output until egress tasks have fetched it.
+
+The output is an Arrow IPC stream in memory, and in a temporary file beyond a bound. Reading does not consume it, so a
+Spark task that fetches may be retried.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+
+from flux.dataflow.operator import Batches, Context, Operator
+
+
+class Part(NamedTuple):
+    """Some bytes of the output, and the size of the whole."""
+
+    data: bytes
+    total: int
+
+
+class Collect(Operator):
+    snapshot_classes = ()
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._file: IO[bytes] | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
+        self._size: int | None = None
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._file = tempfile.SpooledTemporaryFile(max_size=self._memory_bytes, prefix="flux-egress-")  # noqa: SIM115
+        self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), context.schemas[0])
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        assert self._writer is not None
+        self._writer.write_batch(batch)
+        return None
+
+    def finish(self) -> Batches:
+        assert self._writer is not None
+        assert self._file is not None
+        self._writer.close()
+        self._size = self._file.tell()
+        return None
+
+    def read(self, offset: int, nbytes: int) -> Part | None:
+        """Bytes from ``offset`` on; None while input still comes."""
+        if self._size is None:
+            return None
+        assert self._file is not None
+        self._file.seek(offset)
+        return Part(self._file.read(nbytes), self._size)
+
+    def snapshot(self) -> Any:
+        assert self._file is not None
+        end = self._file.tell()
+        self._file.seek(0)
+        data = self._file.read(end)
+        self._file.seek(end)
+        return {"data": data, "size": self._size}
+
+    def restore(self, snapshot: Any) -> None:
+        """Replays the batches: a stream's writer cannot be opened half-way."""
+        assert self._writer is not None
+        data = snapshot["data"]
+        if not data:
+            return  # the schema is only written with the first batch
+        if snapshot["size"] is None:
+            data += b"\xff\xff\xff\xff\x00\x00\x00\x00"  # end of an Arrow IPC stream
+        with pa.ipc.open_stream(data) as reader:
+            for batch in reader:
+                self._writer.write_batch(batch)
+        if snapshot["size"] is not None:
+            self.finish()
+
+    def state_bytes(self) -> int:
+        assert self._file is not None
+        return self._file.tell() if self._size is None else self._size
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,151 @@
+"""What a stage does with its rows: the contract between the exchange and the user's code.
+
+One operator instance lives per partition (and, with replicas, per copy of a partition). The exchange calls it from
+one thread only, in this order: ``open`` once, perhaps ``restore``, then ``process`` for every slice of rows of that
+partition and ``on_timer`` for every timer whose time has come, ``finish`` when every input has ended, ``close`` once. It
+must be deterministic: the same batches in the same order give the same output, because a replica or a repaired copy
+repeats what another one did. Take time, timers and randomness from the context, never from the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.timers import Timers
+from flux.errors import UsageError
+
+Batches = Iterable[pa.RecordBatch] | None
+
+
+@dataclass
+class Context:
+    """What an operator may know about where it runs. Mutable fields change with every step.
+
+    stage          name of the stage
+    partition      0 <= partition < partitions
+    key            names of the key columns, empty for a stage without a key
+    schemas        schema of each input, in the order in which the inputs were given
+    output_mode    "complete": results once, when the input has ended; "update": changed results after every step
+    input          index into ``schemas`` of the batch being processed
+    now            time of the current step in seconds since the epoch, the same on every replica; never goes back; 0
+                   before the first step
+    created        time at which the oldest row of the current step entered the query, in seconds since the epoch
+    step           number of the current step, counted from 0
+    timers         those that are set, by name: ``timers.pending``
+    """
+
+    stage: str
+    partition: int = 0
+    partitions: int = 1
+    key: tuple[str, ...] = ()
+    schemas: tuple[pa.Schema, ...] = ()
+    output_mode: str = "complete"
+    input: int = 0
+    now: float = 0.0
+    created: float = 0.0
+    step: int = 0
+    timers: Timers = field(default_factory=Timers, repr=False, compare=False)
+
+    def set_timer(self, at: float, name: str = "") -> None:
+        """Have ``on_timer(name)`` called when the time ``at`` has come, in seconds since the epoch; replaces an earlier timer
+        of this name. A time that has passed means as soon as possible.
+
+        Timers are few, each with a name: an operator that has a deadline per key keeps those in its own state and sets one
+        timer for the earliest. They are kept with the state of the partition: a copy that takes over fires them."""
+        self.timers.set(at, name)
+
+    def cancel_timer(self, name: str = "") -> None:
+        """Nothing happens where no such timer is set."""
+        self.timers.cancel(name)
+
+    @property
+    def random(self) -> np.random.Generator:
+        """A generator seeded by stage, partition and step: replicas draw the same numbers."""
+        return np.random.default_rng([*self.stage.encode(), self.partition, self.step])
+
+
+class Operator:
+    """Base class of stateful stages. Override what is needed; every method has a harmless default but ``process``."""
+
+    #: Schema of the output: DDL string, pyarrow schema or pyspark StructType. None: the stage is a sink.
+    schema: Any = None
+    #: True: ``restore`` may be called from another thread than the one that calls the rest, after ``open`` and before
+    #: anything else, so that a large state does not hold up other partitions of its worker.
+    restores_in_background: bool = False
+    #: Classes whose objects a snapshot may hold beside plain data (numbers, strings, collections, dates, decimals, numpy,
+    #: pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer. They may be of a notebook.
+    snapshot_classes: tuple[type, ...] | None = None
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        listed = cls.__dict__.get("snapshot_classes")
+        if listed is not None and not (isinstance(listed, tuple) and all(isinstance(kind, type) for kind in listed)):
+            raise UsageError(
+                f"{cls.__name__}.snapshot_classes must be a tuple of classes, as in (Sketch,), not {listed!r}"
+            )
+        if "snapshot" in cls.__dict__ and "snapshot_classes" not in cls.__dict__:
+            cls.snapshot_classes = None  # another snapshot than that of a built-in operator that it derives from
+
+    #: The stage that it was made by when it was made by calling one, as in ``Sessions(gap=30)``.
+    _stage: Any = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Add a stage to a flow, whose operators are made with the arguments of this one: ``Sessions(gap=30)(clicks)``."""
+        if self._stage is None:
+            raise UsageError(
+                f"{type(self).__name__} is no stage of a flow: decorate the class with @flux.stage and call that, as in "
+                f"{type(self).__name__}(...)(input)"
+            )
+        from flux.dataflow.api import Flow, node  # it imports this module
+
+        return Flow(self._stage, [node(given) for given in inputs])
+
+    def open(self, context: Context) -> None:
+        """Called once, before any row. Keep the context: it tells input, time and randomness of each step."""
+        self.context = context
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        """Apply rows of this partition, in their stream's order; return or yield zero or more output batches.
+
+        The batch may be a view into a larger one: copy what is kept."""
+        raise NotImplementedError(f"{type(self).__name__} must define process(self, batch)")
+
+    def on_timer(self, name: str) -> Batches:
+        """A timer's time has come: return or yield zero or more output batches. It is no longer set; set it again to be
+        called again.
+
+        Comes in a step of its own, the same on every replica, with ``context.now`` at or after the timer's time. Timers
+        that are due at the same step are called one after the other, earliest first. Whoever sets timers in advance sees no
+        row at or after their time before they have fired: a timer that is due goes before the rows that wait. One set by
+        ``on_timer`` itself for a time that has passed lets rows that wait go first. Timers that are not due when the input
+        has ended are dropped, as in Flink: ``finish`` sees to what is left."""
+        raise NotImplementedError(f"{type(self).__name__} sets a timer and must define on_timer(self, name)")
+
+    def finish(self) -> Batches:
+        """Called once, when every input has ended; return or yield the last output batches. No timer fires after it."""
+        return None
+
+    def snapshot(self) -> Any:
+        """The whole state, as bytes, pyarrow data or anything picklable. None: no state. It may refer to the state itself:
+        bytes are made of it before the next batch is processed, perhaps in another thread."""
+        return None
+
+    def restore(self, snapshot: Any) -> None:
+        """Replace the state by that of an earlier ``snapshot``; called after ``open`` on a fresh instance."""
+
+    def state_bytes(self) -> int:
+        """About how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
+        last copy is taken. Load balance weighs it, nothing depends on it."""
+        return 0
+
+    def close(self) -> None:
+        """Called once, at the end of the operator's life, also after an error."""
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
+        """Schema of the output given the inputs'; called at planning time, before ``open``. None: a sink."""
+        return self.schema

@@ -1,0 +1,163 @@
+"""The dataflow as workers see it: sources, stages and edges, frozen and shipped with the task (design: plan).
+
+Built and checked by ``controller.dag``; everything here is data that any process may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from flux.dataflow.operator import Operator
+from flux.settings import Settings
+
+#: Reads one partition of a source inside the workers. A ``None`` means "nothing just now, ask again".
+Reader = Callable[..., Iterable[pa.RecordBatch | None]]
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """Where rows come from: one of the two classes below."""
+
+    id: int
+    name: str
+    schema: pa.Schema
+
+    @property
+    def worker_partitions(self) -> int:
+        """How many partitions workers read: none of a DataFrame."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DataFrameSourcePlan(SourcePlan):
+    """Read by the tasks of a Spark job. How many partitions it has shows when that runs."""
+
+    @property
+    def worker_partitions(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class WorkerSourcePlan(SourcePlan):
+    """Read inside the workers. ``seeks``: ``read`` takes the position to begin with as its second argument."""
+
+    partitions: int
+    read: Reader
+    seeks: bool = False
+
+    @property
+    def worker_partitions(self) -> int:
+        return self.partitions
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """``edges_in`` in the order of the stage's inputs. ``collects``: keeps its output for egress tasks to fetch."""
+
+    id: int
+    name: str
+    partitions: int
+    replicas: int
+    key: tuple[str, ...]
+    make: Callable[[], Operator]
+    schemas: tuple[pa.Schema, ...]
+    output_schema: pa.Schema | None
+    edges_in: tuple[int, ...]
+    edges_out: tuple[int, ...]
+    output_mode: str = "complete"
+    collects: bool = False
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """To input number ``input`` of a stage. Where it comes from is its class, one of those below.
+
+    ``key`` has the positions of the key columns in ``schema``; empty: whole batches go to partitions in rotation.
+    ``producers``: streams that the plan knows of; all there are, if ``producers_known``."""
+
+    id: int
+    consumer: int
+    input: int
+    key: tuple[int, ...]
+    schema: pa.Schema
+    partitions: int
+    producers: int
+
+    from_stage: ClassVar[bool] = False
+    producers_known: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class FromSource(EdgePlan):
+    """From a source that workers read."""
+
+    source: int
+
+
+@dataclass(frozen=True)
+class FromDataFrame(FromSource):
+    """How many streams there are is known when the Spark job that reads has ended (``EdgeComplete``)."""
+
+    producers_known: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class FromStage(EdgePlan):
+    """Every replica of a partition of the stage offers the same stream."""
+
+    stage: int
+
+    from_stage: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    query: str
+    sources: tuple[SourcePlan, ...]
+    stages: tuple[StagePlan, ...]
+    edges: tuple[EdgePlan, ...]
+    settings: Settings
+    secret: bytes = field(repr=False, default=b"")
+
+    def log_share(self, edge: EdgePlan, workers: int) -> int:
+        """Bytes of log for each stream that a worker has of an edge.
+
+        The streams of sources, which are few and fast, have one half and those of stages the other, counting one for
+        every replica. The same for every replica of a stream, always: what one of them had room for another must have
+        room for, or a replica that reads from the other may wait for ever for rows that its primary has."""
+        counts = {True: 0, False: 0}  # streams of stages, and of sources
+        for each in self.edges:
+            replicas = self.stages[each.stage].replicas if isinstance(each, FromStage) else 1
+            counts[each.from_stage] += each.producers * replicas
+        limit = self.settings.log_max_bytes
+        budget = limit * workers // (2 if all(counts.values()) else 1)
+        if not edge.from_stage:
+            limit = min(limit, self.settings.source_log_bytes)
+        return max(min(limit, budget // max(counts[edge.from_stage], 1)), 1)
+
+    def edges_of_source(self, source: int) -> list[EdgePlan]:
+        return [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source]
+
+    def origin(self, edge: EdgePlan) -> SourcePlan | StagePlan:
+        """Where an edge comes from."""
+        match edge:
+            case FromStage():
+                return self.stages[edge.stage]
+            case FromSource():
+                return self.sources[edge.source]
+        raise AssertionError(edge)
+
+    @property
+    def terminal(self) -> list[StagePlan]:
+        """Stages that feed no other: when these have finished, so has the query."""
+        return [stage for stage in self.stages if not stage.edges_out]
+
+    def describe_stream(self, edge_id: int, producer: int) -> str:
+        edge = self.edges[edge_id]
+        name = self.origin(edge).name
+        whose = f"{name}/{producer}" if edge.from_stage else f"partition {producer} of {name}"
+        return f"stream {edge_id}.{producer} (from {whose})"

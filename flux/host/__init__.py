@@ -1,0 +1,1 @@
+"""All that one worker hosts, and whose turn it is."""

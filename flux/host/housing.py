@@ -1,0 +1,136 @@
+"""Makes the replicas that the newest table places on a worker, and gives up those that it does not (design: epoch).
+
+Left to others: who leads (the worker), the state of a replica that was added (transfers), the sources (reading).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flux.dataflow.plan import EdgePlan, Plan
+from flux.host.hosted import Hosted
+from flux.host.leaving import Leaving
+from flux.host.subscriptions import Subscriptions
+from flux.host.turns import Turns
+from flux.replicas.kinds import Follower, kind_of
+from flux.replicas.outlet import Outlet
+from flux.replicas.replica import Replica
+from flux.stream.log import LogMeter
+from flux.stream.producer import Producer
+from partitioning.ids import PartitionKey, StreamId
+from partitioning.table import Table
+
+
+class Housing:
+    """``producers`` of all streams that begin on the worker, also those of its sources. ``workers``: as many as the query began
+    with."""
+
+    def __init__(
+        self, plan: Plan, hosted: Hosted, subscriptions: Subscriptions, turns: Turns, leaving: Leaving, workers: int
+    ) -> None:
+        self.producers: dict[StreamId, Producer] = {}
+        self.log_meter = LogMeter()
+        self._plan = plan
+        self._hosted = hosted
+        self._subscriptions = subscriptions
+        self._turns = turns
+        self._leaving = leaving
+        self._workers = workers
+        self._noted = False
+        self._complete: dict[int, list[int]] = {}  # edge -> its producers, where these are known by now
+
+    def on_table(self, table: Table, changed: Iterable[PartitionKey]) -> None:
+        """``changed``: those whose replicas are not as in the table before."""
+        hosted, replicas, followers = self._hosted, self._hosted.replicas, self._hosted.followers
+        others = not self._noted  # live here than before
+        for key in changed:
+            mine = next((each for each in table.replicas(*key) if each.worker == hosted.worker), None)
+            here = replicas.get(key) or followers.get(key)
+            if here is not None and (mine is None or mine.incarnation != here.incarnation):
+                self._discard(key) if key in replicas else followers.pop(key)
+                here, others = None, True
+            hosted.awaited.pop(key, None)
+            if mine is None:
+                hosted.placed.pop(key, None)
+                continue
+            hosted.placed[key] = mine
+            if here is None:
+                kind_of(mine).install(self, key, mine)
+                others = True
+        if others:
+            self._note()
+
+    def _note(self) -> None:
+        self._noted = True
+        self._hosted.note()
+        self._turns.arrange()
+        self._subscriptions.expect()
+
+    # ---- for kinds
+
+    def create(self, key: PartitionKey, incarnation: int) -> None:
+        self._enter(self.build(key, incarnation, []))
+
+    def await_copy(self, key: PartitionKey, incarnation: int) -> None:
+        self._hosted.awaited[key] = incarnation
+
+    def keep_order(self, key: PartitionKey, follower: Follower) -> None:
+        self._hosted.followers[key] = follower
+
+    # ---- replicas
+
+    def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
+        """A fresh replica. ``bases``: where its output logs begin, for one that gets a copy of another's state."""
+        stage = self._plan.stages[key.stage]
+        outlets = []
+        for index, edge_id in enumerate(stage.edges_out):
+            edge = self._plan.edges[edge_id]
+            stream = StreamId(edge_id, key.partition)
+            producer = self.producer(stream, edge, incarnation, bases[index] if bases else 0)
+            outlets.append(Outlet(producer, edge.key))
+        kind = self._hosted.kind_here(key)
+        replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, kind)
+        replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
+        self._leaving.open(replica)
+        return replica
+
+    def add(self, replica: Replica) -> None:
+        """One that was awaited comes to life."""
+        self._enter(replica)
+        self._note()
+        self._hosted.note_secondary(replica.stage.id, replica.partition)
+
+    def _enter(self, replica: Replica) -> None:
+        self.producers |= {outlet.producer.stream: outlet.producer for outlet in replica.outlets}
+        for edge_id in replica.stage.edges_in:
+            edge = self._plan.edges[edge_id]
+            if edge.producers_known:
+                replica.expect(edge_id, range(edge.producers))
+            elif edge_id in self._complete:
+                replica.expect(edge_id, self._complete[edge_id])
+        self._hosted.replicas[replica.key] = replica
+        self._subscriptions.enter(replica)
+        self._turns.wake(replica.key)
+
+    def _discard(self, key: PartitionKey) -> None:
+        replica = self._hosted.replicas.pop(key)
+        replica.close()
+        self._turns.forget(key)
+        self._subscriptions.discard(replica)
+        for outlet in replica.outlets:
+            outlet.producer.log.clear()
+            self.producers.pop(outlet.producer.stream, None)
+
+    def producer(self, stream: StreamId, edge: EdgePlan, incarnation: int, base: int = 0) -> Producer:
+        settings = self._plan.settings
+        return Producer(
+            stream, incarnation, edge.partitions, self._plan.log_share(edge, self._workers), settings.resend_timeout,
+            self.log_meter, self._hosted.worker, base,
+        )  # fmt: skip
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> None:
+        self._complete[edge] = producers
+        for replica in self._hosted.replicas.values():
+            if edge in replica.stage.edges_in:
+                replica.expect(edge, producers)
+                self._turns.wake(replica.key)

@@ -1,0 +1,208 @@
+"""The partitions of sources that a worker reads: which one is next, and what becomes of its batches (design: read-turn, seek).
+
+Readers are iterators that do not block: a batch, or None for "nothing just now". Sources take turns, and are not read while
+a log that they feed is full. A reader is opened when its first batch is wanted: only then is it known where to begin.
+
+    on the table -> wanted (somebody waits for rows, and it is known where to begin) -> open -> ended, or read elsewhere
+
+Left to others: when a turn begins and ends (read_turn), the streams (source_streams), the clock (the shell).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+import pyarrow as pa
+
+from flux.dataflow.batches import conform, split
+from flux.dataflow.plain import plain_batch
+from flux.dataflow.plan import EdgePlan, Plan, WorkerSourcePlan
+from flux.dataflow.user_code import closed, user_traceback
+from flux.errors import UserCodeError
+from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
+from flux.host.read_turn import ReadTurn
+from flux.stream.positions import ReaderPosition
+from flux.stream.producer import Producer
+from flux.stream.source_streams import SourceStreams
+from partitioning.ids import SourcePartition, StreamId
+
+Reader = Iterator[pa.RecordBatch | None]
+
+#: How soon a source that had nothing is asked again.
+IDLE_SOURCE_S = 0.001
+
+
+def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> Reader:
+    return iter(plan.read(partition, position) if plan.seeks else plan.read(partition))
+
+
+@dataclass
+class Open:
+    """A reader, and what is left of its last batch, which was too large for one."""
+
+    reader: Reader
+    unread: deque[pa.RecordBatch] = field(default_factory=deque)
+
+
+class Reading:
+    """``sources`` by source and partition. ``producer`` makes the producer of a stream that begins here in an epoch."""
+
+    def __init__(self, plan: Plan, producer: Callable[[StreamId, EdgePlan, int], Producer]) -> None:
+        self.sources: dict[SourcePartition, SourceStreams] = {}
+        self.first_row_at: float | None = None
+        self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
+        self.idle_s = IDLE_SOURCE_S
+        self._plan = plan
+        self._producer = producer
+        self._open: dict[SourcePartition, Open] = {}
+        self._rotation: deque[SourcePartition] = deque()  # of those that have not ended, the next one first
+        self._turn = ReadTurn()
+        self._in_turn: int | None = None  # batches read in this turn; None: there is none under way
+        self._idle_until = 0.0
+
+    # ---- the table
+
+    def keep_only(self, mine: set[SourcePartition]) -> Iterator[Producer]:
+        """Another worker reads the rest from now on, and makes again what is not acked: the producers that are over."""
+        for key in [key for key in self.sources if key not in mine]:
+            if key in self._rotation:
+                self._rotation.remove(key)
+            self._close(key)
+            yield from self.sources.pop(key).producers
+
+    def begin(self, mine: set[SourcePartition], epoch: int) -> Iterator[Producer]:
+        """Producers for what is read here from now on."""
+        for source in self._plan.sources:
+            for partition in range(source.worker_partitions):
+                key = SourcePartition(source.id, partition)
+                if key in mine and key not in self.sources:
+                    edges = self._plan.edges_of_source(source.id)
+                    producers = [self._producer(StreamId(edge.id, partition), edge, epoch) for edge in edges]
+                    yield from producers
+                    seeks = self._about(key).seeks and epoch > 0
+                    self.sources[key] = SourceStreams(edges, producers, source.name, seeks)
+                    self._rotation.append(key)
+
+    # ---- turns
+
+    def wants(self, key: SourcePartition) -> bool:
+        """Whether a source may be read: its logs have room, and it is known where to begin."""
+        streams = self.sources.get(key)
+        return streams is not None and streams.has_room and streams.place()
+
+    def due(self, now: float) -> float:
+        """When to read again; infinite while nothing may be read: what makes room is a message."""
+        return max(now, self._idle_until) if any(map(self.wants, self._rotation)) else inf
+
+    def read(self, idle: bool, now: float, created: float, note: Note) -> bool:
+        """One batch, if it is time for one: called until it says False. ``idle``: there is nothing to apply; ``created``: now,
+        by the wall clock; ``note``: says what the worker is at."""
+        if self._in_turn is None:
+            if not self._turn.begins(idle, now):
+                return False
+            self._in_turn = 0
+        if self._turn.goes_on(self._in_turn, now) and self._read_next(now, created, note):
+            self._in_turn += 1
+            return True
+        self._in_turn = None
+        return False
+
+    def _read_next(self, now: float, created: float, note: Note) -> bool:
+        """From the next source whose log has room and that has something."""
+        if now < self._idle_until:
+            return False
+        for _ in range(len(self._rotation)):
+            key = self._rotation[0]
+            self._rotation.rotate(-1)
+            if self.wants(key):
+                note[WHAT], note[PARTITION], note[KIND] = *key, READS
+                read = self._read_one(key, created)
+                note[KIND] = TURN
+                if read:
+                    return True
+        self._idle_until = now + self.idle_s
+        return False
+
+    def _read_one(self, key: SourcePartition, created: float) -> bool:
+        """False: it has nothing just now."""
+        source = self._opened(key)
+        if not source.unread:
+            try:
+                batch = next(source.reader)
+            except StopIteration:
+                del self._open[key]
+                self.finish(key, created)
+                return True
+            except BaseException as error:  # the user's, also sys.exit()
+                raise self._failed(key, error) from error
+            if batch is None:
+                self.sources[key].pauses += 1
+                return False
+            self._cut(key, batch, source.unread)
+        if source.unread:
+            self.take(key, source.unread.popleft(), created)
+        return True
+
+    def _opened(self, key: SourcePartition) -> Open:
+        found = self._open.get(key)
+        if found is None:
+            position = self.sources[key].position
+            try:
+                found = self._open[key] = Open(self.open_reader(self._about(key), key.partition, position))
+            except BaseException as error:  # the user's, also sys.exit()
+                raise self._failed(key, error) from error
+        return found
+
+    def _cut(self, key: SourcePartition, batch: pa.RecordBatch, unread: deque[pa.RecordBatch]) -> None:
+        if not isinstance(batch, pa.RecordBatch):
+            unread.append(batch)  # whoever takes it says so by name
+            return
+        about, settings = self._about(key), self._plan.settings
+        batch = plain_batch(batch, about.schema)  # whole, and then cut: a dictionary once
+        unread.extend(split(batch, settings.batch_max_rows, settings.batch_max_bytes))
+        if len(unread) > 1 and about.seeks:
+            # Its batches are counted: they must be those of the stream.
+            raise self._failed(
+                key,
+                ValueError(f"a batch of {batch.num_rows} rows, {batch.nbytes:,} bytes is beyond spark.flux.batch.*"),
+            )
+
+    # ---- rows
+
+    def take(self, key: SourcePartition, batch: pa.RecordBatch, created: float) -> None:
+        """The next batch of a source goes into its streams."""
+        streams = self.sources[key]
+        if self.first_row_at is None:
+            self.first_row_at = created
+        streams.append(conform(batch, self._plan.sources[key.source].schema, f"source {streams.name}"), created)
+
+    def finish(self, key: SourcePartition, created: float) -> None:
+        """A source has ended."""
+        self._rotation.remove(key)
+        self.sources[key].finish(created)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Readers may hold files; what one raises is logged."""
+        for key in list(self._open):
+            self._close(key)
+
+    def _close(self, key: SourcePartition) -> None:
+        source = self._open.pop(key, None)
+        if source is not None and hasattr(source.reader, "close"):
+            closed(self._name(key), source.reader.close)
+
+    def _about(self, key: SourcePartition) -> WorkerSourcePlan:
+        about = self._plan.sources[key.source]
+        assert isinstance(about, WorkerSourcePlan)
+        return about
+
+    def _name(self, key: SourcePartition) -> str:
+        return f"source {self._plan.sources[key.source].name}, partition {key.partition}"
+
+    def _failed(self, key: SourcePartition, error: BaseException) -> UserCodeError:
+        return UserCodeError(f"{self._name(key)}: {type(error).__name__}: {error}", user_traceback(error))

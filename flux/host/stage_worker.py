@@ -1,0 +1,453 @@
+"""All that one worker hosts, without I/O: replicas, their streams, and sources (design: pure-core, subscription).
+
+Events come in through ``on_*``; ``work`` applies one step; ``poll`` gives the effects. What a worker sends to itself
+goes the same way as what it sends to others, without leaving this file: no frames, no copy.
+
+``now`` is the monotonic clock: time-outs and polls go by it. What operators and rows are told is the wall clock, which
+may be set back: ``wall_ahead`` of the other.
+
+Left to others: frames, sockets, clocks and the source iterators (the shell), placement (the controller's table), and
+here: the replicas that the table places (housing), the streams that are read (subscriptions), the sources (reading), whose
+step is next (turns).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.plan import FromStage, Plan
+from flux.errors import Fenced, ProtocolError
+from flux.host.drained import Drained
+from flux.host.effects import LOCAL, Effect, ToConnection, ToController
+from flux.host.hosted import Hosted
+from flux.host.housing import Housing
+from flux.host.leaving import Leaving
+from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
+from flux.host.reading import Reading
+from flux.host.subscriptions import Subscriptions
+from flux.host.turns import Turns
+from flux.replicas.copy_state import StateCopy, restore
+from flux.replicas.pairing import CaughtUp, Diverged, Pairing
+from flux.replicas.replica import Replica
+from flux.replicas.transfers import Aside, Limits, ToSender, Transfers
+from flux.stream.consumers import Consumers
+from flux.stream.producer import Producer, ToWorker
+from flux.stream.receiver import Counters, Inbound, RowSlice
+from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged, TableSeen
+from flux.wire.messages import (
+    Ack,
+    Data,
+    Fetch,
+    Hello,
+    Install,
+    Installed,
+    Orders,
+    OrdersSeen,
+    ReadsElsewhere,
+    Refuse,
+    Reset,
+    Resume,
+    StepKind,
+)
+from partitioning.ids import PartitionKey, SourcePartition, StreamId
+from partitioning.table import Table, differing
+
+#: Seconds. A wall clock that has gone back by so much was set; below that it only runs at another pace.
+CLOCK_BACK_S = 0.001
+
+
+class StageWorker:
+    """One worker's share of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        workers: int = 1,
+        limits: Limits | None = None,
+    ) -> None:
+        """``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``: as many as the
+        query began with; ``limits`` of copies of state."""
+        self.plan = plan
+        self.worker = worker
+        self.hosted = Hosted(plan, worker)
+        self.replicas = self.hosted.replicas
+        self.awaited = self.hosted.awaited
+        self.counters = Counters()
+        self.subscriptions = Subscriptions(plan, self.hosted, self.counters, self._answer)
+        self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
+        self.note: Note = no_note()  # what it is at, for those who watch it from outside
+        self.ticked = False  # the last step was for timers
+        self.rows_in = 0  # applied here: what a replica has applied travels with its state
+        self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
+        self._clock = clock
+        self._turns = Turns(self.replicas)
+        self._effects: deque[Effect] = deque()
+        self.leaving = Leaving(worker, self.replicas, self._effects.append)
+        self._housing = Housing(plan, self.hosted, self.subscriptions, self._turns, self.leaving, workers)
+        self.producers = self._housing.producers
+        self.log_meter = self._housing.log_meter
+        self.reading = Reading(plan, self._housing.producer)
+        self.sources = self.reading.sources
+        self._timers_at = 0.0
+        self.drained = Drained()
+        self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
+        # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
+        self._tick_at = np.inf
+        self._looked_ahead = 0.0  # of the wall clock to ``now`` at the last look for timers
+        self._pairing = Pairing(
+            self.replicas, self.hosted.followers, plan.settings, self.counters, self._turns.wake, self.leaving.report
+        )  # fmt: skip
+        self._transfers = Transfers(self, plan.secret, plan.settings.resend_timeout, clock, limits)
+
+    @property
+    def epoch(self) -> int:
+        return self.hosted.epoch
+
+    @property
+    def table(self) -> Table | None:
+        return self.hosted.table
+
+    @property
+    def first_row_at(self) -> float | None:
+        return self.reading.first_row_at
+
+    @property
+    def finished_at(self) -> float | None:
+        return self.leaving.finished_at
+
+    @property
+    def held_bytes(self) -> int:
+        return self.subscriptions.held_bytes
+
+    def validate(self) -> None:
+        """What holds between any two events, beside what each of its machines says of itself. AssertionError says what does
+        not."""
+        self.hosted.validate()
+        self._transfers.validate()
+        made = sum([len(source.producers) for source in self.sources.values()])
+        for replica in self.replicas.values():
+            made += len(replica.outlets)
+            for outlet in replica.outlets:
+                stream = outlet.producer.stream
+                assert self.producers.get(stream) is outlet.producer, f"{replica.where} is not who produces {stream}"
+        assert made == len(self.producers), f"{len(self.producers)} producers, replicas and sources have {made}"
+        self.subscriptions.validate()
+
+    # ---- orders
+
+    def on_table(self, table: Table, now: float) -> None:
+        """Follow the newest table. Raises Fenced if this worker is not in it."""
+        if table.epoch <= self.epoch:
+            return
+        if self.worker not in table.endpoints:
+            raise Fenced(f"worker {self.worker} is not in the table of epoch {table.epoch}")
+        before, self.hosted.epoch, self.hosted.table = self.hosted.table, table.epoch, table
+        changed = [
+            range(len(rows)) if before is None else differing(before.stages[stage], rows)
+            for stage, rows in enumerate(table.stages)
+        ]
+        keys = [PartitionKey(stage, partition) for stage, partitions in enumerate(changed) for partition in partitions]
+        self._housing.on_table(table, keys)
+        self._transfers.on_table()
+        self._assign_roles(table, keys)
+        if before is None or before.sources != table.sources:
+            self._install_sources(table)
+        for producer in self.producers.values():
+            self._show(producer, table, now)
+        self._turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
+        self._tick_at = 0.0  # those that lead from now on have timers to fire
+        self.subscriptions.on_table(changed)
+        self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+
+    def _show(self, producer: Producer, table: Table, now: float) -> None:
+        consumer = self.plan.edges[producer.stream.edge].consumer
+        producer.on_table(table, consumer, now, self._consumers[consumer])
+
+    def _assign_roles(self, table: Table, changed: Iterable[PartitionKey]) -> None:
+        for key in changed:
+            replica = self.replicas.get(key)
+            if replica is not None:
+                self._assign_role(table, *key, replica)
+        for stage, partition in self.hosted.followers:
+            leader = table.stages[stage][partition][0].worker
+            assert leader != self.worker, (
+                f"stage {stage}, partition {partition}: a replica without operator cannot lead"
+            )
+        self.hosted.note_roles()
+
+    def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
+        first, *others = table.stages[stage][partition]
+        if not self.plan.settings.ordered:
+            replica.lead(table.epoch, [])  # every copy for itself
+        elif first.worker == self.worker:
+            replica.lead(table.epoch, others)
+            self._pairing.tell(replica.key)
+            self.leaving.report(replica)
+        else:
+            replica.follow()
+
+    def _install_sources(self, table: Table) -> None:
+        mine = {
+            SourcePartition(source.id, partition)
+            for source in self.plan.sources
+            if source.worker_partitions
+            for partition, worker in enumerate(table.sources[source.id])
+            if worker == self.worker
+        }
+        for producer in self.reading.keep_only(mine):
+            producer.log.clear()
+            del self.producers[producer.stream]
+        self.producers |= {producer.stream: producer for producer in self.reading.begin(mine, self.epoch)}
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> None:
+        self._housing.on_edge_complete(edge, producers)
+
+    # ---- the data port
+
+    def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        """A message from a producer of a stream that this worker consumes, or from an egress task."""
+        match message:
+            case Data():
+                self._on_data(connection, message, batches, now)
+            case Hello():
+                self.subscriptions.on_hello(connection, message)
+            case Fetch():
+                self.counters.misrouted += not self.leaving.on_fetch(connection, message)
+            case Orders():
+                self._on_orders(connection, message)
+            case _:
+                raise ProtocolError(f"a consumer does not take {type(message).__name__}")
+
+    def knows(self, connection: Hashable, message: Data) -> bool:
+        """Whether this stream is read from this connection; only then is a payload worth decoding."""
+        return self.subscriptions.knows(connection, message)
+
+    def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
+        """The payload of a message cannot be decoded, from a connection that has proved the secret for its stream. What was
+        damaged on the way is sent again; QueryFailed where that does not help, because it never will."""
+        self.subscriptions.on_undecodable(connection, message, reason)
+
+    def on_answer(self, worker: int, message: Any, now: float) -> None:
+        """An answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
+        if isinstance(message, OrdersSeen):
+            self._on_orders_seen(worker, message, now)
+            return
+        if isinstance(message, Installed):
+            self._transfers.on_installed(worker, message, now)
+            return
+        producer = self.producers.get(StreamId(message.edge, message.producer))
+        if producer is None:
+            return
+        producer.on_answer(worker, message, now)
+        edge = self.plan.edges[message.edge]
+        if isinstance(edge, FromStage) and producer.has_room:
+            self._turns.wake(PartitionKey(edge.stage, message.producer))
+
+    # ---- order of steps
+
+    def _on_orders(self, connection: Hashable, message: Orders) -> None:
+        answers = self._pairing.on_orders(message)
+        if answers:
+            self._answer(connection, OrdersSeen(answers))
+
+    def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
+        for report in self._pairing.on_orders_seen(worker, message, now):
+            self._effects.append(ToController(_to_control(self.worker, report)))
+
+    # ---- copies of state
+
+    def on_copy_state(self, order: CopyState) -> None:
+        """Copy at the next step boundary; safe to repeat."""
+        self._transfers.on_copy_state(order)
+
+    def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
+        """A part of a copy of a replica's state has come."""
+        if not self._transfers.on_install(connection, message, part, now):
+            self.counters.stale += 1
+        self.counters.refused += self._transfers.newly_forged()
+
+    def on_done(self, token: int, result: Any, now: float) -> None:
+        """What was to be done aside is done."""
+        self._transfers.on_done(token, result, now)
+        self.counters.refused += self._transfers.newly_forged()
+
+    def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
+        return self._housing.build(key, incarnation, bases)
+
+    def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
+        return self.plan.stages[key.stage].make().snapshot_classes
+
+    def inbounds_of(self, replica: Replica) -> list[Inbound]:
+        return self.subscriptions.of(replica)
+
+    def goes_on(self, key: PartitionKey) -> None:
+        if key in self.replicas:
+            self._turns.wake(key)
+            self._pairing.tell(key)
+
+    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
+        """A replica whose operator has got its state comes to life."""
+        restore(state, replica)
+        self._housing.add(replica)
+        table = self.hosted.table
+        assert table is not None
+        for outlet in replica.outlets:
+            self._show(outlet.producer, table, now)
+        self.subscriptions.adopt(replica, state.positions)
+
+    def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        taken = self.subscriptions.take(connection, message, batches, now)
+        if not taken:
+            return  # the stream may be none of the plan's
+        mine = self.hosted.of_stage(self.plan.edges[message.edge].consumer)
+        for partition, slice_ in taken:
+            replica = mine[partition]
+            replica.add(slice_)
+            self._turns.wake(replica.key)
+            if replica.order.peers:
+                self._pairing.tell(replica.key)
+
+    # ---- work
+
+    def work(self, now: float) -> bool:
+        """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
+        if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
+            self._wake_for_timers(now + self.wall_ahead)
+        replica = self._turns.next(now, self.wall_ahead)
+        if replica is None:
+            return False
+        self._step(replica, now)
+        return True
+
+    def _wake_for_timers(self, wall: float) -> None:
+        """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over. Unless the clock
+        is set back meanwhile: then their time is still to come."""
+        self._tick_at, self._looked_ahead = np.inf, self.wall_ahead
+        for key, replica in self.replicas.items():
+            if replica.timer_at <= wall:
+                self._turns.wake(key)
+            else:
+                self._tick_at = min(self._tick_at, replica.timer_at)
+
+    def _step(self, replica: Replica, now: float) -> None:
+        started, wall = self._clock(), now + self.wall_ahead
+        note = self.note
+        note[WHAT], note[PARTITION], note[STEP], note[KIND] = (
+            replica.stage.id,
+            replica.partition,
+            replica.applied,
+            IN_STEP,
+        )
+        rows = replica.rows_in
+        slices = replica.step(wall)
+        self.rows_in += replica.rows_in - rows
+        note[KIND] = TURN
+        replica.busy_s += self._clock() - started
+        self.ticked = not slices and replica.kind is StepKind.TICK
+        if replica.context.timers.pending:
+            self._tick_at = min(self._tick_at, replica.timer_at)
+        if replica.order.peers:
+            self._pairing.tell(replica.key)
+        self.subscriptions.applied(replica.partition, slices, now)
+        if slices and isinstance(slices[0], RowSlice):
+            self.latencies[replica.stage.id].append(wall - replica.context.created)
+        self.leaving.note_end(replica, wall)
+        self.leaving.report(replica)
+
+    def report_again(self) -> None:
+        """The connection to the controller was lost, and perhaps reports with it."""
+        self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+        for replica in self.replicas.values():
+            replica.said_complete = False
+            replica.order.report_again()
+            self._pairing.tell(replica.key)
+            self.leaving.report(replica)
+
+    # ---- sources
+
+    def read(self, idle: bool, now: float) -> bool:
+        """One batch of a source, if it is time for one: called until it says False. ``idle``: there was nothing to apply."""
+        # Timers without end would keep the rows out.
+        return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
+
+    def wants(self, source: int, partition: int) -> bool:
+        """Whether a source may be read. False of one that another worker reads by now."""
+        return self.reading.wants(SourcePartition(source, partition))
+
+    def on_source(self, source: int, partition: int, batch: pa.RecordBatch, now: float) -> None:
+        """The next batch of a source, by whoever reads it elsewhere."""
+        self.reading.take(SourcePartition(source, partition), batch, now + self.wall_ahead)
+
+    def on_source_ended(self, source: int, partition: int, now: float) -> None:
+        self.reading.finish(SourcePartition(source, partition), now + self.wall_ahead)
+
+    # ---- effects
+
+    def poll(self, now: float) -> Iterator[Effect]:
+        """Everything to be sent now, in order. What goes to this worker itself is delivered on the way."""
+        if now >= self.subscriptions.ack_at:
+            self.subscriptions.flush_acks()
+        if now >= self._timers_at:
+            self._timers_at = now + self.plan.settings.resend_timeout / 4
+            for producer in self.producers.values():
+                producer.dirty = True
+            self.subscriptions.relieve(now)
+        if self._transfers.active:
+            yield from self._copies_of_state(now)
+        busy = True
+        while busy:
+            busy = False
+            for producer in [producer for producer in self.producers.values() if producer.dirty]:
+                for send in producer.poll(now):
+                    busy = True
+                    if send.worker == self.worker:
+                        self.on_data_plane(LOCAL, send.message, send.batches, now)
+                    else:
+                        yield send
+            while self._effects:
+                busy = True
+                effect = self._effects.popleft()
+                if isinstance(effect, ToConnection) and effect.connection == LOCAL:
+                    self.on_answer(self.worker, effect.message, now)
+                else:
+                    yield effect
+        self.leaving.flush()
+        # After the rows that were just read here: their order goes with what there was to say.
+        yield from self._pairing.poll(now, busy=bool(self._turns), wall_ahead=self.wall_ahead)
+
+    def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
+        for effect in self._transfers.poll(now):
+            if isinstance(effect, ToSender):
+                self._answer(effect.connection, effect.message)
+            else:
+                yield effect
+
+    def due(self) -> float:
+        """When ``poll`` must be called again at the latest, if nothing happens before."""
+        return min(self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due())
+
+    def _answer(
+        self, connection: Hashable, message: Resume | ReadsElsewhere | Ack | Reset | Refuse | OrdersSeen | Installed
+    ) -> None:
+        self._effects.append(ToConnection(connection, message))
+
+    # ---- reports
+
+    def close(self) -> None:
+        """End every reader and operator; what one raises is logged."""
+        self.reading.close()
+        self._transfers.close()
+        for replica in self.replicas.values():
+            replica.close()
+
+
+def _to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
+    kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
+    return kind(node=node, **vars(report))

@@ -1,0 +1,338 @@
+"""The streams that a worker reads: who offers them, from whom they are read, what is acked (design: subscription).
+
+A stream of a source has one producer. A stream of a stage is offered by every replica of its producer; it is read from one
+of them and acked to all, so that each can truncate its log.
+
+Left to others: one stream (receiver), applying what comes (the replicas), and which of it is missed (starvation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
+from flux.errors import QueryFailed
+from flux.host.hosted import Hosted
+from flux.replicas.copy_state import Position
+from flux.replicas.replica import Replica
+from flux.replicas.starvation import Starvation
+from flux.stream.credit import Credit
+from flux.stream.receiver import Counters, Delivery, Inbound, Slice
+from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
+from partitioning.ids import StreamId
+
+#: So often the same batch may come damaged: more is no accident on the way.
+UNDECODABLE_MAX = 5
+
+Answer = Callable[[Hashable, Resume | ReadsElsewhere | Ack | Reset | Refuse], None]
+
+
+class Subscriptions:
+    """``answer`` sends a message back on a connection. ``ack_at``: when ``flush_acks`` has something to say."""
+
+    def __init__(self, plan: Plan, hosted: Hosted, counters: Counters, answer: Answer) -> None:
+        self.streams: dict[StreamId, Inbound] = {}
+        self.credit = Credit(plan.settings.credit_max_bytes)
+        self.ack_at = np.inf
+        self._plan = plan
+        self._hosted = hosted
+        self._counters = counters
+        self.answer = answer
+        self._early: list[tuple[Hashable, Hello]] = []
+        self._left: set[StreamId] = set()  # streams of stages that are read from nobody
+        self._nonce = 0
+        self._starvation = Starvation(plan.settings.resend_timeout)
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        waits = 0
+        for replica in self._hosted.replicas.values():
+            begun = None if replica.between_steps else replica.applying
+            for stream, slices in replica.waits.by_stream.items():
+                noted, count = self.streams[stream].waiting[replica.partition], len(slices)
+                waits += count
+                count += sum([slice_.stream == stream for slice_ in begun]) if begun else 0
+                assert len(noted) == count, f"{replica.where}, stream {stream}: {count} wait, {len(noted)} noted"
+                newest = slices[-1].sequence
+                assert noted[-1] == newest, f"{replica.where}, stream {stream}: {newest} came last, {noted[-1]} noted"
+            waits += len(begun) if begun else 0
+        in_all = sum([len(noted) for inbound in self.streams.values() for noted in inbound.waiting.values()])
+        assert in_all == waits, f"{waits} slices wait for replicas, {in_all} are noted"
+
+    # ---- the table
+
+    def expect(self) -> None:
+        """The worker hosts other partitions than before: credit is shared by the streams that these will read."""
+        inbound = [edge for edge in self._plan.edges if len(self._hosted.partitions(edge.consumer))]
+        of_stages = sum(edge.producers for edge in inbound if edge.from_stage)
+        self.credit.expect(sources=sum(edge.producers for edge in inbound) - of_stages, stages=of_stages)
+
+    def on_table(self, changed: Sequence[Sequence[int]]) -> None:
+        """Go on by the newest table; answer those that have heard of it first. ``changed`` partitions of each stage."""
+        self._choose_whom_to_read(changed)
+        early, self._early = self._early, []
+        for connection, hello in early:
+            self.on_hello(connection, hello)
+
+    def discard(self, replica: Replica) -> None:
+        waiting, others = replica.waiting(), self._hosted.besides(replica)
+        for inbound in self.of(replica):
+            inbound.discard(replica.partition, waiting.get(inbound.stream, ()), others)
+
+    def enter(self, replica: Replica) -> None:
+        """A replica that needs its streams from the start, unless it is adopted with other positions."""
+        others = self._hosted.besides(replica)
+        for inbound in self.of(replica):
+            inbound.received.join(replica.partition, 0, others)
+
+    def adopt(self, replica: Replica, positions: Iterable[Position]) -> None:
+        """A replica has come to life that has applied its streams through these positions."""
+        others = self._hosted.besides(replica)
+        for position in positions:
+            inbound = self.of_stream(position.stream)
+            inbound.received.join(replica.partition, position.next, others)
+            inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
+        # Also streams that the other did not know: their handshakes are without this partition.
+        for inbound in self.of(replica):
+            self._ask_again(inbound, replica.incarnation)
+
+    # ---- greetings
+
+    def on_hello(self, connection: Hashable, hello: Hello) -> None:
+        stream = StreamId(hello.edge, hello.producer)
+        if not 0 <= hello.edge < len(self._plan.edges) or hello.producer < 0:
+            self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
+        elif hello.epoch > self._hosted.epoch:
+            # The producer has heard of a table that has not come here yet; answer when it has.
+            self._early = [
+                (c, h) for c, h in self._early if (h.edge, h.producer, h.worker) != (*stream, hello.worker)
+            ] + [(connection, hello)]
+        elif hello.epoch < self._hosted.newest(self._plan.edges[hello.edge].consumer):
+            # It does not know of all replicas here and would leave out rows for them; it will, and then greet again.
+            self._counters.stale += 1
+        else:
+            self._welcome(connection, hello, self.of_stream(stream))
+
+    def _welcome(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
+        if self._plan.edges[hello.edge].from_stage:
+            self._welcome_replica(connection, hello, inbound)
+        elif not self._reads(hello):
+            self._counters.stale += 1
+        elif hello.incarnation < inbound.incarnation:
+            reason = f"incarnation {inbound.incarnation} of this producer has taken over"
+            self._refuse(connection, inbound.stream, "stale", reason)
+        else:
+            self._subscribe(inbound, connection, hello.incarnation, hello.epoch)
+
+    def _reads(self, hello: Hello) -> bool:
+        """Whether its sender reads that partition of the source, as the newest table says; always true of ingress."""
+        match self._plan.edges[hello.edge]:
+            case FromDataFrame():
+                return True
+            case FromSource(source=source):
+                return self._hosted.reader_of(source, hello.producer) == hello.worker
+        return False
+
+    def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
+        self._counters.refused += 1
+        self.answer(connection, Refuse(*stream, code, reason))
+
+    # ---- which replica of a producer to read from
+
+    def _welcome_replica(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
+        listed = self._producers_of(inbound.stream)
+        if listed.get(hello.worker, (-1, False))[0] != hello.incarnation:
+            self._counters.stale += 1  # dropped meanwhile; it will hear of it
+            return
+        inbound.offers[hello.worker] = connection
+        live = listed[hello.worker][1]
+        if live and inbound.read_from in (-1, hello.worker):
+            self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
+        else:
+            ack = self._ack(inbound)
+            self.answer(connection, ReadsElsewhere(*inbound.stream, self._hosted.epoch, ack.through, ack.behind))
+            self._ack_soon(inbound)
+
+    def _producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
+        return self._hosted.producers_of(stream)
+
+    def _choose_whom_to_read(self, changed: Sequence[Sequence[int]]) -> None:
+        """Go on reading from a survivor where the replica that was read from is gone."""
+        of_changed = (
+            StreamId(edge.id, producer)
+            for edge in self._plan.edges
+            if isinstance(edge, FromStage)
+            for producer in changed[edge.stage]
+        )
+        for stream in sorted({*of_changed, *self._left}):
+            inbound = self.streams.get(stream)
+            if inbound is None:
+                continue
+            listed = self._producers_of(stream)
+            inbound.offers = {worker: c for worker, c in inbound.offers.items() if worker in listed}
+            if inbound.read_from in listed and listed[inbound.read_from][1]:
+                continue
+            self._counters.switched += inbound.read_from >= 0
+            self._leave(inbound)
+            candidates = [worker for worker in inbound.offers if listed[worker][1]]
+            if candidates:
+                # This worker's own replica first; else spread over the others.
+                mine = self._hosted.worker
+                chosen = mine if mine in candidates else candidates[mine % len(candidates)]
+                self._subscribe(inbound, inbound.offers[chosen], 0, self._hosted.epoch, chosen)
+
+    def _subscribe(
+        self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, read_from: int = -1
+    ) -> None:
+        self._nonce += 1
+        self._left.discard(inbound.stream)
+        inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
+        hosted, awaited = self.hosted_by(inbound.stream), self._awaited_by(inbound.stream)
+        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, awaited))
+        if len(inbound.offers) > 1:
+            self._ack_soon(inbound)
+
+    def _ask_again(self, inbound: Inbound, incarnation: int) -> None:
+        """A replica has joined those that the stream is read for."""
+        if inbound.connection is not None and inbound.epoch >= incarnation:
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
+        else:
+            self._leave(inbound)  # the producer may not know of this replica yet; then it will greet again
+
+    def _leave(self, inbound: Inbound) -> None:
+        inbound.leave()
+        if self._plan.edges[inbound.stream.edge].from_stage:
+            self._left.add(inbound.stream)
+
+    def relieve(self, now: float) -> None:
+        """Where a step is ordered and its rows do not come: read them from another replica of their producer, and let
+        them come though the credit is used up."""
+        received = lambda stream, partition: self.of_stream(stream).received[partition]  # noqa: E731
+        for inbound in self.streams.values():
+            inbound.urgent = False
+        for stream, wait in self._starvation.look(self._hosted.replicas.values(), received, now).items():
+            inbound = self.streams[stream]
+            if wait.elsewhere:
+                self.read_from_next(inbound)
+            if wait.urgent:
+                inbound.urgent = True
+                self._ack_soon(inbound)
+
+    def read_from_next(self, inbound: Inbound) -> None:
+        """Read a stage's stream from the next live replica of its producer that has offered it."""
+        if not self._plan.edges[inbound.stream.edge].from_stage:
+            return
+        listed = self._producers_of(inbound.stream)
+        ring = sorted(worker for worker in inbound.offers if listed.get(worker, (-1, False))[1])
+        others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
+        if others:
+            self._counters.switched += 1
+            self._subscribe(inbound, inbound.offers[others[0]], 0, self._hosted.epoch, others[0])
+
+    # ---- rows
+
+    def knows(self, connection: Hashable, message: Data) -> bool:
+        """Whether this stream is read from this connection; only then is a payload worth decoding."""
+        inbound = self.streams.get(StreamId(message.edge, message.producer))
+        return inbound is not None and inbound.connection == connection
+
+    def take(
+        self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float
+    ) -> list[Delivery]:
+        """Slices to be applied, by partition."""
+        stream = StreamId(message.edge, message.producer)
+        inbound = self.streams.get(stream)
+        if inbound is None or inbound.connection != connection:
+            self._counters.refused += 1
+            self.answer(connection, Reset(*stream, "say Hello first"))
+            return []
+        stage = self._plan.edges[stream.edge].consumer
+        hosted, secondary = self._hosted.partitions(stage), self._hosted.secondary(stage)
+        taken = inbound.take(message, batches, hosted, secondary, self._counters)
+        if isinstance(taken, Reset):
+            self.answer(connection, taken)
+            return []
+        self._note_ack(inbound, now)
+        return taken
+
+    def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
+        """What was damaged on the way is sent again; QueryFailed where that does not help, because it never will."""
+        self._counters.malformed += 1
+        stream = StreamId(message.edge, message.producer)
+        inbound = self.streams[stream]
+        if message.nonce != inbound.nonce or inbound.broken:
+            return
+        if inbound.spoilt(message.sequence) >= UNDECODABLE_MAX:
+            raise QueryFailed(
+                f"{self._plan.describe_stream(*stream)}: batch {message.sequence} cannot be decoded by worker "
+                f"{self._hosted.worker}, {UNDECODABLE_MAX} times in a row: {reason}. Its columns are "
+                f"{_columns(self._plan.edges[stream.edge].schema)}. "
+                "Do all executors run the same releases of Flux and pyarrow?"
+            )
+        self.answer(connection, Reset(*stream, f"batch {message.sequence} cannot be decoded"))
+
+    def applied(self, partition: int, slices: Iterable[Slice], now: float) -> None:
+        """The oldest slices that waited for a partition are in its state and its output logs."""
+        for slice_ in slices:
+            inbound = self.streams[slice_.stream]
+            inbound.applied(partition, slice_)
+            self._note_ack(inbound, now)
+            if slice_.ends_stream and not any(inbound.waiting.values()):
+                self.credit.release(slice_.stream)
+
+    # ---- acks
+
+    def flush_acks(self) -> None:
+        self.ack_at = np.inf
+        for inbound in self.streams.values():
+            if not inbound.ack_due:
+                continue
+            ack = self._ack(inbound)
+            # To every replica of the producer, so that each can truncate its log.
+            for connection in inbound.offers.values() or [inbound.connection]:
+                if connection is not None:
+                    self.answer(connection, ack)
+
+    def _ack(self, inbound: Inbound) -> Ack:
+        return inbound.ack(self._hosted.epoch, self.hosted_by(inbound.stream), self._awaited_by(inbound.stream))
+
+    def _note_ack(self, inbound: Inbound, now: float) -> None:
+        if inbound.ack_due:
+            self.ack_at = min(self.ack_at, now if inbound.ack_urgent else now + self._plan.settings.ack_interval)
+
+    def _ack_soon(self, inbound: Inbound) -> None:
+        """Resume and ReadsElsewhere carry an ack to one replica of the producer; the others have to hear it too."""
+        inbound.ack_due = True
+        self.ack_at = 0.0
+
+    # ---- look-ups
+
+    def of_stream(self, stream: StreamId) -> Inbound:
+        inbound = self.streams.get(stream)
+        if inbound is None:
+            edge = self._plan.edges[stream.edge]
+            inbound = Inbound(stream, edge.input, self.credit.floor, marked=not edge.from_stage)
+            self.streams[stream] = inbound
+            self.credit.admit(inbound, of_source=not edge.from_stage)
+        return inbound
+
+    def of(self, replica: Replica) -> list[Inbound]:
+        return [inbound for inbound in self.streams.values() if inbound.stream.edge in replica.stage.edges_in]
+
+    def hosted_by(self, stream: StreamId) -> Collection[int]:
+        """Partitions here that read a stream."""
+        return self._hosted.partitions(self._plan.edges[stream.edge].consumer)
+
+    def _awaited_by(self, stream: StreamId) -> list[int]:
+        return self._hosted.awaited_of(self._plan.edges[stream.edge].consumer)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(inbound.held_bytes for inbound in self.streams.values())
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,84 @@
+"""Which partition of a worker applies its next step (design: fair-turns).
+
+Several steps of one partition, because its keys are in the cache by then; then the next stage has its turn, and in it the
+next partition. So a stage that takes long, with many partitions, keeps no other waiting: the one behind it, which
+everybody sends to, has every other turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from flux.replicas.replica import Replica
+from partitioning.ids import PartitionKey
+
+#: Steps of one partition in its turn. And the time for them, because steps may be slow: who has little to do then waits for
+#: one step of another, not for eight.
+STEPS_IN_TURN, TURN_S = 8, 0.01
+
+
+class Turns:
+    """Those that ``wake`` has named are looked at: whatever makes a replica ready names it."""
+
+    def __init__(self, replicas: Mapping[PartitionKey, Replica]) -> None:
+        """``replicas`` that the worker hosts, as they are at any time."""
+        self._replicas = replicas
+        self._ready: set[PartitionKey] = set()
+        self._order: deque[deque[PartitionKey]] = deque()  # by stage: whose turn it is, then who is next
+        self._steps = 0
+        self._began = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether there may be something to apply."""
+        return bool(self._ready)
+
+    def arrange(self) -> None:
+        """The worker hosts others than before."""
+        by_stage: dict[int, deque[PartitionKey]] = {}
+        for key in self._replicas:
+            by_stage.setdefault(key[0], deque()).append(key)
+        self._order, self._steps = deque(by_stage.values()), 0
+
+    def wake(self, key: PartitionKey) -> None:
+        """It may have something to do by now."""
+        self._ready.add(key)
+
+    def wake_all(self, keys: Iterable[PartitionKey]) -> None:
+        self._ready.update(keys)
+
+    def forget(self, key: PartitionKey) -> None:
+        self._ready.discard(key)
+
+    def next(self, now: float, wall_ahead: float = 0.0) -> Replica | None:
+        """One that is ready for a step; None: nobody is. Timers go by the wall clock, ``wall_ahead`` of ``now``."""
+        wall = now + wall_ahead
+        if not self._goes_on(now, wall) and not self._pass_on(now, wall):
+            return None
+        self._steps += 1
+        return self._replicas[self._order[0][0]]
+
+    def _goes_on(self, now: float, wall: float) -> bool:
+        """Whether the partition whose turn it is applies one more step in it."""
+        in_time = 0 < self._steps < STEPS_IN_TURN and now - self._began < TURN_S
+        return in_time and self._is_ready(self._order[0][0], wall)
+
+    def _pass_on(self, now: float, wall: float) -> bool:
+        self._steps, self._began = 0, now
+        ready = self._ready
+        for _ in range(len(self._order) if ready else 0):
+            self._order.rotate(-1)
+            stage = self._order[0]
+            for _ in range(len(stage)):
+                stage.rotate(-1)
+                if stage[0] in ready and self._is_ready(stage[0], wall):
+                    return True
+        return False
+
+    def _is_ready(self, key: PartitionKey, wall: float) -> bool:
+        if key not in self._ready:
+            return False
+        if not self._replicas[key].ready(wall):
+            self._ready.discard(key)  # whatever makes it ready again puts it back
+            return False
+        return True

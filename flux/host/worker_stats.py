@@ -1,0 +1,128 @@
+"""What a worker reports of itself with its heartbeats."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flux.wire.statistics import (
+    Lag,
+    Load,
+    PartitionRead,
+    Pauses,
+    PrimaryRows,
+    ReplicaWork,
+    StageStatistics,
+    Statistics,
+    Unapplied,
+)
+
+if TYPE_CHECKING:
+    from flux.host.stage_worker import StageWorker
+
+#: Replicas that are less far behind than such a part of the bounds keep up, and are not worth a word unless they stand still. One
+#: that was beyond the bounds has caught up then.
+TOLD_SHARE = 1 / 2
+
+
+def stats(core: StageWorker) -> Statistics:
+    """Counts since the start, and what is waiting now."""
+    return {
+        "rows_in": core.rows_in,
+        "source_rows": sum(source.rows for source in core.sources.values()),
+        "sources": [
+            PartitionRead(*key, streams.first, streams.batches, streams.rows)
+            for key, streams in core.sources.items()
+            if streams.first is not None
+        ],
+        "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
+        "drained": core.drained.look(producer.log for producer in core.producers.values()),
+        "behind": behind(core),
+        "unapplied": unapplied(core),
+        "log_bytes": core.log_meter.bytes,
+        "peak_log_bytes": core.log_meter.peak,
+        "held_bytes": core.held_bytes,
+        "queued": sum(replica.queued for replica in core.replicas.values()),
+        "first_row_at": core.first_row_at,
+        "finished_at": core.finished_at,
+        "counters": asdict(core.counters),
+        "stages": _of_stages(core),
+    }
+
+
+def behind(core: StageWorker) -> list[Lag]:
+    """Live replicas that lag their primaries here (design: behind). A step takes as long as it has taken here on average. Nobody
+    else is in the way of a replica that has received the whole order, with committed steps to apply; where this primary's own
+    logs are full, it may wait for the same consumers. One that has applied nothing since the last report is spoken of however
+    few its steps are: producers keep their rows for it, and stand still with it when their logs are full."""
+    settings, found = core.plan.settings, []
+    for key, replica in core.replicas.items():
+        for worker, peer in replica.order.peers.items():
+            steps = replica.applied - peer.applied  # what is only ordered, the primary has still to apply as well
+            if not peer.live or not peer.greeted or not peer.kind.applies or steps <= 0:
+                continue
+            seconds = steps * replica.step_s
+            share = max(steps / settings.replicas_max_steps_behind, seconds / settings.replicas_max_replay)
+            stands, peer.applied_as_told = peer.applied == peer.applied_as_told, peer.applied
+            if share > TOLD_SHARE or replica.held_back or stands:
+                acked, committed = peer.acked or 0, replica.order.committed
+                its_turn = acked >= replica.order.end and committed > peer.applied and replica.has_room
+                found.append(Lag(*key, worker, peer.incarnation, steps, round(seconds, 3), peer.applied, its_turn))
+    return found
+
+
+def unapplied(core: StageWorker) -> list[Unapplied]:
+    """Secondaries here that have received much that they have still to apply: stage, partition, incarnation. What a primary says
+    of them counts, but one that is silent says nothing."""
+    settings = core.plan.settings
+    steps_max, seconds_max = TOLD_SHARE * settings.replicas_max_steps_behind, TOLD_SHARE * settings.replicas_max_replay
+    found = []
+    for key, replica in core.replicas.items():
+        steps = 0 if replica.primary else replica.order.end - replica.applied
+        if steps > steps_max or steps * replica.step_s > seconds_max:
+            found.append(Unapplied(*key, replica.incarnation))
+    return found
+
+
+def load(core: StageWorker, now: float) -> Load:
+    """What the balance of load goes by, and not every heartbeat carries: counts of each replica since it came to life, and
+    what waits for it now."""
+    return {
+        "at": now,
+        "replicas": [
+            ReplicaWork(
+                *key, replica.incarnation, round(replica.busy_s, 6), replica.rows_in, replica.slices,
+                replica.queued, replica.state_bytes,
+            )
+            for key, replica in core.replicas.items()
+        ],
+    }  # fmt: skip
+
+
+def _of_stages(core: StageWorker) -> list[StageStatistics]:
+    found: list[StageStatistics] = []
+    for stage in core.plan.stages:
+        mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
+        found.append(
+            {
+                "primaries": [
+                    PrimaryRows(partition, replica.rows_in, replica.rows_out, int(replica.finished))
+                    for partition, replica in mine.items()
+                    if replica.primary
+                ],
+                "queued": sum(replica.queued for replica in mine.values()),
+                "busy_s": round(sum(replica.busy_s for replica in mine.values()), 6),
+                "latency_ms": _percentiles_ms(core.latencies[stage.id]),
+            }
+        )
+    return found
+
+
+def _percentiles_ms(seconds: deque[float]) -> list[float] | None:
+    """Median and 99th percentile of the last steps, None before the first."""
+    if not seconds:
+        return None
+    return [round(float(value) * 1e3, 3) for value in np.percentile(np.fromiter(seconds, float), [50, 99])]

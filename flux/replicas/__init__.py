@@ -1,0 +1,1 @@
+"""Replicas of a partition: the same steps in the same order, and copies of their state."""

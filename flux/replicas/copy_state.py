@@ -1,0 +1,196 @@
+"""A replica's state as one value that travels: step 2 of AddReplica (design: copy).
+
+Taken by the primary between two steps: operator state, input positions, output logs, step number, the order received
+but not yet applied, and where uncommitted output begins, so that the new replica holds back what the primary holds back.
+
+Two parts, because the second takes long where there is much state: ``photograph`` refers to everything as it is, and
+``Photograph.encode`` makes bytes of it, in any thread, as long as the replica takes no step meanwhile.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.replicas.replica import Replica
+from flux.replicas.snapshot import decode_snapshot, encode_snapshot
+from flux.stream.elements import WORDS, End, Rows
+from flux.stream.log import LogEntry
+from flux.stream.producer import Producer
+from flux.stream.receiver import Inbound
+from flux.wire.messages import ElementKind
+from flux.wire.unpickle import loads
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+
+_LENGTH = struct.Struct("<Q")
+#: Kind of the element, its rows, their partitions and offsets, bytes in the log, checksum, time.
+_LogTuple = tuple[int, bytes, bytes, bytes, int, int, float]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream's input goes on, and what tells a retried producer apart: the ``marks`` of the stream."""
+
+    stream: StreamId
+    next: int
+    incarnation: int
+    marks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class OutputLog:
+    base: int
+    finished: bool
+    gone: bytes
+    entries: tuple[_LogTuple, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """Everything about one replica between two steps, but what its operator holds. ``replica`` is Replica.state()."""
+
+    replica: dict[str, object]
+    positions: tuple[Position, ...]
+    outputs: tuple[OutputLog, ...]
+
+
+@dataclass(frozen=True)
+class StateCopy:
+    """As it came: ``snapshot`` of the operator."""
+
+    state: ReplicaState
+    snapshot: Any
+
+    @property
+    def outputs(self) -> tuple[OutputLog, ...]:
+        return self.state.outputs
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        return self.state.positions
+
+
+@dataclass(frozen=True)
+class _OutputNow:
+    """An output log as it is: entries never change, the log goes on without them."""
+
+    base: int
+    finished: bool
+    gone: bytes
+    entries: tuple[LogEntry, ...]
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """What ``encode`` makes bytes of. ``snapshot`` may be a view of the operator's state. ``classes``: as
+    ``Operator.snapshot_classes``."""
+
+    where: str
+    replica: dict[str, object]
+    positions: tuple[Position, ...]
+    outputs: tuple[_OutputNow, ...]
+    snapshot: Any
+    classes: tuple[type, ...] | None
+
+    def encode(self, room: np.ndarray | None = None) -> bytes | memoryview:
+        """``room``: memory to use for it if that is enough."""
+        outputs = tuple(
+            OutputLog(log.base, log.finished, log.gone, tuple(map(_pack, log.entries))) for log in self.outputs
+        )
+        state = ReplicaState(self.replica, self.positions, outputs)
+        pickled = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+        head = _LENGTH.pack(len(pickled)) + pickled
+        return encode_snapshot(self.snapshot, self.where, head, room, self.classes)
+
+
+def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
+    """Of a replica between two steps."""
+    return Photograph(
+        replica.where,
+        replica.state(),
+        tuple(_position(inbound, replica.partition) for inbound in inbounds),
+        tuple(_output(outlet.producer) for outlet in replica.outlets),
+        replica.snapshot(),
+        replica.operator.snapshot_classes,
+    )
+
+
+def _position(inbound: Inbound, partition: int) -> Position:
+    marks = tuple((mark.sequence, mark.checksum) for mark in inbound.marks.shown())
+    return Position(inbound.stream, inbound.next_to_apply(partition), inbound.incarnation, marks)
+
+
+def room_for(nbytes: int) -> np.ndarray:
+    """Memory that is really there: to touch it for the first time can take longer than the copy."""
+    room = np.empty(nbytes, np.uint8)
+    room[::_PAGE] = 0
+    return room
+
+
+_PAGE = 4096
+
+
+def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
+    """One piece of memory of its own, that may be written to."""
+    whole = np.empty(sum(memoryview(part).nbytes for part in parts), np.uint8)
+    start = 0
+    for part in parts:
+        piece = np.frombuffer(part, np.uint8)
+        whole[start : start + len(piece)] = piece
+        start += len(piece)
+    return whole.data
+
+
+def decode(data: bytes | memoryview, classes: Sequence[type] | None = ()) -> StateCopy:
+    """Only of bytes signed with the query's secret. Arrow data stays a view into ``data``. ``classes``: as
+    ``Operator.snapshot_classes``."""
+    view = memoryview(data).cast("B")
+    (length,) = _LENGTH.unpack_from(view)
+    end = _LENGTH.size + length
+    state = loads(view[_LENGTH.size : end], (ReplicaState, Position, OutputLog, StreamId))
+    assert isinstance(state, ReplicaState)
+    return StateCopy(state, decode_snapshot(view, end, classes))
+
+
+def restore(copy: StateCopy, replica: Replica) -> None:
+    """Make a fresh replica what the copied one was. Its operator has been restored, and its producers were made with the
+    logs' bases."""
+    replica.adopt(copy.state.replica)
+    for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
+        for entry in output.entries:
+            _append(outlet.producer, entry, replica.stage.output_schema)
+        outlet.producer.finished = output.finished
+        outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
+
+
+def _output(producer: Producer) -> _OutputNow:
+    log = producer.log
+    return _OutputNow(log.base, producer.finished, log.gone.tobytes(), tuple(log.entries()))
+
+
+def _pack(entry: LogEntry) -> _LogTuple:
+    kind = int(entry.element.kind)
+    if not isinstance(entry.element, Rows):
+        return kind, b"", b"", b"", 0, entry.checksum, entry.created
+    data = entry.element.data
+    by_rank, offsets = data.by_rank.astype(np.int32).tobytes(), data.offsets.astype(np.int64).tobytes()
+    batch = data.batch.serialize().to_pybytes()
+    return kind, batch, by_rank, offsets, data.nbytes, entry.checksum, entry.created
+
+
+def _append(producer: Producer, packed: _LogTuple, schema: pa.Schema | None) -> None:
+    kind, batch, by_rank, offsets, nbytes, checksum, created = packed
+    if kind != ElementKind.ROWS:
+        word = WORDS[ElementKind(kind)]
+        producer.finish(created) if isinstance(word, End) else producer.say(word, created)
+        return
+    rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
+    data = Clustered(rows, np.frombuffer(by_rank, np.int32), np.frombuffer(offsets, np.int64), nbytes)
+    producer.append(data, created, checksum)

@@ -1,0 +1,121 @@
+"""Kinds of replicas at a worker: the questions whose answers differ from kind to kind, and no others (design: kinds).
+
+A table names the kind of each replica. Whoever follows a table asks the kind once, and keeps the answer where it is needed
+for every step. What the controller asks is in ``controller.replicas.kinds``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from flux.errors import ProtocolError
+from partitioning.ids import PartitionKey
+from partitioning.table import ACTIVE, FIRST_EPOCH, ReplicaAt
+
+if TYPE_CHECKING:
+    from flux.dataflow.plan import StagePlan
+    from flux.wire.messages import PartitionOrder, PartitionSeen
+
+
+class Acks(Enum):
+    """What an ack of a replica tells a producer."""
+
+    NOTHING = "it reads no streams: producers keep no rows for it, and wait for no ack"
+    APPLIED = "the rows through there are in its state"
+
+
+class Follower(Protocol):
+    """A replica that keeps the order of its partition and has no operator."""
+
+    incarnation: int
+
+    def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
+        """What it answers; None: the orders are of a deposed primary, or of no use."""
+
+
+class Host(Protocol):
+    """The worker, as kinds install their replicas there."""
+
+    def create(self, key: PartitionKey, incarnation: int) -> None:
+        """One with an operator, which begins empty."""
+
+    def await_copy(self, key: PartitionKey, incarnation: int) -> None:
+        """One with an operator, which comes to life with a copy of the primary's state."""
+
+    def keep_order(self, key: PartitionKey, follower: Follower) -> None:
+        """One without an operator."""
+
+
+class Kind(Protocol):
+    """What differs. ``applies``: while another replica leads, it applies the committed steps, and its output is compared;
+    ``releases``: consumers may then read its output; ``acks``: see ``Acks``; ``commits``: a step is committed only when it
+    has received the entry, once it is live; ``copies``: it needs a copy of the primary's state before it can follow."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def applies(self) -> bool: ...
+    @property
+    def releases(self) -> bool: ...
+    @property
+    def acks(self) -> Acks: ...
+    @property
+    def commits(self) -> bool: ...
+    @property
+    def copies(self) -> bool: ...
+
+    def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
+        """The table places a replica here that is not here yet. Repeated with each table until it is."""
+
+
+class Active:
+    """Applies every step itself, and can lead at any moment."""
+
+    name = ACTIVE
+    applies = True
+    releases = True
+    acks = Acks.APPLIED
+    commits = True
+    copies = True
+
+    def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
+        if replica.live:
+            # One that was added comes to life with a copy of state; only those of the first table begin empty.
+            assert replica.incarnation == FIRST_EPOCH, f"the state of replica {key} is lost"
+            host.create(key, replica.incarnation)
+        else:
+            host.await_copy(key, replica.incarnation)
+
+
+active = Active()
+_known: dict[str, Kind] = {ACTIVE: active}
+
+
+def register(kind: Kind) -> None:
+    _known[kind.name] = kind
+
+
+def unregister(name: str) -> None:
+    del _known[name]
+
+
+def kind_named(name: str) -> Kind:
+    kind = _known.get(name)
+    if kind is None:
+        raise ProtocolError(f"no kind of replicas is called {name!r} here, only {', '.join(sorted(_known))}")
+    return kind
+
+
+def kind_of(replica: ReplicaAt) -> Kind:
+    return kind_named(replica.kind)
+
+
+def without_streams() -> frozenset[str]:
+    """Names of the kinds that read no streams."""
+    return frozenset(name for name, kind in _known.items() if kind.acks is Acks.NOTHING)
+
+
+def replicated(stage: StagePlan) -> bool:
+    """Whether each partition of the stage is to have several replicas, which stay in step and give the same output."""
+    return stage.replicas > 1

@@ -1,0 +1,293 @@
+"""The order log that keeps the replicas of a partition identical, as a state machine without I/O (design: order-log, commit).
+
+Law: a step is committed when every live replica has received its entry; where there is only one secondary, it knows
+that itself, and need not be told. What is committed survives: any live replica
+can go on from there and do the same. What a secondary has received beyond that may be cut by the next primary.
+
+The primary appends entries and counts acks; a secondary follows. Entries are kept until they are applied here and
+nobody else can need them from here. A primary's ``term`` is the epoch in which it became primary: there is one primary
+per term, and an ack speaks of the log of one term only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from flux.replicas.kinds import Kind, kind_of
+from flux.wire.messages import OrderEntry
+from partitioning.table import ReplicaAt
+
+
+class Claim(NamedTuple):
+    """A replica says that its output of the first ``steps`` steps has this checksum."""
+
+    steps: int
+    checksum: int
+
+
+@dataclass
+class Peer:
+    """Another replica, as its primary sees it. ``votes``: nothing is committed without it. ``acked``: it has received
+    all entries below; None: it has no state yet. ``sent``, ``told``: entries and committed steps that are on their way
+    to it; ``greeted``: it has answered in this term; ``promised``: it may hold all below for committed when it has
+    them. ``applied``: steps that it has applied; ``checked``: steps below have given the same; ``claim``: a step that
+    this primary has not come to yet, and the checksum there; ``copied_at``: steps that its copy of the state had;
+    ``live_at_step``: what was committed when it first answered after that, at ``live_at_since`` (seconds);
+    ``caught_up_reported``, ``safe``: what the controller has been told; ``stall_ms``: how long the copy took,
+    ``copy_bytes``: its size; ``copying``: it is under way, and orders would come too early."""
+
+    kind: Kind
+    incarnation: int
+    live: bool
+    votes: bool
+    acked: int | None
+    sent: int
+    told: int = -1
+    greeted: bool = False
+    promised: int = 0
+    applied: int = 0
+    checked: int = 0
+    claim: Claim | None = None
+    copied_at: int = 0
+    live_at_step: int | None = None
+    live_at_since: float = 0.0
+    caught_up_reported: bool = False
+    safe: bool = False
+    stall_ms: float = 0.0
+    copy_bytes: int = 0
+    copying: bool = False
+    heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
+    since: float = 0.0  # then, or when it last owed nothing
+    applied_as_told: int = -1  # when the controller was last told of the replicas here
+
+    def overdue(self, end: int, committed: int, now: float, again_s: float) -> bool:
+        """Whether it owes an answer for so long that something must have been lost."""
+        assert self.acked is not None
+        answered = (self.safe if self.live else self.caught_up_reported) and self.claim is None
+        heard = (self.acked, self.applied)
+        if heard != self.heard or (self.acked >= end and self.applied >= committed and answered):
+            self.heard, self.since = heard, now
+        return now - self.since >= again_s
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether it has the order, and still has to apply what came while its state was copied."""
+        return self.live_at_step is not None and not self.live and not self.caught_up_reported
+
+    def send_again(self, now: float) -> None:
+        assert self.acked is not None
+        self.sent, self.told, self.since = self.acked, -1, now
+
+
+class OrderLog:
+    """Entries ``base`` .. ``end`` - 1. ``committed``: all entries below are committed, as far as is known here.
+    ``verified``: as a secondary, entries below are those of the primary of ``term``; beyond may lie what an earlier one
+    sent, kept because it may have been committed. ``slowest``: as primary, steps that every other replica has applied,
+    as far as they have answered; None: nobody has. ``oldest``: the first step that is in the longest log of this partition,
+    this one or that of a replica that has received the order and applies it more slowly."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.base = start
+        self.committed = start
+        self.term = -1
+        self.verified = start
+        self.promised = start  # as primary, to replicas that are gone
+        self.end = start
+        self.slowest: int | None = None
+        self.oldest = start
+        self.cut = 0  # entries thrown away because a new primary had others
+        self.peers: dict[int, Peer] = {}
+        self._entries: deque[OrderEntry] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, step: int) -> OrderEntry:
+        assert self.base <= step < self.end, (self.base, step, self.end)
+        return self._entries[step - self.base]
+
+    def since(self, step: int) -> list[OrderEntry]:
+        return list(islice(self._entries, max(step - self.base, 0), None))
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        assert self.base + len(self._entries) == self.end, "entries are those from base to end"
+        assert self.committed <= self.end, f"{self.committed} committed of {self.end}"
+        assert self.verified <= self.end, f"{self.verified} verified of {self.end}"
+        if len(self._entries) > 1:
+            assert self._entries[-2].now <= self._entries[-1].now, "time never goes back"
+        for worker, peer in self.peers.items():
+            assert peer.sent <= self.end, f"worker {worker} was sent {peer.sent} of {self.end}"
+            if peer.acked is not None:
+                assert peer.acked <= self.end, f"worker {worker} has acked {peer.acked} of {self.end}"
+                assert self.base <= peer.acked, f"worker {worker} needs step {peer.acked}, which is gone"
+
+    # ---- the primary's side
+
+    def lead(self, others: Iterable[ReplicaAt], applied: int) -> None:
+        """Be primary with these other replicas. Known ones keep what they have acked."""
+        known, self.peers = self.peers, {}
+        for other in others:
+            kind, peer = kind_of(other), known.get(other.worker)
+            votes = other.live and kind.commits
+            if peer is not None and peer.incarnation == other.incarnation:
+                peer.live, peer.votes = other.live, votes
+            else:
+                # A live replica has received everything committed; one that is not live may wait for its copy of state.
+                start = self.committed if other.live or not kind.copies else None
+                sent = start if start is not None else 0
+                # Compared from where this replica is by now, that step included: there may be no other for long.
+                compared = max(applied - 1, 0)
+                peer = Peer(kind, other.incarnation, other.live, votes, start, sent, checked=compared)
+            self.peers[other.worker] = peer
+        gone = [peer.promised for worker, peer in known.items() if self.peers.get(worker) is not peer]
+        self.promised = max([self.promised, *gone])
+        self._note_slowest()
+        self.report_again()
+        self._commit()
+
+    def follow(self) -> None:
+        self.peers = {}
+        self._note_slowest()
+
+    def report_again(self) -> None:
+        """The controller shall hear once more who has caught up, who is safe and who gives other output, also if nothing else
+        happens."""
+        for peer in self.peers.values():
+            peer.caught_up_reported, peer.safe, peer.told = False, False, -1
+
+    def copied(self, worker: int, applied: int) -> None:
+        """A copy of the state after ``applied`` steps is taken for a new replica: what is ordered from there on is kept
+        for it, and sent when the copy has arrived. It may be the second one: which of them arrives is not known, so
+        entries are kept and sent from the first on."""
+        peer = self.peers[worker]
+        if peer.acked is None:
+            peer.acked = peer.applied = peer.checked = applied
+        peer.sent = peer.acked
+        peer.copied_at = applied
+        peer.copying = True
+
+    def installed(self, worker: int) -> None:
+        """The copy of the state is where it should be."""
+        self.peers[worker].copying = False
+
+    def alone(self, peer: Peer) -> bool:
+        """Whether what it receives is committed by that: it is the only other replica that counts, and has no entries of an
+        earlier term that it could take for these."""
+        return peer.votes and peer.greeted and sum(other.votes for other in self.peers.values()) == 1
+
+    def promise(self, peer: Peer, below: int) -> int:
+        """All ``below`` may be held for committed by the only other live replica as soon as it has it. Another
+        that becomes live must have it too before it counts: see ``settled``."""
+        peer.promised = max(peer.promised, below)
+        return below
+
+    def settled(self, peer: Peer) -> bool:
+        """Whether a replica that has what is committed here has all that anybody else holds for committed, and nothing in
+        its copy of the state that is not."""
+        assert peer.acked is not None
+        promised = max([self.promised, *(other.promised for other in self.peers.values() if other is not peer)])
+        return self.committed >= peer.copied_at and peer.acked >= promised
+
+    @property
+    def behind(self) -> int:
+        """Steps that the slowest of the other replicas has not applied, as far as they have answered."""
+        return 0 if self.slowest is None else self.end - self.slowest
+
+    def _note_slowest(self) -> None:
+        self.slowest = min((peer.applied for peer in self.peers.values() if peer.greeted), default=None)
+        self._note_oldest()
+
+    def _note_oldest(self) -> None:
+        self.oldest = self.base if self.slowest is None or self.slowest > self.base else self.slowest
+
+    @property
+    def untold(self) -> bool:
+        """Whether some replica has not been told all."""
+        for peer in self.peers.values():
+            if peer.acked is not None and not peer.copying and (peer.sent < self.end or peer.told < self.committed):
+                return True
+        return False
+
+    def append(self, entry: OrderEntry) -> int:
+        self._entries.append(entry)
+        self.end += 1
+        self._commit()
+        return self.end - 1
+
+    def on_seen(self, worker: int, incarnation: int, below: int, applied: int = 0) -> bool:
+        """A replica has received all entries ``below`` and has taken ``applied`` steps. False: the ack is of another
+        life."""
+        peer = self.peers.get(worker)
+        if peer is None or peer.incarnation != incarnation or peer.acked is None:
+            return False
+        peer.acked = max(peer.acked, min(below, self.end))
+        peer.greeted = True
+        peer.applied = max(peer.applied, applied)
+        self._note_slowest()
+        self._commit()
+        return True
+
+    def _commit(self) -> None:
+        reached = self.end
+        for peer in self.peers.values():
+            if peer.votes and peer.acked is not None and peer.acked < reached:
+                reached = peer.acked
+        if reached > self.committed:
+            self.committed = reached
+
+    def trim(self, applied: int) -> None:
+        """Forget what is applied and nobody can ask for: as primary what all have acked, else what is committed."""
+        limit = min(applied, self.committed)
+        if self.base >= limit:
+            return
+        for peer in self.peers.values():
+            if peer.acked is not None and peer.acked < limit:
+                limit = peer.acked
+        while self.base < limit:
+            self._entries.popleft()
+            self.base += 1
+        self._note_oldest()
+
+    # ---- a secondary's side
+
+    def adopt(self, entries: list[OrderEntry], committed: int) -> None:
+        """Start as the copy of another replica's log, which had not applied these entries yet."""
+        self._entries.extend(entries)
+        self.end += len(entries)
+        self.committed = committed
+
+    def on_orders(self, term: int, first: int, entries: list[OrderEntry], committed: int, applied: int) -> bool:
+        """Take entries ``first``, ... from the primary of ``term``, of whose log ``committed`` are committed. False: it
+        is deposed.
+
+        What an earlier primary sent is cut only where this one has something else in its place: until then it may be
+        committed and known to the outside, and this replica the next primary."""
+        if term < self.term:
+            return False
+        if term > self.term:
+            self.term = term
+            # Every primary has what is committed. Nothing more can be while this live replica has not acked it.
+            self.verified = max(applied, self.committed, min(committed, self.end))
+        if first <= self.verified:
+            for step, entry in enumerate(entries, first):
+                if step >= max(self.base, applied):
+                    self._take(step, entry)
+            self.verified = max(self.verified, first + len(entries))
+        self.committed = max(self.committed, min(committed, self.verified))
+        return True
+
+    def _take(self, step: int, entry: OrderEntry) -> None:
+        if step < self.end and self[step] != entry:
+            assert step >= self.committed, f"a new primary contradicts step {step}, which is committed"
+            while self.end > step:
+                self._entries.pop()
+                self.end -= 1
+                self.cut += 1
+        if step == self.end:
+            self._entries.append(entry)
+            self.end += 1

@@ -1,0 +1,49 @@
+"""What a replica holds back until its steps are committed (design: release-rule).
+
+What a step gives goes into the logs at once, and is not sent before the step is committed: it lies behind a mark, which says
+where in each log the output of an uncommitted step begins. A copy of the state takes the marks along.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from flux.replicas.outlet import Outlet
+from flux.stream.producer import NEVER
+
+
+class Release:
+    """``marks``: (step, where its output begins in the log of each outlet) of the steps that are not committed, in order."""
+
+    def __init__(self, outlets: Sequence[Outlet]) -> None:
+        self.marks: deque[tuple[int, list[int]]] = deque()
+        self._outlets = outlets
+
+    def hold_back(self, step: int) -> None:
+        """The output of the step that begins now waits for its commit, behind that of those before it."""
+        starts = [outlet.producer.next_sequence for outlet in self._outlets]
+        self.marks.append((step, starts))
+        if len(self.marks) == 1:
+            for outlet, start in zip(self._outlets, starts, strict=True):
+                outlet.producer.release_from = start
+
+    def through(self, committed: int) -> None:
+        """Let go what the steps below ``committed`` have given."""
+        while self.marks and self.marks[0][0] < committed:
+            self.marks.popleft()
+        starts = self.marks[0][1] if self.marks else [NEVER] * len(self._outlets)
+        for outlet, start in zip(self._outlets, starts, strict=True):
+            producer = outlet.producer
+            # Only what was held back has something new to send.
+            producer.dirty |= producer.release_from < min(start, producer.next_sequence)
+            producer.release_from = start
+
+    def validate(self, begun: int, committed: int) -> None:
+        """What holds between any two events, when so many steps have begun. AssertionError says what does not."""
+        held = begun - committed if begun > committed else 0
+        assert len(self.marks) == held, f"{held} steps are not committed, {len(self.marks)} are held back"
+        assert not held or self.marks[0][0] == committed, f"held back from step {self.marks[0][0]} on, not {committed}"
+        for place, outlet in enumerate(self._outlets):
+            given, start = outlet.producer.release_from, self.marks[0][1][place] if held else NEVER
+            assert given == start, f"stream {outlet.producer.stream} is held back from {given} on, not {start}"

@@ -1,0 +1,437 @@
+"""One replica of a partition of a stage: what waits for it, what it applies next, and its end (design: order-log, release-rule).
+
+The primary takes slices in the order in which they came, groups small ones into one step, writes the step into the
+order log and applies it at once; a secondary applies committed steps in the order of that log. Release rule: what a
+step gives out is not sent before the step is committed. With one replica every step is committed at once.
+
+Timers fire in steps of their own, ticks, which the primary orders like any other step: the others fire theirs at the same
+step, because they have set the same. A timer that is due goes before what waits, so that an operator sees no rows of a
+later time first; but no two ticks while rows wait, so that a timer that is always due cannot keep them out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from flux.dataflow.batches import conform, given_batches, split
+from flux.dataflow.operator import Batches, Context, Operator
+from flux.dataflow.plan import StagePlan
+from flux.dataflow.user_code import closed
+from flux.errors import SchemaError, UserCodeError
+from flux.replicas.blame import Blame, joined
+from flux.replicas.checksums import Checksums
+from flux.replicas.kinds import Kind, active, replicated
+from flux.replicas.order import OrderLog
+from flux.replicas.outlet import Exit, Outlet
+from flux.replicas.release import Release
+from flux.replicas.snapshot import check_snapshot
+from flux.replicas.waiting import Waiting
+from flux.settings import Settings
+from flux.stream.checksum import extend
+from flux.stream.elements import End, Word
+from flux.stream.receiver import RowSlice, Slice, WordSlice
+from flux.wire.messages import OrderEntry, StepKind
+from partitioning.ids import PartitionKey, StreamId
+from partitioning.table import ReplicaAt
+
+#: Steps that may wait for their commit when a tick is ordered. Rows are bounded by credit, ticks by nothing else.
+UNCOMMITTED_MAX = 1024
+#: Looked up often.
+_TICK, _FINISH = StepKind.TICK, StepKind.FINISH
+
+
+class Replica:
+    """``add`` slices, ``step`` while ``ready``."""
+
+    def __init__(
+        self,
+        stage: StagePlan,
+        partition: int,
+        incarnation: int,
+        outlets: list[Outlet],
+        limits: Settings,
+        kind: Kind = active,
+    ) -> None:
+        self.stage = stage
+        self.partition = partition
+        self.key = PartitionKey(stage.id, partition)
+        self.incarnation = incarnation
+        self.outlets = outlets
+        self.exit: Exit | None = None  # of a last stage whose output somebody wants
+        self.finished = False
+        self.rows_in = 0
+        self.rows_out = 0
+        self.busy_s = 0.0
+        self.slices = 0
+        self.copy_bytes = 0  # size of the last copy of its state
+        self.frozen = 0  # copies of its state that are being taken now: no step until they are
+        self.context = Context(
+            stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
+        )  # fmt: skip
+        self.primary = True
+        self.leads_since = -1  # the epoch in which it became primary
+        self.said_complete = False  # the controller knows that it is complete
+        self.order = OrderLog()
+        self.applied = 0  # steps
+        self.checksum = 0  # running, of the output, step under way included
+        self._checksums = Checksums()
+        self._limits = limits
+        self._applies = kind.applies  # while another leads
+        self._compared = replicated(stage)  # its output, with that of the others
+        self._alive_since = 0  # steps that were applied when it came to life
+        self.waits = Waiting(stage.edges_in, self.where)
+        self.add: Callable[[Slice], None] = self.waits.add
+        self._waiting = self.waits.by_stream
+        self._held = Release(outlets)
+        self._latest = 0.0  # time of the newest step, as primary: a new one's clock may be behind
+        self._ticked = False  # as primary: the newest step is a tick
+        self.kind = StepKind.SLICES  # of the step applied last, or under way
+        self.method = "process"  # of the operator, for that step
+        self.applying: list[Slice] = []
+        self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
+        self._unsent: pa.RecordBatch | None = None  # came when the logs were full
+        self._blame = Blame(self.where, stage, self.context)
+        self.operator: Operator = self._blame.guard("open", None, self._open)
+        # A state that cannot travel cannot be repaired or moved: say so before there is any.
+        check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
+        self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
+
+    @property
+    def where(self) -> str:
+        return f"stage {self.stage.name}, partition {self.partition}"
+
+    @property
+    def queued(self) -> int:
+        return len(self.waits)
+
+    @property
+    def complete(self) -> bool:
+        """Whether its end is reached for good: another replica would come to the same."""
+        return self.finished and self.order.committed >= self.applied
+
+    @property
+    def between_steps(self) -> bool:
+        return self._output is None
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        applied, order = self.applied, self.order
+        assert applied <= order.end, f"{applied} steps applied of {order.end}"
+        if self.primary:
+            assert order.term < max(self.leads_since, 0), f"leads since {self.leads_since}, and has heard {order.term}"
+        else:
+            # A copy of the state may have steps that are not committed.
+            may = max(order.committed if self._applies else 0, self._alive_since)
+            assert applied <= may, f"a secondary has applied {applied} steps, and may {may}"
+            assert self.waits.arrivals is None, "a secondary gives slices their turn"
+        self._held.validate(applied + (self._output is not None), order.committed)
+        for outlet in self.outlets:
+            producer = outlet.producer
+            assert producer.finished == self.finished, f"stream {producer.stream} and its partition end apart"
+        if self._compared:
+            self._checksums.validate(applied)
+        if self.exit is not None:
+            assert not self.stage.edges_out, "output of a stage in the middle leaves the dataflow"
+            self.exit.validate()
+        assert not (self.finished and self._waiting), "rows wait behind the end"
+        self.waits.validate()
+
+    def _open(self) -> Operator:
+        operator = self.stage.make()
+        operator.open(self.context)
+        return operator
+
+    # ---- input
+
+    def waiting(self) -> dict[StreamId, list[Slice]]:
+        """Slices received and not yet applied, for whoever discards the replica. Those of a step that waits for room in the
+        logs are among them: a primary may be dropped in the middle of it."""
+        slices = {stream: list(slices) for stream, slices in self._waiting.items()}
+        for slice_ in [] if self.between_steps else self.applying:
+            slices.setdefault(slice_.stream, []).append(slice_)
+        return slices
+
+    def expect(self, edge: int, producers: Collection[int]) -> None:
+        """These are all the streams of an edge: kept as they are, because every replica here hears the same."""
+        self.waits.expected[edge] = producers
+
+    # ---- copies
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the operator's own state and the output logs, between two steps."""
+        assert self.between_steps
+        return {
+            "applied": self.applied,
+            "checksum": self.checksum,
+            "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
+            "committed": self.order.committed,
+            "marks": list(self._held.marks),
+            "ended": {edge: sorted(ended) for edge, ended in self.waits.ended.items()},
+            "finished": self.finished,
+            "now": self.context.now,
+            "timers": dict(self.context.timers.pending),
+            "rows": (self.rows_in, self.rows_out),
+            "exit": None if self.exit is None else self.exit.state(),
+        }
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Become what ``state`` describes; the operator has been restored."""
+        self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
+        self._alive_since = self.applied
+        self._checksums.note(self.applied, self.checksum)
+        self.order = OrderLog(self.applied)
+        self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[OrderEntry]), state["committed"])
+        self._held.marks.extend((step, list(starts)) for step, starts in state["marks"])
+        self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
+        self.context.now = state["now"]
+        self.context.timers.replace(state["timers"])  # instead of what the fresh operator has set
+        self.rows_in, self.rows_out = state["rows"]
+        if self.exit is not None and state["exit"] is not None:
+            self.exit.adopt(state["exit"])
+        self.follow()
+        self.release()
+
+    @property
+    def state_bytes(self) -> int:
+        """About, without taking a snapshot."""
+        said = self._blame.guard("state_bytes", None, lambda: int(self.operator.state_bytes() or 0))
+        return max(said, 0) or self.copy_bytes
+
+    def snapshot(self) -> Any:
+        return self._blame.guard("snapshot", None, self.operator.snapshot)
+
+    def restore(self, snapshot: Any) -> None:
+        self._blame.guard("restore", None, lambda: self.operator.restore(snapshot))
+
+    # ---- roles
+
+    def lead(self, epoch: int, others: Iterable[ReplicaAt]) -> None:
+        """Be primary with these other replicas."""
+        if not self.primary:
+            self.primary, self.leads_since = True, epoch
+            self.waits.forget_turns()
+            ordered = self.order.since(self.applied)
+            self._latest, self._ticked = (ordered[-1].now if ordered else self.context.now), False
+        elif self.leads_since < 0:
+            self.leads_since = epoch
+        self.order.lead(others, self.applied)
+        self.release()
+
+    def follow(self) -> None:
+        """Be secondary: somebody else decides the order."""
+        self.primary = False
+        self.waits.forget_turns()
+        self.order.follow()
+
+    def release(self) -> None:
+        """Let go what is committed by now."""
+        self._held.through(self.order.committed)
+        self.order.trim(self.applied)
+
+    # ---- steps
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the logs of its output take more."""
+        return all(outlet.producer.has_room for outlet in self.outlets)
+
+    def ready(self, now: float) -> bool:
+        """Whether there is something to do and room for what comes of it."""
+        if self.finished or self.frozen:
+            return False
+        for outlet in self.outlets:  # asked more than once for every step
+            if not outlet.producer.has_room:
+                return False
+        if self._output is not None:
+            return True
+        if self.applied < self.order.end:
+            may_apply = self.primary or (self._applies and self.applied < self.order.committed)
+            return may_apply and self.waits.has(self.order[self.applied])
+        if not self.primary or self.held_back:
+            return False
+        return bool(self._waiting) or self.waits.all_ended or self._tick_due(now)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the order log is as long as it may be: nothing more is ordered until the others have caught up. Steps that
+        are ordered go on (design: order-bound)."""
+        order = self.order
+        return order.end - order.oldest >= self._limits.order_max_steps
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step has taken here, on average."""
+        return self.busy_s / max(self.applied - self._alive_since, 1)
+
+    @property
+    def timer_at(self) -> float:
+        """When this replica has to order a tick; infinite if it has none to order."""
+        return self.context.timers.next if self.primary and not self.finished else math.inf
+
+    def _tick_due(self, now: float) -> bool:
+        if self.context.timers.next > max(now, self._latest) or self.order.end - self.order.committed > UNCOMMITTED_MAX:
+            return False
+        if self.order.behind > self._limits.replicas_max_steps_behind:
+            return False  # whoever takes over has to make up for these ticks first
+        return not self._ticked or not (self._waiting or self.waits.all_ended)
+
+    def missing(self) -> list[StreamId]:
+        """Streams of which the next ordered step wants rows that have not come."""
+        limit = self.order.end if self.primary else self.order.committed if self._applies else 0
+        return self.waits.lacks(self.order[self.applied]) if self.between_steps and self.applied < limit else []
+
+    def step(self, now: float) -> list[Slice]:
+        """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
+        applied now, in the order of each stream."""
+        assert self.ready(now)
+        if self._output is None and not self._begin(now):
+            return self._complete()  # no rows, which the operator does not see
+        if not self._blame.guard(self.method, self.applying, self._emit):
+            return []
+        self._output = None
+        return self._complete()
+
+    def _begin(self, now: float) -> bool:
+        if self.applied == self.order.end:
+            self._decide(now)
+        entry = self.order[self.applied]
+        self.applying, self.kind = self.waits.take(entry), entry.kind
+        if self.applied >= self.order.committed:
+            self._held.hold_back(self.applied)
+        self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
+        if not self.applying:
+            self._begin_without_rows(entry.kind)
+            return True
+        self.method = "process"
+        first = self.applying[0]
+        if isinstance(first, WordSlice):
+            self._hear(first.word, first.stream)
+            return False
+        batch = joined(self.applying)
+        self.context.input = first.input
+        self._output = self._blame.guard("process", self.applying, lambda: self._parts(self.operator.process(batch)))
+        return True
+
+    def _hear(self, word: Word, stream: StreamId) -> None:
+        """A step that is an element without rows, which the operator does not see."""
+        match word:
+            case End():
+                self.waits.ended[stream.edge].add(stream.producer)
+
+    def _begin_without_rows(self, kind: StepKind) -> None:
+        if kind is _TICK:
+            self.method, self._output = "on_timer", self._fired()
+        else:
+            self.method = "finish"
+            self.context.timers.replace({})
+            self._output = self._blame.guard("finish", None, lambda: self._parts(self.operator.finish()))
+
+    def _fired(self) -> Iterator[pa.RecordBatch]:
+        """What the timers give that are due when the step begins."""
+        timers, now = self.context.timers, self.context.now
+        for name in timers.due(now):
+            if timers.take(name, now):
+                yield from self._parts(self.operator.on_timer(name))
+
+    def _complete(self) -> list[Slice]:
+        if self.applying:
+            for slice_ in self.applying:
+                if isinstance(slice_, RowSlice):
+                    self.rows_in += slice_.batch.num_rows
+        elif self.kind is _FINISH:
+            for outlet in self.outlets:
+                outlet.producer.finish(self.context.created)
+            self.finished = True
+        self.applied += 1
+        self.slices += len(self.applying)
+        if self._compared and self._checksums.note(self.applied, self.checksum):
+            self._checksums.forget(self.order.peers.values())
+        self.order.trim(self.applied)
+        return self.applying
+
+    @property
+    def checked(self) -> int:
+        """Steps that ``last_checksum`` is about."""
+        return self._checksums.steps
+
+    @property
+    def last_checksum(self) -> int:
+        return self._checksums.newest
+
+    def checksum_at(self, applied: int) -> int | None:
+        """Checksum of the output of the first ``applied`` steps; None: not there yet, or long ago."""
+        return self._checksums.at(applied)
+
+    def decide_ahead(self, now: float) -> None:
+        """Order all that waits and that the order log has room for, so that the others need not wait for this replica's turn
+        to apply it.
+
+        Not where there are timers: a step that is applied before these may set one that has to go before them."""
+        if self._timed:
+            return
+        while self.waits.arrivals and not self.held_back:  # none: it has to catch up with the primary before it
+            self._decide(now)
+
+    def _decide(self, now: float) -> None:
+        """Order a tick if a timer is due; else the oldest slice that is not ordered, and with it the following ones of the
+        same input as long as they are few rows together; if there is none, the input has ended."""
+        self.waits.arrange()
+        if self.context.timers.pending:
+            if self._tick_due(now):
+                self._append(max(now, self._latest), [], _TICK)
+                return
+            if self.context.timers.next <= now:
+                now = self._latest  # what has become due since then has its turn after this step, so this is not later
+        chosen = self.waits.choose(self._limits.step_max_rows)
+        assert chosen or self.waits.all_ended
+        self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
+
+    def _append(self, now: float, chosen: list[Slice], kind: StepKind) -> None:
+        if now < self._latest:
+            now = self._latest
+        self._latest, self._ticked = now, kind is _TICK
+        created = min([slice_.created for slice_ in chosen], default=now)
+        self.order.append(OrderEntry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen], kind))
+
+    def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
+        """Output batches checked and cut to size."""
+        what = f"output of stage {self.stage.name}"
+        for batch in given_batches(output):
+            try:
+                checked = conform(batch, self.stage.output_schema, what)
+            except SchemaError as error:  # no row is at fault
+                raise UserCodeError(f"{self.where}, {self.method}(): {error}") from None
+            yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
+
+    def _emit(self) -> bool:
+        """Hand on output as long as the logs have room; False if more is to come. However much a step gives, a log
+        stays within its bound and one batch."""
+        assert self._output is not None
+        while True:
+            if self._unsent is None:
+                self._unsent = next(self._output, None)
+                if self._unsent is None:
+                    return True
+            if not self.has_room:
+                return False
+            batch, self._unsent = self._unsent, None
+            self.rows_out += batch.num_rows
+            if self._compared:
+                self.checksum = extend(self.checksum, batch)
+            for outlet in self.outlets:
+                outlet.send(batch, self.context.created)
+            if self.exit is not None:
+                self.exit.add(self.applied, batch)
+
+    def close(self) -> None:
+        """What the operator raises is logged as a warning once, by the primary: its copies raise the same."""
+        if self.primary:
+            closed(self.where, self.operator.close)
+        else:
+            closed(f"{self.where}, a copy", self.operator.close, logging.DEBUG)

@@ -1,0 +1,143 @@
+"""State of an operator as bytes and back.
+
+Arrow data travels as Arrow IPC, bytes as they are, everything else pickled, large arrays in it beside the pickle.
+Snapshots are only read back by workers of the same query, from copies signed with its secret (design: signed-copies).
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.user_code import user_traceback
+from flux.errors import SnapshotError
+from flux.wire.unpickle import dumps, loads
+
+#: Arrow data begins at a multiple of this, as it likes to, and is read in place where words are aligned.
+ALIGNMENT, WORD = 64, 8
+_LENGTH = struct.Struct("<Q")
+_NONE, _BYTES, _BATCH, _TABLE, _PICKLE = b"N", b"B", b"R", b"T", b"P"
+
+
+def encode_snapshot(
+    state: Any, where: str, head: bytes = b"", room: np.ndarray | None = None, classes: Sequence[type] | None = ()
+) -> bytes | memoryview:
+    """The bytes of ``head``, then those of the state. Arrow data and arrays are copied once, to where they will be sent
+    from: that copy is for how long their partition stands still. ``room``: memory to copy them to if it is large enough.
+    ``where`` names stage and partition in the SnapshotError raised for what cannot be serialised. ``classes``: as
+    ``Operator.snapshot_classes``."""
+    if state is None:
+        return head + _NONE
+    if isinstance(state, bytes | bytearray | memoryview):
+        return b"".join((head, _BYTES, state))
+    if isinstance(state, pa.RecordBatch | pa.Table):
+        kind = _BATCH if isinstance(state, pa.RecordBatch) else _TABLE
+        start = _aligned(len(head) + len(kind))
+        size = pa.MockOutputStream()
+        _write(state, size)
+        buffer = _memory(start + size.size(), room)
+        with pa.FixedSizeBufferWriter(pa.py_buffer(buffer)) as out:
+            out.write((head + kind).ljust(start, b"\0"))
+            _write(state, out)
+        return buffer.data
+    arrays: list[pickle.PickleBuffer] = []
+    try:
+        pickled = dumps(state, classes, arrays.append)
+        raw = [memoryview(array.raw()) for array in arrays]
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error}") from error
+    except BaseException as error:
+        raise SnapshotError(
+            f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({type(error).__name__}: {error}). "
+            "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",
+            user_traceback(error),
+        ) from error
+    return _laid_out(head + _PICKLE, [memoryview(pickled), *raw], room)
+
+
+def _laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None) -> memoryview:
+    """One behind the other, each at a multiple of ALIGNMENT, after their number and lengths."""
+    lengths = [_LENGTH.pack(len(pieces)), *(_LENGTH.pack(piece.nbytes) for piece in pieces)]
+    front = head + b"".join(lengths)
+    starts = []
+    end = len(front)
+    for piece in pieces:
+        starts.append(_aligned(end))
+        end = starts[-1] + piece.nbytes
+    buffer = _memory(end, room)
+    buffer[: len(front)] = np.frombuffer(front, np.uint8)
+    for start, piece in zip(starts, pieces, strict=True):
+        buffer[start : start + piece.nbytes] = np.frombuffer(piece, np.uint8)
+    return buffer.data
+
+
+def _pieces(view: memoryview, start: int) -> list[memoryview]:
+    (count,) = _LENGTH.unpack_from(view, start)
+    end = start + _LENGTH.size * (1 + count)
+    pieces = []
+    for i in range(count):
+        (length,) = _LENGTH.unpack_from(view, start + _LENGTH.size * (1 + i))
+        begin = _aligned(end)
+        end = begin + length
+        pieces.append(view[begin:end])
+    return pieces
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _memory(nbytes: int, room: np.ndarray | None) -> np.ndarray:
+    """Of numpy, because that comes in huge pages where there are any: touching small ones takes longer than the copy."""
+    return room[:nbytes] if room is not None and len(room) >= nbytes else np.empty(nbytes, np.uint8)
+
+
+def _write(state: pa.RecordBatch | pa.Table, out: Any) -> None:
+    with pa.ipc.new_stream(out, state.schema) as writer:
+        writer.write(state)
+
+
+def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[type] | None = ()) -> Any:
+    """Of what follows the first ``start`` bytes. Arrow data stays a view into ``data``. ``classes``: as
+    ``Operator.snapshot_classes``."""
+    view = memoryview(data).cast("B")
+    kind = bytes(view[start : start + 1])
+    if kind == _NONE:
+        return None
+    if kind == _BYTES:
+        return bytes(view[start + 1 :])
+    if kind in (_BATCH, _TABLE):
+        body = view[_aligned(start + 1) :]
+        if np.frombuffer(body, np.uint8).ctypes.data % WORD:
+            body = memoryview(bytes(body))  # small messages lie anywhere in the buffer that they were received in
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            table = reader.read_all()
+        return table if kind == _TABLE else (table.combine_chunks().to_batches() or [_empty(table.schema)])[0]
+    if kind == _PICKLE:
+        pickled, *arrays = _pieces(view, start + 1)
+        # What is restored may be changed in place.
+        return loads(pickled, classes, [memoryview(bytearray(a)) if a.readonly else a for a in arrays])
+    raise SnapshotError(f"not a snapshot: it starts with {kind!r}")
+
+
+def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> None:
+    """Whether it would come back at another worker, as far as can be seen here. SnapshotError: why not."""
+    data = encode_snapshot(state, where, classes=classes)
+    try:
+        decode_snapshot(data, classes=classes)
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error}") from error
+    except Exception as error:
+        raise SnapshotError(
+            f"{where}: the snapshot, a {type(state).__name__}, cannot be read again ({type(error).__name__}: {error})",
+            user_traceback(error),
+        ) from error
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

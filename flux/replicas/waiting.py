@@ -1,0 +1,135 @@
+"""What waits for a replica: slices that have come and are not applied, whose turn it is, and whether anything is still to come.
+
+Slices of one stream wait in the order of the stream. A primary takes them from all streams in the order in which they came
+(``choose``); the others take those that the order log names (``take``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
+
+from flux.errors import NonDeterministicInputError
+from flux.stream.receiver import RowSlice, Slice
+from flux.wire.messages import OrderEntry
+from partitioning.ids import StreamId
+
+
+class Waiting:
+    """``by_stream``: what waits, no stream without any. ``arrivals``: for a primary, the stream of each slice that is not
+    ordered, the oldest first; None: to be made up when needed."""
+
+    def __init__(self, edges: Iterable[int], where: str) -> None:
+        """``where``: stage and partition, for messages."""
+        self._where = where
+        self.from_sources: AbstractSet[int] = frozenset()  # edges whose streams are read again after a loss
+        self.by_stream: dict[StreamId, deque[Slice]] = {}
+        self.arrivals: deque[StreamId] | None = deque()
+        self._ordered: dict[StreamId, int] = {}  # of those that wait, by this primary
+        self.ended: dict[int, set[int]] = {edge: set() for edge in edges}  # streams that have come to their end
+        self.expected: dict[int, Collection[int]] = {}  # all streams of an edge, once that is known
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_stream.values()))
+
+    def add(self, slice_: Slice) -> None:
+        self.by_stream.setdefault(slice_.stream, deque()).append(slice_)
+        if self.arrivals is not None:
+            self.arrivals.append(slice_.stream)
+
+    @property
+    def all_ended(self) -> bool:
+        for edge, ended in self.ended.items():
+            expected = self.expected.get(edge)
+            if expected is None or len(ended) < len(expected) or not ended.issuperset(expected):
+                return False
+        return True
+
+    # ---- for a primary
+
+    def forget_turns(self) -> None:
+        """Somebody else orders what waits now, or has done so far."""
+        self.arrivals = None
+
+    def arrange(self) -> None:
+        """Give what waits its turn, if nobody has: nothing of it is ordered."""
+        if self.arrivals is None:
+            self.arrivals = deque(stream for stream, slices in self.by_stream.items() for _ in slices)
+            self._ordered = {}
+
+    def choose(self, rows_max: int) -> list[Slice]:
+        """The oldest slice that is not ordered, and with it the following ones of the same input as long as they are few rows
+        together. They wait on, until they are taken."""
+        chosen: list[Slice] = []
+        rows, arrivals, ordered = 0, self.arrivals, self._ordered
+        while arrivals and (rows < rows_max or not chosen):
+            stream = arrivals[0]
+            before = ordered.get(stream, 0)
+            head = self.by_stream[stream][before]
+            few = isinstance(head, RowSlice) and rows + head.batch.num_rows <= rows_max
+            if chosen and not (few and head.input == chosen[0].input):
+                break
+            arrivals.popleft()
+            ordered[stream] = before + 1
+            chosen.append(head)
+            if not isinstance(head, RowSlice):
+                break
+            rows += head.batch.num_rows
+        return chosen
+
+    # ---- for a step that is ordered
+
+    def has(self, entry: OrderEntry) -> bool:
+        """Whether all slices of an ordered step are here: rows and order come by different ways."""
+        if len(entry.slices) == 1:  # the most common, and asked often
+            edge, producer, _ = entry.slices[0]
+            return StreamId(edge, producer) in self.by_stream
+        return not self.lacks(entry)
+
+    def lacks(self, entry: OrderEntry) -> list[StreamId]:
+        """Streams of which slices of a step are missing."""
+        wanted: dict[StreamId, int] = {}
+        for edge, producer, _ in entry.slices:
+            stream = StreamId(edge, producer)
+            wanted[stream] = wanted.get(stream, 0) + 1
+        return [stream for stream, count in wanted.items() if len(self.by_stream.get(stream, ())) < count]
+
+    def take(self, entry: OrderEntry) -> list[Slice]:
+        """The slices of a step, which wait no more."""
+        slices = []
+        for edge, producer, sequence in entry.slices:
+            stream = StreamId(edge, producer)
+            waiting = self.by_stream[stream]
+            slice_ = waiting.popleft()
+            if not waiting:
+                del self.by_stream[stream]
+            if self.arrivals is not None:
+                self._ordered[stream] -= 1
+            if slice_.sequence != sequence:
+                raise self._other_batch(stream, sequence, slice_.sequence)
+            slices.append(slice_)
+        return slices
+
+    def _other_batch(self, stream: StreamId, ordered: int, came: int) -> Exception:
+        """An earlier primary had a batch that the stream does not have any more (design: same-rows)."""
+        if stream.edge not in self.from_sources:
+            return AssertionError((self._where, stream, ordered, came))
+        return NonDeterministicInputError(
+            f"{self._where}: partition {stream.producer} of the input of edge {stream.edge} was read again and gave batch {came} "
+            f"where batch {ordered} had come before: the input is not deterministic. Sort it within partitions, or write it "
+            "out (df.checkpoint(), df.write) and read that"
+        )
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        waits = 0
+        for stream, slices in self.by_stream.items():
+            count = len(slices)
+            waits += count
+            assert count, f"stream {stream}: noted as waiting, and nothing does"
+            first, last = slices[0].sequence, slices[-1].sequence
+            assert last - first >= count - 1, f"stream {stream}: {count} slices from {first} to {last}"
+        if self.arrivals is not None:
+            due, ordered = len(self.arrivals), sum(self._ordered.values())
+            assert due + ordered == waits, f"{due} slices have their turn, {ordered} are ordered, {waits} wait"

@@ -1,0 +1,1 @@
+"""Sockets, clocks and threads around the machines that decide."""

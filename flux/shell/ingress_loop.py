@@ -1,0 +1,163 @@
+"""The loop of one Spark ingress task: reads batches, waits for room, sends, ends when everything is acked (design: ingress)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from flux.dataflow.batches import split
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError, RefusedError
+from flux.host.ingress_task import IngressTask
+from flux.host.newest_table import NewestTable
+from flux.shell.loop import ControllerLink, Links, Rendezvous, failure_of, refuse_rejected, register, short_collections
+from flux.shell.prefetch import Prefetch
+from flux.shell.transport import Sockets
+from flux.wire.control import (
+    FromController,
+    Goodbye,
+    GoodbyeSeen,
+    Heartbeat,
+    HeartbeatSeen,
+    NewTable,
+    RegisterAgain,
+    Stop,
+    TableChanged,
+    TableMissed,
+    TableSeen,
+)
+from partitioning.warm_up import warm_up
+
+#: Longest sleep while waiting for room or for acks; messages wake the loop earlier.
+WAIT_S = 0.05
+
+
+class Ingress:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, source: int, partition: int) -> None:
+        self.plan = plan
+        self.rendezvous = rendezvous
+        self.source = source
+        self.partition = partition
+        self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
+        self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
+        self.links = Links(self.sockets, plan.settings.message_max_bytes)
+        self._ready = False
+        self._drained = False  # all that was read is applied
+        self._dismissed = False
+        self._node = -1
+        self._newest = NewestTable(plan.settings.resend_timeout)
+        self._turns = 0
+        self._beat_at = 0.0
+        self.input: Prefetch[pa.RecordBatch] | None = None
+
+    def run(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
+        """Sends everything and returns the number of rows once all of them are applied."""
+        try:
+            warm_up()
+            short_collections()
+            return self._join(batches, attempt)
+        finally:
+            self.sockets.close()
+
+    def _join(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
+        welcome, early = register(
+            self.sockets, self.control, self.rendezvous,
+            role="ingress", index=self.partition, attempt=attempt,
+            edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
+        )  # fmt: skip
+        self._node = welcome.node
+        core = IngressTask(self.plan, self.source, self.partition, attempt)
+        try:
+            for command in early:
+                self._on_command(core, command, time.monotonic())
+            return self._send(core, batches)
+        except FluxError as error:
+            if not (isinstance(error, RefusedError) and error.code == "stale"):
+                self.control.report(failure_of(-1, error))
+            raise
+
+    def _send(self, core: IngressTask, batches: Iterable[pa.RecordBatch]) -> int:
+        settings = self.plan.settings
+        while not self._ready:
+            self._turn(core, WAIT_S)
+        bell = self.sockets.bell()
+        self.input = Prefetch(batches, bell)
+        while not self.input.ended:
+            bell.clear()
+            batch = self.input.take()
+            if batch is None:
+                self._turn(core, 0 if self.input.ended else WAIT_S)
+                continue
+            for part in split(batch, settings.batch_max_rows, settings.batch_max_bytes):
+                while not core.has_room:
+                    self._turn(core, WAIT_S)
+                core.append(part, time.monotonic())
+                self._turn(core, 0)
+        core.finish(time.monotonic())
+        while not core.drained:
+            self._turn(core, WAIT_S)
+        self._drained = True
+        self._beat(core, time.monotonic())
+        while not self._dismissed:
+            self._turn(core, WAIT_S)
+        return core.streams.rows
+
+    def drained(self, timeout: float) -> bool:
+        """After a stop: throw away the rest of the input; False if it has not ended in time."""
+        if self.input is None:
+            return True
+        self.input.drain(timeout)
+        return self.input.ended
+
+    def _turn(self, core: IngressTask, wait_s: float) -> None:
+        now = time.monotonic()
+        core.wall_ahead = time.time() - now
+        self._turns += 1
+        for effect in core.poll(now):
+            self.links.send(effect)
+        if now >= self._beat_at:
+            self._beat(core, now)
+        for ready in self.sockets.wait(wait_s):
+            if ready is self.control.link:
+                for command in self.control.commands():
+                    self._on_command(core, command, now)
+            elif ready in self.links:
+                for worker, message in self.links.answers(ready):
+                    core.on_answer(worker, message, now)
+
+    def _beat(self, core: IngressTask, now: float) -> None:
+        self._beat_at = now + self.plan.settings.heartbeat_interval
+        self._ask_for_table(now)
+        self.control.report(Heartbeat(node=self._node, progress=self._turns, stats=core.stats()))
+        self.control.check(now)
+        if self._drained:
+            self.control.report(Goodbye(node=self._node))
+
+    def _on_command(self, core: IngressTask, command: FromController, now: float) -> None:
+        if isinstance(command, GoodbyeSeen) or (isinstance(command, Stop) and self._drained):
+            self._dismissed = True
+            return
+        refuse_rejected(command)
+        if isinstance(command, RegisterAgain):
+            self.control.register_again(self._node)
+        elif isinstance(command, HeartbeatSeen):
+            self._newest.heard_of(command.epoch)
+            self._ask_for_table(now)
+        elif isinstance(command, NewTable | TableChanged):
+            self._on_table(core, command, now)
+
+    def _on_table(self, core: IngressTask, command: NewTable | TableChanged, now: float) -> None:
+        table = self._newest.take(command)
+        if table is not None:
+            self.links.follow(table)
+            core.on_table(table, now)
+            self._ready = True
+        if table is not None or isinstance(command, NewTable):  # perhaps because what was said before is lost
+            self.control.report(TableSeen(node=self._node, epoch=self._newest.epoch))
+        self._ask_for_table(now)
+
+    def _ask_for_table(self, now: float) -> None:
+        if self._newest.ask(now):
+            self.control.report(TableMissed(node=self._node, epoch=self._newest.epoch))

@@ -1,0 +1,262 @@
+"""A plain TCP connection from each worker to the controller that says one thing: this process is alive (design: lifeline).
+
+When a process dies its kernel closes its sockets, so the controller learns of it in milliseconds, whatever else is
+under way; ZeroMQ hides such closings.
+
+    worker                              controller
+    nonce a                     ->
+                                <-      nonce b, code over a and b
+    name, code over a and b     ->
+    pulses                      ->
+
+Both prove the query's secret by codes that are good for these nonces alone (``handshake``): what somebody has heard
+here is of no use to him, and the name, which only the two can read, cannot be said by anybody else. Pulses tell a
+process that is busy from one that is stopped (``flux.shell.pulse``).
+
+A connection that is reset says less than one that is closed: something between the hosts may have done it. The worker
+opens another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import select
+import selectors
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+
+from flux.host.notes import Pulse
+from flux.shell.pulse import Heart, parse
+from flux.shell.transport import host_and_port
+from flux.wire.handshake import MAC_BYTES, NONCE_BYTES, mac, same
+
+_NAME = struct.Struct("!q")
+_PROOF_BYTES = _NAME.size + MAC_BYTES
+#: Connections that have not named themselves yet. One more, and any of them gives way: were it the oldest, who opens
+#: connections fast enough would keep all workers out.
+STRANGERS_MAX = 128
+#: How long a worker may take to name itself; one in a long step does not get to it, and nobody misses its lifeline so soon.
+STRANGER_S = 120.0
+#: How long a worker tries to connect at most, and waits for its turn to name itself; it does nothing else meanwhile.
+CONNECT_S = 2.0
+#: Taken at one look.
+ACCEPTS_MAX = 64
+
+
+@dataclass
+class _Greeting:
+    """``asked``: the worker's nonce, ``answered``: ours, once it has been sent."""
+
+    since: float
+    said: bytes = b""
+    asked: bytes = b""
+    answered: bytes = field(default=b"", repr=False)
+
+
+class Lifelines:
+    """The controller's end. ``poll`` often; it never waits."""
+
+    def __init__(self, host: str, secret: bytes) -> None:
+        family = socket.getaddrinfo(host, None)[0][0]
+        self.refused = 0
+        self._secret = secret
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listener.bind((host, 0))
+            self._listener.listen(128)
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._named: dict[socket.socket, int] = {}
+        self._greetings: dict[socket.socket, _Greeting] = {}
+        self._pulses: list[tuple[int, Pulse]] = []
+        self._rests: dict[socket.socket, bytes] = {}  # the beginning of a pulse whose rest has not come
+        self._reset: list[int] = []
+        bracketed = f"[{host}]" if ":" in host else host
+        self.endpoint = f"tcp://{bracketed}:{self._listener.getsockname()[1]}"
+
+    def poll(self) -> list[int]:
+        """Workers whose connection has closed since the last call."""
+        closed = []
+        for key, _ in self._selector.select(0):
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            if connection is self._listener:
+                self._accept()
+            elif connection.fileno() >= 0 and (worker := self._read(connection)) is not None:
+                closed.append(worker)
+        return self._unnamed(closed)
+
+    def pulses(self) -> list[tuple[int, Pulse]]:
+        """Worker and pulse, as they have come since the last call."""
+        pulses, self._pulses = self._pulses, []
+        return pulses
+
+    def reset(self) -> list[int]:
+        """Workers whose connection was reset since the last call: they may live."""
+        reset, self._reset = self._reset, []
+        return self._unnamed(reset)
+
+    def _unnamed(self, workers: list[int]) -> list[int]:
+        """Those without a newer connection: the end of an older one says nothing."""
+        named = set(self._named.values()) if workers else set()
+        return [worker for worker in workers if worker not in named]
+
+    def newly_refused(self) -> int:
+        """Since the last call."""
+        count, self.refused = self.refused, 0
+        return count
+
+    def _accept(self) -> None:
+        now = time.monotonic()
+        with contextlib.suppress(OSError):
+            for _ in range(ACCEPTS_MAX):
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._greetings[connection] = _Greeting(now)
+                self._selector.register(connection, selectors.EVENT_READ)
+        for connection in [c for c, greeting in self._greetings.items() if now - greeting.since > STRANGER_S]:
+            self._refuse(connection)
+        while len(self._greetings) > STRANGERS_MAX:
+            self._refuse(random.choice(list(self._greetings)[:-1]))
+
+    def _read(self, connection: socket.socket) -> int | None:
+        try:
+            data = connection.recv(1024)
+        except BlockingIOError:
+            return None
+        except OSError:
+            if (worker := self._forget(connection)) is not None:
+                self._reset.append(worker)
+            return None
+        if not data:
+            return self._forget(connection)
+        if connection in self._greetings:
+            self._greet(connection, data)
+        else:
+            self._hear_pulses(connection, data)
+        return None
+
+    def _forget(self, connection: socket.socket) -> int | None:
+        self._selector.unregister(connection)
+        connection.close()
+        self._greetings.pop(connection, None)
+        self._rests.pop(connection, None)
+        return self._named.pop(connection, None)
+
+    def _hear_pulses(self, connection: socket.socket, data: bytes) -> None:
+        pulses, self._rests[connection] = parse(self._rests.get(connection, b"") + data)
+        self._pulses += [(self._named[connection], pulse) for pulse in pulses]
+
+    def _greet(self, connection: socket.socket, data: bytes) -> None:
+        greeting = self._greetings[connection]
+        greeting.said += data
+        wanted = _PROOF_BYTES if greeting.asked else NONCE_BYTES
+        if len(greeting.said) < wanted:
+            return
+        if greeting.asked:
+            self._name(connection, greeting)
+        elif len(greeting.said) > wanted:
+            self._refuse(connection)
+        else:
+            greeting.asked, greeting.said, greeting.answered = greeting.said, b"", secrets.token_bytes(NONCE_BYTES)
+            about = _about(self.endpoint, greeting.asked, greeting.answered)
+            try:
+                connection.sendall(greeting.answered + mac(self._secret, b"lifeline challenge", *about))
+            except OSError:
+                self._refuse(connection)
+
+    def _name(self, connection: socket.socket, greeting: _Greeting) -> None:
+        about = _about(self.endpoint, greeting.asked, greeting.answered)
+        covered, shown = greeting.said[: _NAME.size], greeting.said[_NAME.size : _PROOF_BYTES]
+        if not same(shown, mac(self._secret, b"lifeline proof", *about, covered)):
+            self._refuse(connection)
+            return
+        del self._greetings[connection]
+        (worker,) = _NAME.unpack(_veil(self._secret, about, covered))
+        for older in [other for other, name in self._named.items() if name == worker]:
+            self._forget(older)
+        self._named[connection] = worker
+        self._hear_pulses(connection, greeting.said[_PROOF_BYTES:])  # the first may have come with the name
+
+    def _refuse(self, connection: socket.socket) -> None:
+        self.refused += 1
+        del self._greetings[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+    def close(self) -> None:
+        for connection in [*self._named, *self._greetings, self._listener]:
+            connection.close()
+        self._selector.close()
+
+
+class Lifeline:
+    """The worker's end, open as long as the worker lives. ``raw`` is to be polled; what is heard there goes to ``hear``.
+    ``heart`` beats over it as soon as the worker has named itself. ``connect_s``: how long to wait for a connection; an
+    OSError says that there is none."""
+
+    def __init__(
+        self, endpoint: str, secret: bytes, worker: int, heart: Heart | None = None, connect_s: float = CONNECT_S
+    ) -> None:
+        self._endpoint = endpoint
+        self._secret = secret
+        self._worker = worker
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._said = b""
+        self._heart = heart
+        self._connection = socket.create_connection(host_and_port(endpoint), timeout=connect_s)
+        self._connection.setblocking(False)
+        self._connection.sendall(self._nonce)
+        self.raw = self._connection.fileno()
+
+    def hear_soon(self) -> None:
+        """Before a first long step, in which nothing is heard: wait for the turn to name itself, but not for long."""
+        if select.select([self.raw], [], [], CONNECT_S)[0]:
+            self.hear()
+
+    def hear(self) -> bool:
+        """False: nothing more will be heard. That the other end has closed, or is somebody else, means nothing here: who
+        hears nothing from the controller for long ends because of that, and another may be opened."""
+        try:
+            data = self._connection.recv(1024)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._said += data
+        if not data or len(self._said) > NONCE_BYTES + MAC_BYTES:
+            return False
+        if len(self._said) == NONCE_BYTES + MAC_BYTES:
+            nonce, shown = self._said[:NONCE_BYTES], self._said[NONCE_BYTES:]
+            about = _about(self._endpoint, self._nonce, nonce)
+            if not same(shown, mac(self._secret, b"lifeline challenge", *about)):
+                return False
+            covered = _veil(self._secret, about, _NAME.pack(self._worker))
+            with contextlib.suppress(OSError):
+                self._connection.sendall(covered + mac(self._secret, b"lifeline proof", *about, covered))
+                if self._heart is not None:
+                    self._heart.start(self._connection)
+        return True
+
+    def close(self) -> None:
+        if self._heart is not None:
+            self._heart.stop()
+        self._connection.close()
+
+
+def _about(endpoint: str, asked: bytes, answered: bytes) -> tuple[bytes, bytes, bytes]:
+    return endpoint.encode(), asked, answered
+
+
+def _veil(secret: bytes, about: tuple[bytes, bytes, bytes], name: bytes) -> bytes:
+    """The name as only the two read it, and back."""
+    key = mac(secret, b"lifeline name", *about)
+    return bytes(one ^ other for one, other in zip(name, key, strict=False))

@@ -1,0 +1,215 @@
+"""What the loops of workers and ingress tasks have in common: the link to the controller and the links to data ports."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from flux.dataflow.user_code import shortened
+from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout
+from flux.shell.transport import Keys, Link, Sockets
+from flux.stream.producer import ToWorker
+from flux.wire.codec import decode_answer, decode_command, encode_batches
+from flux.wire.control import Failure, FromController, Register, Rejected, Stop, ToController, Welcome
+from flux.wire.frames import encode
+from partitioning.table import Table
+
+#: How often a registration is repeated until it is answered.
+REGISTER_EVERY_S = 0.5
+#: After too long a silence: for so long what may have come meanwhile is still read. It may be this process that stood still,
+#: stopped or in a long step of the user's.
+GRACE_S = 2.0
+#: So many objects are modules, and not what one task needs: looking through them takes a hundredth of a second.
+LOADED = 50_000
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the controller of a query listens, and how to talk to it. Travels with Spark's own task shipping."""
+
+    endpoint: str
+    keys: Keys | None
+    secret: bytes = field(repr=False)
+    lifeline: str = ""
+
+
+class Links:
+    """Data links to the workers of the newest table, opened when first needed."""
+
+    def __init__(self, sockets: Sockets, message_max_bytes: int) -> None:
+        self._sockets = sockets
+        self._message_max_bytes = message_max_bytes
+        self._links: dict[int, Link] = {}
+        self._worker_of: dict[Link, int] = {}
+        self._endpoints: dict[int, str] = {}
+        self.malformed = 0
+
+    def follow(self, table: Table) -> None:
+        self._endpoints = dict(table.endpoints)
+        for worker in [worker for worker in self._links if worker not in table.endpoints]:
+            link = self._links.pop(worker)
+            del self._worker_of[link]
+            self._sockets.close_link(link)
+
+    def send(self, effect: ToWorker) -> None:
+        link = self._links.get(effect.worker)
+        if link is None:
+            link = self._sockets.link(self._endpoints[effect.worker])
+            self._links[effect.worker] = link
+            self._worker_of[link] = effect.worker
+        frames = encode_batches(effect.batches)
+        for frame in frames:
+            if frame.size > self._message_max_bytes:
+                # The other end would cut the connection, and after that again and again.
+                raise QueryFailed(
+                    f"a message of {frame.size:,} bytes is larger than spark.flux.message.maxBytes "
+                    f"({self._message_max_bytes:,}): "
+                    "rows this large need a higher limit"
+                )
+        if effect.payload is not None:
+            frames.append(effect.payload)
+        link.send([encode(effect.message), *frames])
+
+    def answers(self, link: Any) -> Iterator[tuple[int, Any]]:
+        """What cannot be read is left out and counted."""
+        worker = self._worker_of[link]
+        for frames in link.receive():
+            try:
+                answer = decode_answer(frames[0])
+            except ProtocolError:
+                self.malformed += 1
+                continue
+            yield worker, answer
+
+    def newly_malformed(self) -> int:
+        """Since the last call."""
+        count, self.malformed = self.malformed, 0
+        return count
+
+    def __contains__(self, link: object) -> bool:
+        return link in self._worker_of
+
+
+class ControllerLink:
+    """Registers, and hears commands; raises QueryTimeout when the controller stays silent for too long."""
+
+    def __init__(self, sockets: Sockets, rendezvous: Rendezvous, silence_max_s: float) -> None:
+        self.link = sockets.link(rendezvous.endpoint, sealed=True)
+        self.about: Register | None = None
+        self.malformed = 0
+        self._silence_max_s = silence_max_s
+        self._heard = time.monotonic()
+        self._silent_since: float | None = None  # first seen, and nothing heard after that
+
+    def report(self, message: ToController) -> None:
+        self.link.send([encode(message)])
+
+    def register_again(self, node: int) -> None:
+        """ZeroMQ has connected anew after a break, and the controller does not know us by this connection."""
+        assert self.about is not None
+        self.report(msgspec.structs.replace(self.about, node=node))
+
+    def commands(self) -> Iterator[FromController]:
+        """What cannot be read is left out and counted."""
+        for frames in self.link.receive():
+            try:
+                command = decode_command(frames[0])
+            except ProtocolError:
+                self.malformed += 1
+                continue
+            self._heard, self._silent_since = time.monotonic(), None
+            yield command
+
+    def newly_malformed(self) -> int:
+        """Since the last call."""
+        count, self.malformed = self.malformed + self.link.refused, 0
+        self.link.refused = 0
+        return count
+
+    def check(self, now: float) -> None:
+        """To be called between looks at what has come."""
+        if now - self._heard <= self._silence_max_s:
+            return
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since >= GRACE_S:
+            why = self.link.problem or "the driver is gone or cannot be reached"
+            raise QueryTimeout(
+                f"nothing heard from the controller at {self.link.endpoint} for {self._silence_max_s:g} s "
+                f"(spark.flux.controller.timeout): {why}"
+            )
+
+
+def register(
+    sockets: Sockets, control: ControllerLink, rendezvous: Rendezvous, **about: Any
+) -> tuple[Welcome, list[FromController]]:
+    """Repeat Register until it is answered; returns the answer and the commands that came with it, in order."""
+    message = control.about = Register(host=socket.gethostname(), pid=os.getpid(), **about)
+    asked = 0.0
+    while True:
+        now = time.monotonic()
+        control.check(now)
+        if now - asked >= REGISTER_EVERY_S:
+            if asked and _closed(rendezvous.endpoint):
+                raise Stopped("the query ended before this process could register")
+            asked = now
+            control.report(message)
+        if control.link in sockets.wait(REGISTER_EVERY_S / 2):
+            commands = list(control.commands())
+            for command in commands:
+                refuse_rejected(command)
+            welcomes = [command for command in commands if isinstance(command, Welcome)]
+            if welcomes:
+                return welcomes[-1], [command for command in commands if not isinstance(command, Welcome)]
+
+
+def _closed(endpoint: str) -> bool:
+    """Whether nobody listens there any more. The port was open before its address was given to anyone."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # not known: the time limit decides
+    return False
+
+
+def short_collections() -> None:
+    """What is loaded by now is left out of Python's garbage collections, for as long as this process lives: modules and
+    compiled kernels are some hundred thousand objects, and looking through all of them would hold up every partition for
+    a tenth of a second. What a task before has left behind is collected, also where Spark uses a process again."""
+    much = len(gc.get_objects()) > LOADED
+    gc.collect()
+    if much:  # else there is only a task's own, which is not to stay for ever
+        gc.freeze()
+
+
+def failure_of(node: int, error: Exception) -> Failure:
+    """What ends the query, as the controller is told. An error that is none of ours is a defect: with all of its frames."""
+    if isinstance(error, FluxError):
+        return Failure(
+            node=node, kind=type(error).__name__, message=shortened(error.summary), traceback=error.traceback
+        )
+    frames = shortened("".join(traceback.format_exception(error)).rstrip())
+    message = f"worker {node} ended by {type(error).__name__}: {error}"
+    return Failure(node=node, kind="QueryFailed", message=message, traceback=frames)
+
+
+class Stopped(Exception):
+    """The controller said Stop."""
+
+
+def refuse_rejected(command: FromController) -> None:
+    if isinstance(command, Rejected):
+        raise QueryFailed(f"the controller refuses this process: {command.reason}")
+    if isinstance(command, Stop):
+        raise Stopped(command.reason)

@@ -1,0 +1,63 @@
+"""Reads an iterator that may block in a thread of its own, one item ahead.
+
+So that the loop that owns the sockets goes on acking, sending and greeting while the input is silent.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from flux.shell.transport import Bell
+
+T = TypeVar("T")
+_END = object()
+
+
+class Prefetch(Generic[T]):
+    """``take`` never blocks; ``bell`` rings when there is something to take."""
+
+    def __init__(self, items: Iterable[T], bell: Bell) -> None:
+        self.ended = False
+        self._items = items
+        self._bell = bell
+        self._ready: queue.Queue[object] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="flux-prefetch", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for item in self._items:
+                self._ready.put(item)
+                self._bell.ring()
+        except BaseException as error:  # handed to whoever takes
+            self._error = error
+        self._ready.put(_END)
+        self._bell.ring()
+
+    def drain(self, timeout: float) -> None:
+        """Throw away what is still to come, for so many seconds at the most."""
+        end = time.monotonic() + timeout
+        while not self.ended and time.monotonic() < end:
+            try:
+                self.ended = self._ready.get(timeout=0.1) is _END
+            except queue.Empty:
+                pass
+
+    def take(self) -> T | None:
+        """The next item, or None if there is none yet or no more (``ended``). Raises what the iterator raised."""
+        try:
+            item = self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if item is _END:
+            self.ended = True
+            self._thread.join()
+            if self._error is not None:
+                raise self._error
+            return None
+        return item  # type: ignore[return-value]

@@ -1,0 +1,90 @@
+"""Says which step of the user's code a worker is in (design: long-step), in a thread of its own beside the worker's loop.
+
+It looks now and then, and speaks only of a step that takes long. It needs the interpreter lock: a step that holds it is
+named by numbers alone (``flux.shell.pulse``). The loop's link to the controller is used under ``quiet``, which the loop holds
+wherever it may use the link itself, and gives up for as long as it applies steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, WHAT
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
+from flux.stream.receiver import RowSlice
+from flux.wire.control import InStep
+from partitioning.ids import PartitionKey
+
+log = logging.getLogger("flux")
+
+#: How often it looks; a step that is seen twice has taken at least so long.
+LOOK_S = 0.5
+#: Characters of a row that are shown.
+ROW_CHARACTERS = 500
+
+
+class StepWatch:
+    def __init__(self, core: StageWorker, say: Callable[[InStep], None], step_timeout_s: float) -> None:
+        self.quiet = threading.Lock()
+        self._core = core
+        self._say = say
+        self._every_s = min(LOOK_S, step_timeout_s / 4)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flux-steps", daemon=True)
+
+    def start(self) -> None:
+        """By the loop's thread, which is quiet from now on."""
+        self.quiet.acquire()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        before: tuple[int, ...] | None = None
+        while not self._over.wait(self._every_s):
+            step = self._step()
+            if step is not None and step == before:
+                try:
+                    self._tell(step)
+                except Exception as error:  # and goes on: the next step may be one that can be told
+                    log.warning("a step that takes long cannot be told: %s: %s", type(error).__name__, error)
+            before = step
+
+    def _step(self) -> tuple[int, ...] | None:
+        note = self._core.note
+        return (note[WHAT], note[PARTITION], note[STEP]) if note[KIND] == IN_STEP else None
+
+    def _tell(self, step: tuple[int, ...]) -> None:
+        stage, partition, number = step
+        replica = self._core.replicas.get(PartitionKey(stage, partition))
+        if replica is None:
+            return
+        message = InStep(
+            node=self._core.worker, stage=stage, partition=partition, step=number, method=replica.method,
+            row=first_row(replica),
+        )  # fmt: skip
+        # Not while the loop goes on: then there is nothing to say any more.
+        if self.quiet.acquire(blocking=False):
+            try:
+                if self._step() == step:
+                    self._say(message)
+            finally:
+                self.quiet.release()
+
+
+def first_row(replica: Replica) -> str:
+    """Of the step that is being applied; empty where it has none, and where it has no text, as of bytes that are no UTF-8."""
+    batches = [slice_.batch for slice_ in replica.applying if isinstance(slice_, RowSlice)]
+    if not batches or not batches[0].num_rows:
+        return ""
+    try:
+        text = str(batches[0].slice(0, 1).to_pylist()[0])
+    except Exception:
+        return ""
+    return text if len(text) <= ROW_CHARACTERS else text[:ROW_CHARACTERS] + "..."

@@ -1,0 +1,469 @@
+"""Sockets: the only importer of zmq, with the doorman of its ports.
+
+A ``Port`` is bound and answers many (ROUTER); a ``Link`` is connected to one port (DEALER). Both carry frames and know
+nothing of what they mean. ZeroMQ contexts do not survive a fork, so a ``Sockets`` is made in the process that uses
+it, and by the thread that uses it. Every socket has LINGER set: nothing hangs at exit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from flux.errors import ProtocolError
+from flux.shell.doorman import EVENTS, Door, Doorman
+from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
+
+#: How long closing may wait for queued frames: the last acks and reports of a worker that ends.
+LINGER_MS = 500
+#: Messages taken from one socket before the others get their turn.
+BURST = 64
+#: Seconds without any traffic after which a connection is probed, and given up when the probe is not answered.
+PROBE_S = 2
+#: A link and its monitor are three, and ZeroMQ's own limit would end it at 340 workers.
+SOCKETS_MAX = 8192
+#: How long ZeroMQ's own part of a handshake may take.
+OPENING_MS = 10_000
+#: How soon a link that has lost its connection dials again, at first and later.
+DIAL_AGAIN_S, DIAL_AGAIN_MAX_S = 0.02, 0.5
+#: Never by itself: what it had still to send would go to whoever listens there now.
+NOT_BY_ITSELF_MS = 3_600_000
+#: Messages that wait for a link's handshake; the oldest give way, and are lost like those of a broken connection.
+HELD_MAX = 256
+#: What a closed connection had sent last is still read for so long.
+LAST_WORDS_S = 5.0
+
+Frames = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """CURVE keys of one query. Both sides of every connection share them: to know them is to belong to the query. Only
+    who operates a query from outside has keys of his own, and knows no more than the query's public one: ``server``."""
+
+    public: bytes
+    private: bytes = field(repr=False)
+    server: bytes = b""
+
+    @classmethod
+    def make(cls, server: bytes = b"") -> Keys:
+        public, private = zmq.curve_keypair()
+        return cls(public, private, server)
+
+
+class Sockets:
+    """The sockets of one thread, and one place to wait for all of them. Both ends of every connection prove ``secret``
+    to each other before anything else is said or heard (``handshake``)."""
+
+    def __init__(self, keys: Keys | None, secret: bytes, message_max_bytes: int = -1) -> None:
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        self._poller = zmq.Poller()
+        self._keys = keys
+        self._secret = secret
+        self._message_max_bytes = message_max_bytes
+        self._open: dict[Any, Any] = {}  # by what is polled
+        self._monitors: dict[zmq.Socket[bytes], Link] = {}
+        self._lost: list[Link] = []
+        self._doorman: Doorman | None = None
+        self._numbers = itertools.count()
+
+    def port(
+        self,
+        host: str,
+        message_max_bytes: int | None = None,
+        waiting_max: int = 0,
+        sealed: bool = False,
+        secret: bytes | None = None,
+    ) -> Port:
+        """Bind to a free port of ``host``'s address. ``waiting_max``: messages that may wait in each direction of a
+        connection, further answers to one that does not listen are dropped; 0: no limit, credit has to see to it.
+        ``sealed``: see ``handshake``. ``secret``: another than that of the query, for people, who have keys of their own."""
+        family = socket.getaddrinfo(host, None)[0]
+        if self._doorman is None:
+            self._doorman = Doorman(self._context)
+        with ExitStack() as undo:
+            raw = self._socket(zmq.ROUTER, undo)
+            if message_max_bytes is not None:
+                raw.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
+            raw.sndhwm = raw.rcvhwm = waiting_max
+            raw.setsockopt(zmq.HANDSHAKE_IVL, OPENING_MS)
+            domain = f"port {next(self._numbers)}".encode()
+            raw.zap_domain = domain
+            if self._keys is not None:
+                raw.curve_server = True
+                raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
+            else:
+                raw.plain_server = True
+            raw.ipv6 = family[0] == socket.AF_INET6
+            monitor = self._monitor(raw, EVENTS, undo)
+            number = raw.bind_to_random_port(f"tcp://{_bracketed(family[4][0])}")
+            undo.pop_all()
+        endpoint = f"tcp://{_bracketed(host)}:{number}"
+        member = self._keys.public if self._keys is not None and secret is None else b""
+        proved = self._secret if secret is None else secret
+        door = Door(domain, number, monitor, Tickets(proved, endpoint), member)
+        self._doorman.watch(door)
+        port = Port(raw, endpoint, Gate(proved, endpoint), door, sealed)
+        self.add(port)
+        return port
+
+    def link(self, endpoint: str, sealed: bool = False) -> Link:
+        """Connect to a port; connects again by itself when the connection breaks."""
+        link = Link(endpoint, sealed, self._lose)
+        self.dial(link)
+        return link
+
+    def dial(self, link: Link) -> None:
+        """A new connection for it."""
+        caller = Caller(self._secret, link.endpoint)
+        with ExitStack() as undo:
+            raw = self._socket(zmq.DEALER, undo)
+            if self._keys is not None:
+                raw.curve_serverkey = self._keys.server or self._keys.public
+                raw.curve_publickey, raw.curve_secretkey = self._keys.public, self._keys.private
+            else:
+                raw.plain_username, raw.plain_password = b"flux", caller.ticket.hex().encode()
+            raw.setsockopt(zmq.RECONNECT_IVL, NOT_BY_ITSELF_MS)
+            events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            monitor = self._monitor(raw, events, undo)
+            raw.connect(link.endpoint)
+            undo.pop_all()
+        self._poller.register(monitor, zmq.POLLIN)
+        self._monitors[monitor] = link
+        link.connected(raw, monitor, caller)
+        self.add(link)
+
+    def _socket(self, kind: int, undo: ExitStack) -> zmq.Socket[bytes]:
+        """``undo`` closes it where it cannot be bound or connected: the context does not end before all are closed."""
+        raw: zmq.Socket[bytes] = self._context.socket(kind)
+        undo.callback(raw.close, 0)
+        raw.linger = LINGER_MS
+        # Credit bounds what is under way; a high-water mark would only turn a full pipe into a lost message.
+        raw.sndhwm = raw.rcvhwm = 0
+        raw.setsockopt(zmq.MAXMSGSIZE, self._message_max_bytes)
+        raw.setsockopt(zmq.HEARTBEAT_IVL, PROBE_S * 1000)
+        raw.setsockopt(zmq.HEARTBEAT_TIMEOUT, PROBE_S * 5000)
+        return raw
+
+    def _monitor(self, raw: zmq.Socket[bytes], events: int, undo: ExitStack) -> zmq.Socket[bytes]:
+        """Tells what becomes of the connections of a socket."""
+        address = f"inproc://monitor {next(self._numbers)}"
+        raw.monitor(address, events)
+        monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        undo.callback(monitor.close, 0)
+        monitor.linger = 0
+        monitor.connect(address)
+        return monitor
+
+    def add(self, opened: Any) -> None:
+        """Something else to wait for: ``raw`` is its file descriptor. Its owner closes it."""
+        self._open[opened.raw] = opened
+        self._poller.register(opened.raw, zmq.POLLIN)
+
+    def remove(self, opened: Any) -> None:
+        del self._open[opened.raw]
+        self._poller.unregister(opened.raw)
+
+    def bell(self) -> Bell:
+        """Something that other threads can ring to end a ``wait``."""
+        bell = Bell()
+        self.add(bell)
+        return bell
+
+    def wait(self, seconds: float) -> set[Any]:
+        """Those that have something to receive, after at most so many seconds."""
+        if self._lost:
+            seconds = min(seconds, self._dial_again())
+        ready: set[Any] = set()
+        if not self._open:
+            time.sleep(max(seconds, 0))  # all links are lost: a poll of nothing returns at once
+            return ready
+        for raw, _ in self._poller.poll(math.ceil(max(seconds, 0) * 1000)):
+            if raw in self._monitors:
+                link = self._monitors[raw]
+                if link.look():
+                    self._lose(link)
+                    ready.add(link)  # what came before the end is still to be read
+            else:
+                ready.add(self._open[raw])
+        return ready
+
+    def _lose(self, link: Link) -> None:
+        if link not in self._lost:
+            self._lost.append(link)
+
+    def _dial_again(self) -> float:
+        """For links without a connection, when it is time; how long until it is for the next."""
+        now = time.monotonic()
+        for link in self._lost:
+            if link.dial_at == 0.0:
+                self._hang_up(link, 0)
+                link.lost(now)
+        for link in [link for link in self._lost if link.dial_at <= now]:
+            self._lost.remove(link)
+            self.dial(link)
+        return max(min((link.dial_at for link in self._lost), default=math.inf) - now, 0.0)
+
+    def _hang_up(self, link: Link, linger_ms: int) -> None:
+        self._poller.unregister(link.raw)
+        self._poller.unregister(link.monitor)
+        del self._open[link.raw], self._monitors[link.monitor]
+        link.raw.disable_monitor()
+        link.raw.close(linger_ms)
+        link.monitor.close(0)
+
+    def close_link(self, link: Link) -> None:
+        if link.raw in self._open:
+            self._hang_up(link, LINGER_MS)
+        if link in self._lost:
+            self._lost.remove(link)
+
+    def close(self) -> None:
+        for opened in list(self._open.values()):
+            if isinstance(opened, Link):
+                self._hang_up(opened, LINGER_MS)
+            elif isinstance(opened, Port):
+                opened.raw.close()
+            elif isinstance(opened, Bell):
+                opened.close()
+        self._open.clear()
+        self._lost.clear()
+        if self._doorman is not None:
+            self._doorman.leave()
+        self._context.term()
+        if self._doorman is not None:
+            self._doorman.join()
+
+
+class Port:
+    """Receives from many connections, those that have proved the secret, and answers each. A connection is an opaque
+    bytes value. What the others say is counted in ``refused``."""
+
+    def __init__(self, raw: zmq.Socket[bytes], endpoint: str, gate: Gate, door: Door, sealed: bool) -> None:
+        self.raw = raw
+        self.endpoint = endpoint
+        self._gate = gate
+        self._door = door
+        self._sealed = sealed
+        self._refused = 0
+        self._told = 0
+        self._closed: deque[tuple[float, bytes]] = deque()
+
+    @property
+    def refused(self) -> int:
+        return self._refused + self._door.refused
+
+    def newly_refused(self) -> int:
+        """Since the last call."""
+        before, self._told = self._told, self.refused
+        return self._told - before
+
+    def receive(self) -> Iterator[tuple[bytes, Frames]]:
+        for _ in range(BURST):
+            try:
+                identity, *frames = self.raw.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._forget_closed()
+                return
+            connection = identity.bytes
+            session = self._gate.sessions.get(connection)
+            buffers = [frame.buffer for frame in frames]
+            try:
+                if session is None:
+                    self._meet(connection, buffers, frames)
+                    continue
+                heard = [session.open(buffers)] if self._sealed else buffers
+            except ProtocolError:
+                self._refused += 1
+                if session is None:
+                    self._send([connection, UNKNOWN])
+                continue
+            yield connection, heard
+
+    def _meet(self, connection: bytes, buffers: Frames, frames: Sequence[zmq.Frame]) -> None:
+        """The next step of a handshake."""
+        answer = self._gate.hear(connection, buffers)
+        if answer == ACCEPTED:
+            came = int(frames[0].get("User-Id"))  # as the doorman has said when he admitted it
+            self._door.trust(frames[0].get(zmq.SRCFD), connection, came)  # before it begins to send more
+        self._send([connection, answer])
+
+    def _forget_closed(self) -> None:
+        now = time.monotonic()
+        self._closed.extend((now, connection) for connection in self._door.closed())
+        while self._closed and now - self._closed[0][0] > LAST_WORDS_S:
+            self._gate.forget(self._closed.popleft()[1])
+
+    def send(self, connection: bytes, frames: Frames) -> None:
+        """To a connection that is gone: dropped, the protocol repairs it."""
+        if self._sealed:
+            session = self._gate.sessions.get(connection)
+            if session is None:
+                return
+            (message,) = frames
+            frames = [session.seal(message)]
+        self._send([connection, *frames])
+
+    def _send(self, frames: Frames) -> None:
+        try:
+            self.raw.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except (zmq.Again, zmq.ZMQError):
+            pass
+
+
+class Link:
+    """A connection to one port. What is sent before both ends have proved the secret waits for that; what was under way
+    when a connection broke is lost. ``problem``: why the other end is not talked to, where that is known."""
+
+    raw: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+
+    def __init__(self, endpoint: str, sealed: bool, lose: Callable[[Link], None]) -> None:
+        self.endpoint = endpoint
+        self.problem = ""
+        self.refused = 0
+        self.dial_at = 0.0
+        self._sealed = sealed
+        self._lose = lose
+        self._caller: Caller | None = None
+        self._session: Session | None = None
+        self._held: deque[Frames] = deque(maxlen=HELD_MAX)
+        self._again_s = DIAL_AGAIN_S
+        self._over = False  # the connection has ended
+
+    # ---- for Sockets
+
+    def connected(self, raw: zmq.Socket[bytes], monitor: zmq.Socket[bytes], caller: Caller) -> None:
+        self.raw, self.monitor = raw, monitor
+        self._caller, self._session = caller, None
+        self._over, self.dial_at = False, 0.0
+        self._send([caller.greeting()])
+
+    def look(self) -> bool:
+        """Whether the connection has ended."""
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.problem = f"who listens at {self.endpoint} does not accept the secret of this query"
+            else:
+                self._over = True
+        return self._over
+
+    def lost(self, now: float) -> None:
+        self._session = None
+        self.dial_at = now + self._again_s
+        self._again_s = min(2 * self._again_s, DIAL_AGAIN_MAX_S)
+
+    # ---- for its owner
+
+    @property
+    def ready(self) -> bool:
+        """Whether both ends have proved the secret; what is sent before waits for it."""
+        return self._session is not None
+
+    def receive(self) -> Iterator[Frames]:
+        for _ in itertools.count() if self._over else range(BURST):
+            try:
+                frames = self.raw.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            buffers = [frame.buffer for frame in frames]
+            try:
+                if self._session is None:
+                    self._meet(buffers)
+                    continue
+                if len(buffers) == 1 and len(buffers[0]) == len(UNKNOWN) and buffers[0] == UNKNOWN:
+                    self._session = None
+                    raise ProtocolError(f"who listens at {self.endpoint} has forgotten this connection")
+                heard = [self._session.open(buffers)] if self._sealed else buffers
+            except ProtocolError as error:
+                self.refused += 1
+                if self._session is None:
+                    self.problem = str(error)
+                    self._over = True
+                    self._lose(self)
+                continue
+            yield heard
+
+    def _meet(self, buffers: Frames) -> None:
+        """The next step of the handshake."""
+        assert self._caller is not None
+        answer = self._caller.hear(buffers)
+        if answer is not None:
+            self._send([answer])
+        self._session = self._caller.session
+        if self._session is not None:
+            self.problem, self._again_s = "", DIAL_AGAIN_S
+            while self._held:
+                self.send(self._held.popleft())
+
+    def send(self, frames: Frames) -> None:
+        if self._session is None:
+            self._held.append(frames)
+        elif self._sealed:
+            (message,) = frames
+            self._send([self._session.seal(message)])
+        else:
+            self._send(frames)
+
+    def _send(self, frames: Frames) -> None:
+        try:
+            self.raw.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            pass
+
+
+class Bell:
+    """Rung by any thread, heard by the one that waits; heard again and again until cleared."""
+
+    def __init__(self) -> None:
+        self._hears, self._rings = socket.socketpair()
+        self._hears.setblocking(False)
+        self._rings.setblocking(False)
+        self.raw = self._hears.fileno()
+
+    def ring(self) -> None:
+        try:
+            self._rings.send(b"!")
+        except OSError:
+            pass  # full: it is ringing already; or closed: nobody listens
+
+    def clear(self) -> None:
+        try:
+            while self._hears.recv(4096):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._hears.close()
+        self._rings.close()
+
+
+def own_address(towards: str) -> str:
+    """The address by which this machine is seen from ``towards`` (host or tcp://host:port). Nothing is sent."""
+    host = host_and_port(towards)[0] if "://" in towards else towards
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _bracketed(host: Any) -> str:
+    return f"[{host}]" if ":" in str(host) else str(host)

@@ -1,0 +1,350 @@
+"""The loop of one worker: sockets and clock around the state machine (design: worker, one-thread).
+
+One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile. Two others say
+what it cannot say in a long step: that the process lives (``pulse``), and which step it is (``step_watch``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from flux import domain
+from flux.dataflow.plan import Plan
+from flux.errors import Fenced, ProtocolError
+from flux.host.effects import ToConnection
+from flux.host.newest_table import NewestTable
+from flux.host.notes import KIND, TURN, TURNS, WAITS
+from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import load as load_of
+from flux.host.worker_stats import stats as stats_of
+from flux.replicas.transfers import Aside
+from flux.shell import memory, pulse
+from flux.shell.background import Background
+from flux.shell.lifeline import CONNECT_S, Lifeline
+from flux.shell.loop import (
+    ControllerLink,
+    Links,
+    Rendezvous,
+    Stopped,
+    failure_of,
+    refuse_rejected,
+    register,
+    short_collections,
+)
+from flux.shell.pulse import Heart
+from flux.shell.step_watch import StepWatch
+from flux.shell.transport import Port, Sockets, own_address
+from flux.stream.producer import ToWorker
+from flux.wire.codec import decode_asked, decode_batches
+from flux.wire.control import (
+    CopyState,
+    EdgeComplete,
+    FromController,
+    Goodbye,
+    Heartbeat,
+    HeartbeatSeen,
+    NewTable,
+    PartitionFinished,
+    RegisterAgain,
+    TableChanged,
+    TableMissed,
+    Welcome,
+)
+from flux.wire.frames import encode
+from flux.wire.messages import Data, Install
+from flux.wire.statistics import Statistics
+from partitioning.warm_up import warm_up
+
+log = logging.getLogger("flux")
+
+#: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
+WORK_S = 0.002
+#: How long to wait for the controller's Stop after a failure was reported.
+FAREWELL_S = 10.0
+#: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
+LOAD_EVERY_S = 1.0
+#: How soon a lifeline is opened after the one before it; twice as late after each attempt that fails, up to the longest.
+LIFELINE_EVERY_S, LIFELINE_EVERY_MAX_S = 1.0, 30.0
+#: How long the worker stands still for an attempt to open a lifeline, as a share of how long it may be silent: when it
+#: joins, with nothing else to do yet, and later.
+JOINING_SHARE, LATER_SHARE = 0.5, 0.2
+
+
+class Worker:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
+        self.plan = plan
+        self.rendezvous = rendezvous
+        self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
+        self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))
+        self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
+        self.links = Links(self.sockets, plan.settings.message_max_bytes)
+        self._bell = self.sockets.bell()
+        self._background = Background(self._bell)
+        self.core: StageWorker | None = None
+        self._newest = NewestTable(plan.settings.resend_timeout)
+        self._rested_s = 0.0
+        self._lifeline: Lifeline | None = None
+        self._heart = Heart(plan.settings.heartbeat_interval)
+        self._lifeline_at = 0.0
+        self._lifeline_every_s = LIFELINE_EVERY_S
+        self._watch: StepWatch | None = None
+        self._turns = 0
+        self._beat_at = 0.0
+        self._load_at = 0.0
+        self._load_every_s = min(LOAD_EVERY_S, getattr(plan.settings, "balance_round", LOAD_EVERY_S))
+        self._process = psutil.Process()
+
+    def run(self, index: int, attempt: int, executor: str) -> Statistics:
+        """Until the controller says Stop. Returns the last statistics."""
+        try:
+            memory.keep(self.plan.settings.memory_keep_bytes)
+            warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
+            pulse.warm_up()
+            short_collections()
+            self._join(index, attempt, executor)
+        except (Stopped, Fenced):  # Spark would count a failure, and that of each worker that was only slow
+            if self.core is not None:
+                self.control.report(Goodbye(node=self.core.worker))
+        finally:
+            stats: Statistics = stats_of(self.core) if self.core is not None else {}
+            self._close()
+        return stats
+
+    def _join(self, index: int, attempt: int, executor: str) -> None:
+        welcome, early = register(
+            self.sockets, self.control, self.rendezvous,
+            role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
+            domain=domain.label(self.plan.settings.domain, socket.gethostname(), os.environ),
+        )  # fmt: skip
+        self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
+        self.core.note = self._heart.note
+        self.core.note[KIND] = TURN  # commands that came with the welcome may open operators before the first turn
+        self._open_lifeline(self.core, time.monotonic(), JOINING_SHARE)
+        if self._lifeline is not None:
+            self._lifeline.hear_soon()
+        self._watch = StepWatch(self.core, self.control.report, self.plan.settings.step_timeout)
+        self._watch.start()
+        self._loop(self.core, early)
+
+    def _open_lifeline(self, core: StageWorker, now: float, share: float = LATER_SHARE) -> None:
+        """Also anew, where it has broken and both live: by something between the hosts."""
+        if self._lifeline is None and self.rendezvous.lifeline and now >= self._lifeline_at:
+            self._lifeline_at = now + self._lifeline_every_s
+            where, secret = self.rendezvous.lifeline, self.rendezvous.secret
+            connect_s = min(CONNECT_S, share * self.plan.settings.heartbeat_timeout)
+            try:
+                self._lifeline = Lifeline(where, secret, core.worker, self._heart, connect_s)
+                self._lifeline_every_s, self._lifeline_at = LIFELINE_EVERY_S, now + LIFELINE_EVERY_S
+                self.sockets.add(self._lifeline)
+            except OSError as error:
+                self._lifeline_every_s = min(2 * self._lifeline_every_s, LIFELINE_EVERY_MAX_S)
+                log.warning("worker %s has no lifeline to the controller: %s", core.worker, error)
+
+    def _close_lifeline(self) -> None:
+        assert self._lifeline is not None
+        self.sockets.remove(self._lifeline)
+        self._lifeline.close()
+        self._lifeline = None
+
+    def _loop(self, core: StageWorker, early: list[FromController]) -> None:
+        try:
+            for command in early:
+                self._on_command(core, command, time.monotonic())
+            while True:
+                self._turn(core)
+        except (Stopped, Fenced, SystemExit, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            self._report_failure(core, error)
+
+    def _turn(self, core: StageWorker) -> None:
+        self._turns += 1
+        now = time.monotonic()
+        core.wall_ahead = time.time() - now
+        note = core.note
+        note[TURNS], note[KIND] = self._turns, TURN
+        busy = self._work(core, now)
+        busy |= self._read(core, idle=not busy)
+        self._flush(core, now)
+        self._heartbeat(core, now)
+        wait = 0.0 if busy else min(core.due(), core.reading.due(now), self._beat_at) - now
+        began = time.perf_counter()
+        note[KIND] = WAITS
+        received = self.sockets.wait(wait)
+        note[KIND] = TURN
+        self._rested_s += (time.perf_counter() - began) if wait > 0 else 0.0
+        for ready in received:
+            self._receive(core, ready)
+
+    # ---- in
+
+    def _receive(self, core: StageWorker, ready: Any) -> None:
+        now = time.monotonic()
+        if ready is self.port:
+            for connection, frames in self.port.receive():
+                self._on_frames(core, connection, frames, now)
+        elif ready is self.control.link:
+            for command in self.control.commands():
+                self._on_command(core, command, now)
+        elif ready is self._lifeline:
+            if not self._lifeline.hear():
+                self._close_lifeline()
+        elif ready is self._bell:
+            for token, result in self._background.done():
+                core.on_done(token, result, now)
+        elif ready in self.links:
+            for worker, message in self.links.answers(ready):
+                core.on_answer(worker, message, now)
+
+    def _on_frames(self, core: StageWorker, connection: bytes, frames: Any, now: float) -> None:
+        try:
+            if not frames:
+                raise ProtocolError("an empty message")
+            message = decode_asked(frames[0])
+            if isinstance(message, Install):
+                core.on_install(connection, message, _only(frames[1:]), now)
+                return
+            batches: list[pa.RecordBatch] = []
+            if isinstance(message, Data) and core.knows(connection, message):
+                try:
+                    batches = decode_batches(message, frames[1:], self.plan.edges[message.edge].schema)
+                except ProtocolError as error:
+                    core.on_undecodable(connection, message, str(error))
+                    return
+            core.on_data_plane(connection, message, batches, now)
+        except ProtocolError:
+            core.counters.malformed += 1
+
+    def _on_command(self, core: StageWorker, command: FromController, now: float) -> None:
+        refuse_rejected(command)
+        if isinstance(command, NewTable | TableChanged):
+            self._on_table(core, command, now)
+        elif isinstance(command, HeartbeatSeen):
+            self._newest.heard_of(command.epoch)
+            self._ask_for_table(core, now)
+        elif isinstance(command, EdgeComplete):
+            core.on_edge_complete(command.edge, command.producers)
+        elif isinstance(command, CopyState):
+            core.on_copy_state(command)
+        elif isinstance(command, RegisterAgain):
+            self.control.register_again(core.worker)
+        elif isinstance(command, Welcome):
+            core.report_again()
+
+    def _on_table(self, core: StageWorker, command: NewTable | TableChanged, now: float) -> None:
+        table = self._newest.take(command)
+        if table is not None:
+            self.links.follow(table)
+            core.on_table(table, now)
+        if isinstance(command, NewTable):
+            for edge, producers in command.complete.items():
+                core.on_edge_complete(edge, producers)
+        self._ask_for_table(core, now)
+
+    def _ask_for_table(self, core: StageWorker, now: float) -> None:
+        if self._newest.ask(now):
+            self.control.report(TableMissed(node=core.worker, epoch=self._newest.epoch))
+
+    # ---- work and out
+
+    def _work(self, core: StageWorker, now: float) -> bool:
+        end = time.perf_counter() + WORK_S
+        worked = False
+        assert self._watch is not None
+        self._watch.quiet.release()  # a step may be long: what there is to say of it is said beside this loop
+        try:
+            while core.work(now):
+                worked = True
+                if time.perf_counter() >= end:
+                    break
+        finally:
+            self._watch.quiet.acquire()
+        return worked
+
+    @staticmethod
+    def _read(core: StageWorker, idle: bool) -> bool:
+        """Whether anything was read."""
+        batches = 0
+        while core.read(idle, time.monotonic()):
+            batches += 1
+        return batches > 0
+
+    def _flush(self, core: StageWorker, now: float) -> None:
+        for effect in core.poll(now):
+            if isinstance(effect, ToWorker):
+                self.links.send(effect)
+            elif isinstance(effect, Aside):
+                self._background.give(effect.token, effect.job)
+            elif isinstance(effect, ToConnection):
+                frames = [encode(effect.message)]
+                if effect.payload is not None:
+                    frames.append(effect.payload)
+                assert isinstance(effect.connection, bytes)
+                self.port.send(effect.connection, frames)
+            else:
+                if isinstance(effect.message, PartitionFinished):
+                    self._beat(core, now)  # so that the last progress report has the last counts
+                self.control.report(effect.message)
+
+    def _heartbeat(self, core: StageWorker, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat(core, now)
+            self._open_lifeline(core, now)
+            self.control.check(now)
+
+    def _beat(self, core: StageWorker, now: float) -> None:
+        self._beat_at = now + self.plan.settings.heartbeat_interval
+        self._ask_for_table(core, now)
+        core.counters.refused += self.port.newly_refused()
+        core.counters.malformed += self.links.newly_malformed() + self.control.newly_malformed()
+        stats = stats_of(core)
+        stats["rss_bytes"] = self._process.memory_info().rss
+        stats["cpu_s"] = sum(self._process.cpu_times()[:2])
+        if now >= self._load_at:
+            self._load_at = now + self._load_every_s
+            stats["load"] = load_of(core, now)
+            stats["load"]["rested_s"] = round(self._rested_s, 6)
+        self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
+
+    # ---- end
+
+    def _report_failure(self, core: StageWorker, error: Exception) -> None:
+        """Tell the controller, which ends the query; the Spark task itself ends well, a retry could only fail again."""
+        failure = failure_of(core.worker, error)
+        self.control.report(failure)
+        end = time.monotonic() + FAREWELL_S
+        while time.monotonic() < end:
+            if self.control.link in self.sockets.wait(0.1):
+                for command in self.control.commands():
+                    refuse_rejected(command)
+                    if isinstance(command, RegisterAgain):
+                        self.control.register_again(core.worker)
+                    elif isinstance(command, Welcome):
+                        self.control.report(failure)
+
+    def _close(self) -> None:
+        self._heart.note[KIND] = TURN  # closing is code of the user's too
+        self._background.close()
+        try:
+            if self.core is not None:
+                self.core.close()
+        finally:
+            if self._watch is not None:
+                self._watch.stop()
+            if self._lifeline is not None:
+                self._close_lifeline()
+            self.sockets.close()
+            memory.give_back()
+
+
+def _only(frames: Any) -> Any:
+    if len(frames) != 1:
+        raise ProtocolError(f"a part of a copy of state has one payload frame, {len(frames)} came")
+    return frames[0]

@@ -1,0 +1,1 @@
+"""One stream from one producer to its consumers: numbered, logged, acked, within credit."""

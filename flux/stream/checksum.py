@@ -1,0 +1,56 @@
+"""Running checksum of a stream, to tell whether a retried task reads the same rows again (design: same-rows).
+
+Law: equal rows in equal batches give equal checksums, whatever lies in the buffers under nulls, before the offset of
+a slice or behind its end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+
+def extend(checksum: int, batch: pa.RecordBatch) -> int:
+    """Checksum of a stream through ``batch``, given the checksum before it. Not a cryptographic hash."""
+    digest = xxhash.xxh3_64(checksum.to_bytes(8, "little") + batch.num_rows.to_bytes(8, "little"))
+    for given in batch.columns:
+        column = _plain(given)
+        if column.null_count:
+            digest.update(np.packbits(pc.is_null(column).to_numpy(zero_copy_only=False)).data)
+            column = pc.drop_null(column)
+        _update(digest, column)
+    return digest.intdigest()
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same rows without dictionaries, whose order would change the checksum, and without string views, from which
+    Arrow cannot drop nulls."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _plain(column.dictionary_decode())
+    if kind == pa.string_view():
+        return column.cast(pa.large_string())
+    if kind == pa.binary_view():
+        return column.cast(pa.large_binary())
+    return column
+
+
+def _update(digest: xxhash.xxh3_64, column: pa.Array) -> None:
+    kind = column.type
+    start, rows = column.offset, len(column)
+    if rows == 0:
+        return
+    if (pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)) or pa.types.is_decimal128(kind):
+        width = kind.bit_width // 8
+        digest.update(memoryview(column.buffers()[1])[start * width : (start + rows) * width])
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets, np.int32)[start : start + rows + 1]
+        digest.update(np.diff(ends).data)
+        if data is not None:
+            digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
+    else:
+        dense = column.take(pa.array(np.arange(rows)))
+        digest.update(pa.RecordBatch.from_arrays([dense], ["c"]).serialize())

@@ -1,0 +1,132 @@
+"""Who reads the streams into one stage, by the newest table (design: consumers-at).
+
+All producers of a process that send to the stage share this, and it follows a table by what differs from the one before:
+a producer keeps only what is its own, how far each worker has acked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from flux.replicas.kinds import without_streams
+from partitioning.table import ReplicaAt, Table, differing
+
+
+@dataclass(frozen=True)
+class ConsumersAt:
+    """What one worker hosts of the stage, by partition in ascending order, h in all.
+
+    partitions  int64[h]
+    since       int64[h]: incarnation of the replica
+    coming      bool[h]: that replica is not live
+    slots       int64[h]: its column in ``Producer``'s matrix of acks
+    hosts       bool[partitions of the stage]: whether a partition is among them
+    """
+
+    partitions: np.ndarray
+    since: np.ndarray
+    coming: np.ndarray
+    slots: np.ndarray
+    hosts: np.ndarray
+
+    @cached_property
+    def at(self) -> dict[int, int]:
+        """partition -> where it is in the arrays."""
+        return {partition: place for place, partition in enumerate(self.partitions.tolist())}
+
+    @cached_property
+    def newest(self) -> int:
+        return int(self.since.max())
+
+    def same_lives(self, other: ConsumersAt) -> bool:
+        """Whether these are the same replicas, live or not."""
+        return np.array_equal(self.partitions, other.partitions) and np.array_equal(self.since, other.since)
+
+    def kept_from(self, before: ConsumersAt, values: np.ndarray, new: int) -> np.ndarray:
+        """``values`` of the replicas that were there ``before`` already, and ``new`` for the others."""
+        places = np.searchsorted(before.partitions, self.partitions)
+        places[places == len(before.partitions)] = 0
+        same = (before.partitions[places] == self.partitions) & (before.since[places] == self.since)
+        return np.where(same, values[places], new)
+
+
+class Consumers:
+    """``of_worker``: a worker's entry is another object only if it has changed. ``by_rank``: see ``Table.partitions_by_rank``.
+    ``width``: columns that the matrix of acks needs, the most replicas of one partition. ``changes``: grows with each table
+    that changes anything here."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.epoch = -1
+        self.of_worker: dict[int, ConsumersAt] = {}
+        self.by_rank = np.empty(0, np.int32)
+        self.width = 1
+        self.changes = 0
+        self._rows: tuple[tuple[ReplicaAt, ...], ...] = ()
+        self._hosted: dict[int, dict[int, ReplicaAt]] = {}  # worker -> partition -> its replica
+        self._slots: list[dict[int, int]] = []  # partition -> worker -> column
+        self._unread: frozenset[str] = frozenset()
+
+    def follow(self, table: Table) -> None:
+        """Go by this table, if it is newer."""
+        if table.epoch <= self.epoch:
+            return
+        before, rows = self._rows, table.stages[self.stage]
+        self.epoch, self._rows = table.epoch, rows
+        unread = without_streams()
+        if not before or unread != self._unread:
+            self._hosted, self._slots, self._unread, self.of_worker = {}, [{} for _ in rows], unread, {}
+            changed, before = list(range(len(rows))), ((),) * len(rows)
+        else:
+            changed = differing(before, rows)
+        if not changed:
+            return
+        self.changes += 1
+        touched = {worker for partition in changed for worker in self._change(partition, rows[partition])}
+        for worker in touched:
+            self._renew(worker, len(rows))
+        if not len(self.by_rank) or any(_primary(before[p]) != _primary(rows[p]) for p in changed):
+            self.by_rank = table.partitions_by_rank(self.stage)
+
+    def _change(self, partition: int, replicas: tuple[ReplicaAt, ...]) -> set[int]:
+        """Take in the row of a partition; the workers that it concerns."""
+        slots = self._slots[partition]
+        now = {replica.worker: replica for replica in replicas if replica.kind not in self._unread}
+        touched = set()
+        for worker in [worker for worker in slots if worker not in now]:
+            del slots[worker], self._hosted[worker][partition]
+            touched.add(worker)
+        for worker, replica in now.items():
+            hosted = self._hosted.setdefault(worker, {})
+            if hosted.get(partition) != replica:
+                hosted[partition] = replica
+                touched.add(worker)
+            if worker not in slots:
+                taken = set(slots.values())
+                slots[worker] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+                self.width = max(self.width, slots[worker] + 1)
+        return touched
+
+    def _renew(self, worker: int, partitions: int) -> None:
+        hosted = self._hosted[worker]
+        if not hosted:
+            del self._hosted[worker]
+            self.of_worker.pop(worker, None)
+            return
+        mine = sorted(hosted)
+        hosts = np.zeros(partitions, bool)
+        hosts[mine] = True
+        self.of_worker[worker] = ConsumersAt(
+            np.array(mine, np.int64),
+            np.array([hosted[p].incarnation for p in mine], np.int64),
+            np.array([not hosted[p].live for p in mine], bool),
+            np.array([self._slots[p][worker] for p in mine], np.int64),
+            hosts,
+        )
+
+
+def _primary(replicas: tuple[ReplicaAt, ...]) -> int:
+    return replicas[0].worker if replicas else -1

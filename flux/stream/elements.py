@@ -1,0 +1,36 @@
+"""The elements of a stream: rows, or a word for every partition of the consumer (design: element, end-of-stream).
+
+All elements are numbered, logged, sent, acked and ordered alike. Only the two ends of a stream look into them: the
+owner of the producer, and the replica that applies them. ``WORDS`` lists the elements without rows: a new one needs a
+class, a line there, and its meaning for a replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flux.wire.messages import ElementKind
+from partitioning.cluster import Clustered
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch, clustered by partition. It goes to the partitions that have rows in it."""
+
+    data: Clustered
+    kind: ClassVar[ElementKind] = ElementKind.ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The stream ends here."""
+
+    kind: ClassVar[ElementKind] = ElementKind.END
+
+
+Element = Rows | End
+Word = End
+
+#: Elements without rows, which go to every partition.
+WORDS: dict[ElementKind, Word] = {End.kind: End()}

@@ -1,0 +1,109 @@
+"""The log of a stream: a batch stays until every consumer that may still ask for it has acked it (design: log,
+eviction).
+
+One deque serves as the retransmission log of SIGMOD 2004 and, because each destination has a cursor of its own, as the
+buffer for short imbalances of ICDE 2003. Law: bytes <= bytes_max + one batch, and a batch is never dropped, only
+evicted when acked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from flux.stream.elements import Element
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """Element ``sequence`` of a stream. ``touches``: partitions that have rows in it, or must hear of it; ``nbytes``: what
+    it takes of the log's bound."""
+
+    sequence: int
+    element: Element
+    touches: np.ndarray
+    nbytes: int
+    checksum: int
+    created: float
+
+
+@dataclass
+class LogMeter:
+    """Bytes in all logs of a process, now and at most."""
+
+    bytes: int = 0
+    peak: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.peak = max(self.peak, self.bytes)
+
+
+class Log:
+    """Entries ``base`` .. ``end`` - 1, the oldest first."""
+
+    def __init__(self, bytes_max: int, meter: LogMeter | None = None, base: int = 0, partitions: int = 0) -> None:
+        self.gone = np.full(partitions, -1, np.int64)  # highest sequence with rows for a partition that was evicted
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.meter = meter or LogMeter()
+        self.base = base
+        self._entries: deque[LogEntry] = deque()
+        self._held_by = (-1, -1)  # the oldest entry, and a partition that has not acked it
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def has_room(self) -> bool:
+        return self.bytes < self.bytes_max
+
+    def append(self, entry: LogEntry) -> None:
+        assert entry.sequence == self.end, (entry.sequence, self.end)
+        self._entries.append(entry)
+        self.bytes += entry.nbytes
+        self.meter.add(entry.nbytes)
+
+    def __getitem__(self, sequence: int) -> LogEntry:
+        assert self.base <= sequence < self.end, (self.base, sequence, self.end)
+        return self._entries[sequence - self.base]
+
+    def entries(self) -> list[LogEntry]:
+        return list(self._entries)
+
+    def evict(self, acked: np.ndarray) -> int:
+        """Drop the oldest entries that all partitions they touch have acked; ``acked[p]`` is the highest sequence
+        that every replica of partition p has acked. Returns how many were dropped."""
+        dropped = 0
+        while self._entries:
+            head = self._entries[0]
+            sequence, partition = self._held_by
+            if sequence == head.sequence and acked[partition] < sequence:
+                break  # asked for every ack: most change nothing for the oldest entry
+            if len(head.touches):
+                lacking = acked[head.touches] < head.sequence
+                first = lacking.argmax()
+                if lacking[first]:
+                    self._held_by = head.sequence, int(head.touches[first])
+                    break
+            self._entries.popleft()
+            self.bytes -= head.nbytes
+            self.meter.add(-head.nbytes)
+            self.base += 1
+            dropped += 1
+            if len(self.gone):
+                self.gone[head.touches] = head.sequence
+        return dropped
+
+    def clear(self) -> None:
+        """This process gives up the stream: nobody will ask it for these batches."""
+        self.meter.add(-self.bytes)
+        self.bytes = 0
+        self.base = self.end
+        self._entries.clear()

@@ -1,0 +1,490 @@
+"""The sending end of one stream, as a state machine without I/O (design: stream, log, credit).
+
+Law: a batch stays in the log until every replica of every partition with rows in it has acked it. Each worker gets its
+slices in order, each once per handshake, never beyond the credit granted. A destination without credit holds back its
+own cursor only.
+
+Left to others: clustering (partitioning.cluster), frames (codec), sockets (transport).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from flux.errors import FluxError, NonDeterministicInputError, RefusedError
+from flux.stream.consumers import Consumers
+from flux.stream.cursor import NOBODY, OWES, UNKNOWN, Cursor
+from flux.stream.elements import End, Rows, Word
+from flux.stream.log import Log, LogEntry, LogMeter
+from flux.wire.messages import Ack, Data, Hello, Install, Mark, Orders, ReadsElsewhere, Refuse, Reset, Resume
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+from partitioning.table import Table
+
+#: No sequence is held back.
+NEVER = 1 << 62
+#: Credit for a message beside its rows, so that credit also bounds the number of small messages.
+MESSAGE_BYTES = 256
+#: In resend timeouts: how often a producer that a consumer does not read from greets this consumer again.
+STANDBY_PATIENCE = 4
+#: In resend timeouts: the longest time that a stream with rows to send stands still, whatever was lost and however long
+#: the silence before. A consumer that comes back from a long step finds one greeting for each such time. These cost
+#: little, because everything sent before them is received before them.
+PATIENCE_MAX = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
+
+    worker: int
+    message: Hello | Data | Orders | Install
+    batches: tuple[pa.RecordBatch, ...] = ()
+    payload: bytes | memoryview | None = None
+
+
+class Shown(NamedTuple):
+    """The checksum of an earlier life of the stream, and the worker that has shown it."""
+
+    checksum: int
+    worker: int
+
+
+class Beginning(NamedTuple):
+    """The first batch of another life of a stream, and the checksum of the stream before it."""
+
+    sequence: int
+    checksum: int
+
+
+#: Where a stream begins if nothing is known of an earlier life.
+START = Beginning(0, 0)
+
+
+class Producer:
+    """Appended to by its owner, drained by ``poll``; told of answers by ``on_*``."""
+
+    def __init__(
+        self,
+        stream: StreamId,
+        incarnation: int,
+        partitions: int,
+        log_bytes_max: int,
+        resend_s: float,
+        meter: LogMeter | None = None,
+        worker: int = -1,
+        base: int = 0,
+    ) -> None:
+        self.stream = stream
+        self.incarnation = incarnation
+        self.partitions = partitions
+        self.log = Log(log_bytes_max, meter, base, partitions)
+        self.dirty = True  # poll may have something to send
+        self.finished = False
+        #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
+        self.release_from = NEVER
+        self.rows = 0
+        self.resent_handshakes = 0
+        self._resend_s = resend_s
+        self._worker = worker
+        self._epoch = -1
+        self._now = self._patient_until = 0.0
+        self._consumers: Consumers | None = None
+        self._changes = -1  # of the consumers, as far as the cursors follow them
+        self._cursors: dict[int, Cursor] = {}
+        self._acks = np.full((partitions, 1), NOBODY, np.int64)  # of each replica, see ConsumersAt.slots
+        self._acked = np.full(partitions, -1, np.int64)  # the least of a partition's replicas
+        self._last = np.full(partitions, -1, np.int64)  # newest batch with rows for a partition
+        self._version = 0  # of what may be sent
+        self._sendable = NEVER
+        self._checksum = 0
+        self._expected: dict[int, Shown] = {}  # by sequence
+        self.by_rank: np.ndarray | None = None
+
+    # ---- the owner's side
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the owner may append. False is back-pressure: wait for acks."""
+        return self.log.has_room and not self.finished
+
+    @property
+    def drained(self) -> bool:
+        return self.finished and not self.log
+
+    @property
+    def awaited(self) -> bool:
+        """Whether any worker has answered a greeting."""
+        return any(cursor.answered for cursor in self._cursors.values())
+
+    @property
+    def next_sequence(self) -> int:
+        return self.log.end
+
+    def floor(self) -> Beginning | None:
+        """Where a retried producer may begin. All batches before it are applied everywhere; batches that are only
+        received do not count, because a new replica may still need them. The last applied batch is made once more,
+        because it may be the end of the stream. None: wait. Either not all workers have answered yet, or a new replica
+        is about to get its state, without which everything would have to be made again."""
+        if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
+            return None
+        found = self._known_before(min(int(cursor.acked.min()) for cursor in self._cursors.values()))
+        if found == (0, 0) and self._now < self._patient_until:
+            known = [np.where(cursor.at.coming, NOBODY, cursor.acked).min() for cursor in self._cursors.values()]
+            if self._known_before(int(min(known))) != (0, 0):
+                return None
+        return found
+
+    def _known_before(self, applied: int) -> Beginning:
+        """The last batch through ``applied`` for which a worker has shown the checksum of the stream before it."""
+        at = max((at for at in self._expected if at < applied), default=-1)
+        return Beginning(at + 1, self._expected[at].checksum) if at >= 0 else START
+
+    def begin_at(self, sequence: int, checksum: int) -> None:
+        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it."""
+        assert not self.log
+        assert self.log.base == 0
+        self.log.base, self._checksum = sequence, checksum
+        self.log.gone[:] = sequence - 1
+        self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
+
+    def append(self, data: Clustered, created: float, checksum: int = 0) -> None:
+        """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept)."""
+        assert not self.finished
+        data = data.compact()
+        self.rows += data.batch.num_rows
+        self._push(LogEntry(self.log.end, Rows(data), data.by_rank, data.nbytes, checksum, created))
+
+    def say(self, word: Word, created: float) -> None:
+        """Take an element without rows, which goes to every partition."""
+        everyone = np.arange(self.partitions)
+        self._push(LogEntry(self.log.end, word, everyone, 0, self._checksum, created))
+
+    def finish(self, created: float) -> None:
+        """End the stream."""
+        if not self.finished:
+            self.say(End(), created)
+            self.finished = True
+            if self._expected:  # an earlier attempt has read more
+                sequence = max(self._expected)
+                raise self._not_deterministic(sequence, self._expected[sequence].worker)
+
+    def _push(self, entry: LogEntry) -> None:
+        self.dirty = True
+        self._last[entry.touches] = entry.sequence
+        self._checksum = entry.checksum
+        self.log.append(entry)
+        if entry.sequence in self._expected:
+            self._compare(entry.sequence, *self._expected.pop(entry.sequence))
+        if (self._acked[entry.touches] >= entry.sequence).all():
+            self._evict()  # a retried task makes batches again that are applied already
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        log = self.log
+        if self.finished and log:
+            assert isinstance(log[log.end - 1].element, End), "nothing comes after the end of the stream"
+        listed = np.zeros_like(self._acks, bool)
+        for worker, cursor in self._cursors.items():
+            places = cursor.at.partitions, cursor.at.slots
+            assert (self._acked[places[0]] <= cursor.acked).all(), (
+                f"more counts as acked than worker {worker} has acked"
+            )
+            assert (self._acks[places] == cursor.acked).all(), f"the acks of worker {worker} are booked elsewhere"
+            listed[places] = True
+            if cursor.nonce is not None:
+                assert cursor.first <= cursor.next, (
+                    f"worker {worker} is told of {cursor.first}, sent up to {cursor.next}"
+                )
+                assert cursor.answered, f"worker {worker} is sent what it has not asked for"
+        assert (self._acks[~listed] == NOBODY).all(), "an ack where there is no replica"
+
+    # ---- the other side
+
+    def on_table(self, table: Table, stage: int, now: float, consumers: Consumers | None = None) -> None:
+        """Follow the newest table: greet new workers, forget those that are gone, keep what new replicas will need.
+        ``consumers`` of the stage: shared by all producers of a process."""
+        if table.epoch <= self._epoch:
+            return
+        if self._epoch < 0:
+            self._patient_until = now + self._resend_s
+        self._epoch = table.epoch
+        if self._consumers is None:
+            self._consumers = consumers or Consumers(stage)
+        self._consumers.follow(table)
+        if self._changes == self._consumers.changes:
+            return
+        self._changes, self.by_rank = self._consumers.changes, self._consumers.by_rank
+        self.dirty = True
+        self._follow(self._consumers, now)
+
+    def _follow(self, consumers: Consumers, now: float) -> None:
+        if consumers.width > self._acks.shape[1]:
+            more = np.full((self.partitions, consumers.width - self._acks.shape[1]), NOBODY, np.int64)
+            self._acks = np.hstack([self._acks, more])
+        before = {w: c.at for w, c in self._cursors.items() if consumers.of_worker.get(w) is not c.at}
+        # A replica may have got the column of one that has left: those that leave go first.
+        for worker, at in before.items():
+            self._acks[at.partitions, at.slots] = NOBODY
+            if worker not in consumers.of_worker:
+                del self._cursors[worker]
+        touched = [at.partitions for at in before.values()]
+        for worker, at in consumers.of_worker.items():
+            cursor = self._cursors.get(worker)
+            if cursor is not None and cursor.at is at:
+                continue
+            if cursor is not None and at.same_lives(cursor.at):
+                cursor.at = at
+            else:
+                acked = np.full(len(at.partitions), -1) if cursor is None else at.kept_from(cursor.at, cursor.acked, -1)
+                cursor = self._cursors[worker] = Cursor(at, acked, self._epoch, hello_due=now, heard=now)
+            self._acks[at.partitions, at.slots] = cursor.acked
+            touched.append(at.partitions)
+        self._settle(*touched)
+
+    def on_answer(self, worker: int, message: Ack | Resume | ReadsElsewhere | Reset | Refuse, now: float) -> None:
+        """Take the answer of a consumer. RefusedError if it refuses this producer."""
+        self.dirty = True
+        match message:
+            case Ack():
+                self.on_ack(worker, message, now)
+            case Resume():
+                self.on_resume(worker, message, now)
+            case ReadsElsewhere():
+                self.on_standby(worker, message, now)
+            case Reset():
+                self.on_reset(worker, now)
+            case Refuse() if worker in self._cursors:
+                raise RefusedError(message.code, f"worker {worker} refuses stream {self.stream}: {message.reason}")
+
+    def on_resume(self, worker: int, message: Resume, now: float) -> None:
+        # What an earlier life has sent is evidence whatever the table: its reader may have lost its replica meanwhile.
+        for mark in message.shown:
+            self._check(worker, mark)
+        cursor = self._cursors.get(worker)
+        if cursor is None or self._outdated(cursor, message.epoch, now):
+            return
+        cursor.answered = True
+        wanted = np.full(len(cursor.acked), NOBODY, np.int64)
+        for partition, sequence in message.next:
+            place = cursor.at.at.get(partition)
+            if place is not None:
+                wanted[place] = sequence
+        start = int(wanted.min())
+        if start == NOBODY:
+            return
+        self._still_here(worker, cursor, wanted)
+        cursor.nonce, cursor.number = message.nonce, 0
+        cursor.wanted_from = wanted
+        # Partitions whose state has not come yet want nothing until they say so in another Resume.
+        newest = int(wanted.max())
+        cursor.catching_up_to = NEVER if newest == NOBODY else newest
+        # What lies below the log was acked by every listed replica, so nobody can need it.
+        cursor.first = start
+        cursor.next = max(start, self.log.base)
+        cursor.sent_bytes, cursor.granted = 0, message.granted
+        cursor.hello_due, cursor.heard = np.inf, now
+        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        self._evict()  # it may have been waited for
+
+    def _outdated(self, cursor: Cursor, epoch: int, now: float) -> bool:
+        """Whether an answer is by a table from before the last change of its sender's replicas. The sender will get
+        that table; greet it again soon. Epochs that changed other workers only do not count: during repairs they come
+        by the dozen."""
+        if epoch >= cursor.epoch:
+            return False
+        cursor.hello_due = min(cursor.hello_due, now + self._resend_s / 10)
+        return True
+
+    def _still_here(self, worker: int, cursor: Cursor, wanted: np.ndarray) -> None:
+        # An old Resume may ask for what its sender has acked since. Anything else that is gone is a new replica's, of
+        # which this process did not know: only another life of it, reading again from the start, can serve that.
+        gone = self.log.gone[cursor.at.partitions]
+        lost = (wanted <= gone) & (cursor.acked < gone)
+        if lost.any():
+            raise RefusedError(
+                "stale", f"worker {worker} needs batches of stream {self.stream} that this process has forgotten"
+            )
+
+    def on_ack(self, worker: int, message: Ack, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        if cursor is None:
+            return
+        # An ack is cumulative, and true in whatever handshake it was sent; only its epoch matters.
+        news = self._take_ack(cursor, message.epoch, message.through, message.behind)
+        if message.nonce == cursor.nonce:
+            if news or message.granted > cursor.granted:  # otherwise it does not show that messages have arrived
+                cursor.heard, cursor.patience = now, 1.0
+            cursor.granted = max(cursor.granted, message.granted)
+
+    def on_standby(self, worker: int, message: ReadsElsewhere, now: float) -> None:
+        """The consumer reads from another replica. Greet it now and then, in case its Resume for this one was lost."""
+        cursor = self._cursors.get(worker)
+        if cursor is not None and not self._outdated(cursor, message.epoch, now):
+            cursor.nonce = None
+            cursor.answered = True
+            cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
+            cursor.patience = 1.0  # it listens: a loss after a later Resume is noticed soon
+            self._take_ack(cursor, message.epoch, message.through, message.behind)
+            self._evict()
+
+    def on_reset(self, worker: int, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        # Without a nonce, a greeting is on its way already, and this Reset answers data from before it: every message
+        # after a gap is answered by a Reset, and one new handshake is enough for all of them.
+        if cursor is not None and cursor.nonce is not None:
+            cursor.nonce = None
+            cursor.hello_due = min(cursor.hello_due, now)
+
+    def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: Iterable[tuple[int, int]]) -> bool:
+        """Take an ack. Whether it says anything new."""
+        at = cursor.at
+        acked = np.full(len(cursor.acked), through, np.int64)
+        for partition, sequence in behind:
+            place = at.at.get(partition)
+            if place is not None:
+                acked[place] = sequence
+        if epoch < at.newest:
+            # A replica introduced after the sender's table is another life than the one that acked.
+            acked[at.since > epoch] = -1
+        if not np.count_nonzero(acked > cursor.acked):  # asked for each ack: ``any`` takes five times as long
+            return False
+        np.maximum(cursor.acked, acked, out=cursor.acked)
+        cursor.settled_at = UNKNOWN
+        self._acks[at.partitions, at.slots] = cursor.acked
+        self._settle(at.partitions)
+        return True
+
+    def _settle(self, *changed: np.ndarray) -> None:
+        """Replicas of these partitions have acked more, or are others than before."""
+        for partitions in changed:
+            least = self._acks[partitions].min(axis=1)
+            least[least == NOBODY] = -1  # a partition without any replica: keep everything
+            self._acked[partitions] = least
+        self._evict()
+
+    def _evict(self) -> None:
+        # Even a batch that nobody needs must still be in the log when a worker shows the checksum of an earlier
+        # attempt.
+        if self._cursors and all(cursor.answered for cursor in self._cursors.values()):
+            self.log.evict(self._acked)
+
+    # ---- determinism of a retried producer
+
+    def _check(self, worker: int, mark: Mark) -> None:
+        if mark.sequence >= self.log.end:
+            if self.finished:
+                raise self._not_deterministic(mark.sequence, worker)
+            self._expected[mark.sequence] = Shown(mark.checksum, worker)
+        elif mark.sequence >= self.log.base:
+            self._compare(mark.sequence, mark.checksum, worker)
+
+    def _compare(self, sequence: int, expected: int, worker: int) -> None:
+        if self.log[sequence].checksum != expected:
+            raise self._not_deterministic(sequence, worker)
+
+    def _not_deterministic(self, sequence: int, worker: int) -> FluxError:
+        return NonDeterministicInputError(
+            f"partition {self.stream.producer} of the input of edge {self.stream.edge} was read again after a retry and gave "
+            f"other rows at or before batch {sequence} than worker {worker} had applied: the input is not deterministic. "
+            "Sort it within partitions, or write it out (df.checkpoint(), df.write) and read that"
+        )
+
+    # ---- sending
+
+    def poll(self, now: float) -> Iterator[ToWorker]:
+        """The messages to send now: greetings that are due, and data as far as credit allows."""
+        self._now = now
+        self.dirty = False
+        end = min(self.log.end, self.release_from)
+        if end != self._sendable:
+            self._sendable, self._version = end, self._version + 1
+        for worker, cursor in list(self._cursors.items()):
+            if cursor.nonce is not None and cursor.next < end:
+                yield from self._data(worker, cursor, now)
+            if cursor.nonce is not None and self._silent(cursor, now):
+                cursor.hello_due = min(cursor.hello_due, now)
+                self.resent_handshakes += 1
+            if now >= cursor.hello_due:
+                cursor.hello_due = now + self._resend_s * cursor.patience
+                cursor.heard = now
+                # Each try waits twice as long as the one before: a consumer that comes back from a long step then finds
+                # a few greetings, and not a queue of them with a retransmission each.
+                cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
+                yield ToWorker(
+                    worker,
+                    Hello(
+                        self.stream.edge,
+                        self.stream.producer,
+                        self.incarnation,
+                        self._epoch,
+                        self._worker,
+                    ),
+                )
+
+    def _silent(self, cursor: Cursor, now: float) -> bool:
+        """Whether a worker owes an ack for too long. Not only for the head of the log: that may be held by another, who
+        waits in the end for what was lost on the way to this one."""
+        late = now >= cursor.heard + self._resend_s * cursor.patience
+        if cursor.settled_at == self._version or (cursor.settled_at == OWES and not late):
+            return False
+        owed = np.minimum(self._last[cursor.at.partitions], self.release_from - 1)
+        if not np.count_nonzero(cursor.acked < owed):
+            cursor.heard, cursor.settled_at = now, self._version  # its time begins with what is sent next
+            return False
+        if cursor.settled_at >= 0:
+            cursor.heard, late = now, False
+        cursor.settled_at = OWES
+        return late
+
+    def _data(self, worker: int, cursor: Cursor, now: float) -> Iterator[ToWorker]:
+        # Entries without rows for this worker may have been evicted while it was out of credit.
+        cursor.next = max(cursor.next, self.log.base)
+        end = min(self.log.end, self.release_from)
+        while cursor.next < end and cursor.sent_bytes < cursor.granted:
+            entry = self.log[cursor.next]
+            cursor.next += 1
+            mine = cursor.at.hosts[entry.touches]
+            if not np.count_nonzero(mine):
+                continue
+            if entry.sequence < cursor.catching_up_to:
+                wanted = cursor.wanted_from[np.searchsorted(cursor.at.partitions, entry.touches[mine])]
+                mine[mine] = wanted <= entry.sequence
+                if not np.count_nonzero(mine):
+                    continue
+            yield ToWorker(worker, *self._message(cursor, entry, mine))
+            cursor.first = entry.sequence + 1
+
+    def _message(self, cursor: Cursor, entry: LogEntry, mine: np.ndarray) -> tuple[Data, tuple[pa.RecordBatch, ...]]:
+        assert cursor.nonce is not None
+        partitions: list[int] = []
+        rows: list[int] = []
+        runs: list[int] = []
+        batches: list[pa.RecordBatch] = []
+        nbytes = MESSAGE_BYTES
+        if isinstance(entry.element, Rows):
+            data = entry.element.data
+            ranks = np.flatnonzero(mine)
+            partitions = data.by_rank[ranks].tolist()
+            rows = (data.offsets[ranks + 1] - data.offsets[ranks]).tolist()
+            # Slices whose rows lie next to each other travel as one payload frame.
+            breaks = np.flatnonzero(ranks[1:] != ranks[:-1] + 1) + 1
+            starts = [0, *breaks.tolist(), len(ranks)]
+            for low, high in zip(starts, starts[1:], strict=False):
+                begin, end = int(data.offsets[ranks[low]]), int(data.offsets[ranks[high - 1] + 1])
+                runs.append(high - low)
+                batches.append(data.batch.slice(begin, end - begin))
+            total = data.batch.num_rows
+            nbytes += entry.nbytes * sum(rows) // total
+        message = Data(
+            self.stream.edge, self.stream.producer, cursor.nonce, cursor.number, cursor.first, entry.sequence,
+            partitions, rows, runs, nbytes, entry.element.kind, entry.checksum, entry.created,
+        )  # fmt: skip
+        cursor.number += 1
+        cursor.sent_bytes += nbytes
+        return message, tuple(batches)

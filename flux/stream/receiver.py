@@ -1,0 +1,307 @@
+"""The receiving end of one stream at one worker, as a state machine without I/O (design: handshake, credit).
+
+Law: each partition takes every sequence once and in order. A repetition is dropped and counted. A message of another
+handshake is dropped too. A message after a gap changes nothing and leads to a new handshake.
+
+Left to others: applying slices (replica), sockets (transport).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from flux.stream.elements import WORDS, End, Word
+from flux.stream.marks import Marks
+from flux.stream.received import Received
+from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume
+from partitioning.ids import StreamId
+
+
+@dataclass(slots=True)
+class Packet:
+    """One received message. Its bytes count against the stream's credit until its last slice is applied."""
+
+    inbound: Inbound
+    nbytes: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """An element of a stream in one partition, waiting to be applied: one of the two classes below.
+
+    ``held``: it counts against the stream's credit. Slices of a secondary do not (design: secondary-credit)."""
+
+    stream: StreamId
+    sequence: int
+    packet: Packet
+    input: int
+    created: float
+    held: bool
+
+    @property
+    def ends_stream(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice(Slice):
+    """Rows of one batch."""
+
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class WordSlice(Slice):
+    """An element without rows, which comes to every partition."""
+
+    word: Word
+
+    @property
+    def ends_stream(self) -> bool:
+        return isinstance(self.word, End)
+
+
+class Delivery(NamedTuple):
+    """A slice, and the partition that it is for."""
+
+    partition: int
+    slice: Slice
+
+
+class Spoilt(NamedTuple):
+    """The last batch that could not be decoded, and how often in a row it was this one."""
+
+    sequence: int
+    times: int
+
+
+@dataclass
+class Counters:
+    """Numbers of messages and slices that were refused. ``duplicate``: slices taken before; ``stale``: of another
+    handshake, life or epoch. ``switched``: streams that went on from another replica of their producer."""
+
+    duplicate: int = 0
+    stale: int = 0
+    gap: int = 0
+    misrouted: int = 0
+    refused: int = 0
+    malformed: int = 0
+    switched: int = 0
+
+
+class Inbound:
+    """``received[p]``: next sequence partition p needs, of those that have joined."""
+
+    def __init__(self, stream: StreamId, input: int, credit: int, marked: bool = True) -> None:
+        """``marked``: its producer may have to read its input again, and keeps checksums."""
+        self.stream = stream
+        self.input = input
+        self.credit = credit
+        self.received = Received()
+        self.incarnation = -1
+        self.connection: Hashable = None
+        self.epoch = -1  # of the table that the producer went by when it said Hello
+        self.read_from = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
+        self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
+        self.nonce = -1
+        self.number = 0
+        self.broken = False
+        self.received_bytes = 0
+        self.held_bytes = 0
+        self.marks = Marks()
+        self.shown: list[Mark] = []  # the marks as the producer's earlier lives had left them
+        self._marked = marked
+        self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
+        self.ack_due = False
+        self.unacked_bytes = 0
+        self._spoilt = Spoilt(-1, 0)
+        self.urgent = False  # rows are admitted without credit: the rows that use it up may wait for these very rows
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        assert self.held_bytes >= 0, "bytes were given back twice"
+        # It need not be below received_bytes: these begin anew with each handshake, and slices of the one before may
+        # still wait.
+        assert self.unacked_bytes >= 0, "acked what has not come"
+        assert self.nonce < 0 or self.connection is not None, "data is expected on no connection"
+        for partition, waiting in self.waiting.items():
+            if waiting:
+                assert waiting[0] <= waiting[-1] < self.received[partition], f"partition {partition} out of order"
+
+    # ---- handshake
+
+    def greet(self, incarnation: int, connection: Hashable, nonce: int, epoch: int = 0, read_from: int = -1) -> None:
+        """Start over on a new connection."""
+        if 0 <= self.incarnation < incarnation:
+            # Kept and shown with every Resume to this life, because the first one may be lost.
+            self.shown = self.marks.shown()
+        self.incarnation = incarnation
+        self.connection = connection
+        self.epoch = epoch
+        self.read_from = read_from
+        self.nonce = nonce
+        self.number = 0
+        self.broken = False
+        self.received_bytes = 0
+
+    def resume(self, epoch: int, hosted: Collection[int], awaited: Sequence[int] = ()) -> Resume:
+        ack = self.ack(epoch, hosted, awaited)
+        return Resume(
+            *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
+            ack.through, ack.behind, ack.granted, self.shown,
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        """Read from nobody until a producer says Hello."""
+        self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
+
+    # ---- data
+
+    def take(
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        hosted: Collection[int],
+        secondary: Collection[int],
+        counters: Counters,
+    ) -> list[Delivery] | Reset:
+        """Slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message. ``secondary``:
+        hosted partitions that follow a primary elsewhere."""
+        if message.nonce != self.nonce or self.broken:
+            counters.stale += 1
+            return []
+        if message.number != self.number or (hosted and message.first > self.received.least):
+            counters.gap += 1
+            self.broken = True  # later messages with this nonce cannot be in order either
+            return Reset(*self.stream, f"message {message.number} came where {self.number} was expected")
+        self.number += 1
+        nbytes = message.nbytes
+        self.received_bytes += nbytes
+        packet = Packet(self, nbytes, 0)
+        slices = self._slices(message, batches, hosted, secondary, packet, counters)
+        if hosted:
+            self.received.reach(message.sequence + 1)
+        if self._marked and message.sequence > self.marks.newest.sequence:
+            self.marks.newest = Mark(message.sequence, message.checksum)
+            if message.sequence >= self.marks.due:
+                self.marks.keep(lambda: self._applied_by_all(hosted))
+        packet.pending = sum(slice_.held for _, slice_ in slices)
+        if packet.pending:
+            self.held_bytes += nbytes
+        else:
+            self.unacked_bytes += nbytes
+            self.ack_due = True
+        for partition, _ in slices:
+            self.waiting.setdefault(partition, deque()).append(message.sequence)
+        return slices
+
+    def _slices(
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        hosted: Collection[int],
+        secondary: Collection[int],
+        packet: Packet,
+        counters: Counters,
+    ) -> list[Delivery]:
+        slices: list[Delivery] = []
+
+        def take(partition: int, of: type[Slice], content: Any) -> None:
+            if self.received[partition] > message.sequence:
+                counters.duplicate += 1
+                return
+            held = partition not in secondary
+            slice_ = of(self.stream, message.sequence, packet, self.input, message.created, held, content)  # type: ignore[call-arg]
+            slices.append(Delivery(partition, slice_))
+
+        index = 0
+        for run, batch in zip(message.runs, batches, strict=True):
+            offset = 0
+            named = slice(index, index + run)
+            for partition, rows in zip(message.partitions[named], message.rows[named], strict=True):
+                if partition in hosted:
+                    take(partition, RowSlice, batch.slice(offset, rows))
+                else:
+                    counters.misrouted += 1
+                offset += rows
+            index += run
+        if message.element != ElementKind.ROWS:
+            for partition in hosted:
+                take(partition, WordSlice, WORDS[message.element])
+        return slices
+
+    def spoilt(self, sequence: int) -> int:
+        """A batch cannot be decoded, and later messages with this nonce cannot be in order either. Returns how often in
+        a row this batch could not be decoded."""
+        self.broken = True
+        self._spoilt = Spoilt(sequence, self._spoilt.times + 1 if self._spoilt.sequence == sequence else 1)
+        return self._spoilt.times
+
+    # ---- progress
+
+    def applied(self, partition: int, slice_: Slice) -> None:
+        """The oldest waiting slice of the partition has been applied to its state and its output log."""
+        assert self.waiting[partition][0] == slice_.sequence
+        self.waiting[partition].popleft()
+        packet = slice_.packet
+        packet.pending -= slice_.held
+        if slice_.held and packet.pending == 0:
+            self.held_bytes -= packet.nbytes
+            self.unacked_bytes += packet.nbytes
+        self.ack_due = True
+
+    @property
+    def ack_urgent(self) -> bool:
+        """Whether the producer may be short of credit unless it hears soon."""
+        return self.unacked_bytes * 4 >= self.credit
+
+    def discard(self, partition: int, slices: Sequence[Slice], others: Collection[int]) -> None:
+        """The replica of a partition is gone, and with it what waited for it. ``others`` stay."""
+        self.waiting.pop(partition, None)
+        self.received.leave(partition, others)
+        for slice_ in slices:
+            slice_.packet.pending -= slice_.held
+            if slice_.held and slice_.packet.pending == 0:
+                self.held_bytes -= slice_.packet.nbytes
+        self.ack_due = True
+
+    def next_to_apply(self, partition: int) -> int:
+        """Sequence of the first batch that the partition's state does not have yet."""
+        waiting = self.waiting.get(partition)
+        return waiting[0] if waiting else self.received[partition]
+
+    def _applied_by_all(self, hosted: Collection[int]) -> int:
+        return min(map(self.next_to_apply, hosted), default=0) - 1
+
+    def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
+        """A replica comes from another worker, which has read the stream for it so far, last from life ``incarnation``
+        of the producer. Its marks are shown even to a life that has greeted already, because all marks of this worker
+        may lie beyond the replica's position."""
+        if self.connection is None and marks and marks[-1].sequence > self.marks.newest.sequence:
+            self.incarnation = incarnation
+        self.marks.merge(marks)
+        shown = {mark.sequence: mark for mark in (*self.shown, *marks)}
+        self.shown = [shown[sequence] for sequence in sorted(shown)]
+
+    def ack(self, epoch: int, hosted: Collection[int], awaited: Sequence[int] = ()) -> Ack:
+        """Cumulative ack of everything applied, and the credit that follows from what is still held. ``awaited``:
+        partitions that the table places here and whose state has not come yet."""
+        through = self.received.most - 1 if hosted else -1
+        behind = [
+            AppliedThrough(p, self.received[p] - 1)
+            for p in self.received.behind(through + 1, hosted)
+            if not self.waiting.get(p)
+        ]
+        behind += [AppliedThrough(p, waiting[0] - 1) for p, waiting in self.waiting.items() if waiting and p in hosted]
+        behind += [AppliedThrough(p, -1) for p in awaited]
+        self.ack_due = False
+        self.unacked_bytes = 0
+        held = 0 if self.urgent else self.held_bytes
+        granted = self.received_bytes + max(self.credit - held, 0)
+        return Ack(*self.stream, self.nonce, epoch, through, behind, granted)

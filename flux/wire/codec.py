@@ -1,0 +1,79 @@
+"""Messages of workers and controller to frames and back (design: bounded-decoding).
+
+The first frame is a message as in ``frames``; the others are Arrow record batches in IPC
+format without schema (both ends know the edge's schema from the plan). Nothing from the wire is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from flux.errors import ProtocolError
+from flux.wire.control import FromController, ToController
+from flux.wire.frames import decode
+from flux.wire.messages import Answered, Asked, Data, ElementKind
+
+_asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
+_answered: msgspec.msgpack.Decoder[Answered] = msgspec.msgpack.Decoder(Answered)
+_data_plane: msgspec.msgpack.Decoder[Asked | Answered] = msgspec.msgpack.Decoder(Asked | Answered)
+_to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
+_from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
+
+
+def decode_asked(frame: Any) -> Asked:
+    """What has come to a data port."""
+    return decode(_asked, frame)
+
+
+def decode_answer(frame: Any) -> Answered:
+    """What has come from a data port."""
+    return decode(_answered, frame)
+
+
+def decode_data(frame: Any) -> Asked | Answered:
+    """Of either direction."""
+    return decode(_data_plane, frame)
+
+
+def decode_report(frame: Any) -> ToController:
+    return decode(_to_controller, frame)
+
+
+def decode_command(frame: Any) -> FromController:
+    return decode(_from_controller, frame)
+
+
+def encode_batches(batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
+    return [batch.serialize() for batch in batches]
+
+
+def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Zero copy: the batches stay views into the frames. ProtocolError where header and payload do not agree."""
+    if len(frames) != len(message.runs):
+        raise ProtocolError(f"{len(frames)} payload frames, the header announces {len(message.runs)}")
+    try:
+        batches = [pa.ipc.read_record_batch(pa.py_buffer(frame), schema) for frame in frames]
+        for batch in batches:
+            batch.validate()
+    except Exception as error:
+        raise ProtocolError(f"payload is not a record batch of the edge's schema: {error}") from None
+    check_shape(message, batches)
+    return batches
+
+
+def check_shape(message: Data, batches: Sequence[pa.RecordBatch]) -> None:
+    if len(message.partitions) != len(message.rows) or sum(message.runs) != len(message.partitions):
+        raise ProtocolError("partitions, rows and runs of the header do not agree")
+    if message.element != ElementKind.ROWS and message.runs:
+        raise ProtocolError(f"an element of kind {message.element.name} has no rows")
+    start = 0
+    for run, batch in zip(message.runs, batches, strict=True):
+        if run < 1 or min(message.rows[start : start + run]) < 1:
+            raise ProtocolError("a slice without rows")
+        if sum(message.rows[start : start + run]) != batch.num_rows:
+            raise ProtocolError(f"payload has {batch.num_rows} rows, the header announces others")
+        start += run

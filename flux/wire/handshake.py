@@ -1,0 +1,202 @@
+"""Both ends of a connection prove the query's secret and never send it; without I/O (design: mutual-proof, sealed-messages).
+
+    connecting end (Caller)                                  accepting end (Gate)
+    ticket: nonce, mac                      ->               shown while the connection opens, before anything else
+    greeting: nonce a                       ->
+                                            <-               challenge: nonce b, mac over a and b
+    proof: mac over a and b                 ->
+                                            <-               accepted
+    messages                                <->
+
+Laws. The connecting end says nothing before the other has proved the secret: whoever binds the port of a dead process
+hears nothing of use. The accepting end hears nothing before its challenge is answered. All that is computed with the
+secret is bound to the endpoint that was dialled, so that nobody can pass it on to another port; a ticket is good
+once, and a proof is good for the two nonces alone, so that nothing can be said again later.
+
+On a *sealed* connection every message carries its number and a code (HMAC-SHA256) under a key that is only this
+connection's, and one for each direction: nobody on the way can change, add, repeat or reorder what is said.
+
+Left to others: the wire (transport), whether what is said makes sense (codec and beyond).
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from flux.errors import ProtocolError
+
+VERSION = 2
+NONCE_BYTES = 32
+MAC_BYTES = 32
+#: First bytes of the messages of a handshake, and of those that are sealed.
+GREETING, CHALLENGE, PROOF, SEALED = (b"FLX" + kind + bytes([VERSION]) for kind in (b"g", b"c", b"p", b"s"))
+ACCEPTED = b"FLXa" + bytes([VERSION])
+#: Answer to one who talks as if he had been accepted: not here, and not any more; begin again on another connection.
+UNKNOWN = b"FLXn" + bytes([VERSION])
+#: Connections that have greeted and not answered their challenge; the oldest gives way.
+GREETED_MAX = 1024
+_NUMBER = struct.Struct("!Q")
+_LENGTH = struct.Struct("!Q")
+_SEAL_BYTES = len(SEALED) + _NUMBER.size + MAC_BYTES
+
+Draw = Callable[[int], bytes]
+
+
+def mac(secret: bytes, what: bytes, *parts: bytes | memoryview) -> bytes:
+    """Code for ``parts`` in the role ``what``, such that no two lists of parts are alike."""
+    code = hmac.new(secret, what, "sha256")
+    for part in parts:
+        code.update(_LENGTH.pack(memoryview(part).nbytes))
+        code.update(part)
+    return code.digest()
+
+
+def same(one: bytes | memoryview, other: bytes | memoryview) -> bool:
+    """Takes as long for one that is nearly right as for one that is all wrong."""
+    return hmac.compare_digest(one, other)
+
+
+# ---- tickets
+
+
+def ticket(secret: bytes, endpoint: str, nonce: bytes) -> bytes:
+    return nonce + mac(secret, b"ticket", endpoint.encode(), nonce)
+
+
+class Tickets:
+    """Of the accepting end: each is good once."""
+
+    def __init__(self, secret: bytes, endpoint: str) -> None:
+        self._secret = secret
+        self._endpoint = endpoint
+        self._used: set[bytes] = set()
+
+    def take(self, shown: bytes) -> bool:
+        nonce = shown[:NONCE_BYTES]
+        if len(nonce) < NONCE_BYTES or not same(shown, ticket(self._secret, self._endpoint, nonce)):
+            return False
+        if nonce in self._used:
+            return False
+        self._used.add(nonce)  # as many as true connections have been made
+        return True
+
+
+# ---- after the handshake
+
+
+class Session:
+    """One connection whose two ends have proved the secret to each other; numbers and seals what is said."""
+
+    def __init__(self, secret: bytes, endpoint: str, asked: bytes, answered: bytes, accepting: bool) -> None:
+        about = endpoint.encode(), asked, answered
+        up, down = mac(secret, b"to who accepts", *about), mac(secret, b"to who connects", *about)
+        self._mine, self._theirs = (down, up) if accepting else (up, down)
+        self._sent = 0
+        self._heard = 0
+
+    def seal(self, message: bytes | memoryview) -> bytes:
+        self._sent += 1
+        number = _NUMBER.pack(self._sent)
+        return b"".join((SEALED, number, mac(self._mine, number, message), message))
+
+    def open(self, frames: Sequence[Any]) -> memoryview:
+        """The message without its seal. ProtocolError where it is not the next one of the other end. What was lost may be
+        left out: an answer to somebody who does not listen."""
+        if len(frames) != 1:
+            raise ProtocolError(f"a sealed message has one frame, {len(frames)} came")
+        view = memoryview(frames[0])
+        if len(view) < _SEAL_BYTES or view[: len(SEALED)] != SEALED:
+            raise ProtocolError("a message without a seal")
+        number, shown = view[len(SEALED) : len(SEALED) + _NUMBER.size], view[_SEAL_BYTES - MAC_BYTES : _SEAL_BYTES]
+        if not same(shown, mac(self._theirs, bytes(number), view[_SEAL_BYTES:])):
+            raise ProtocolError("the seal of a message is broken")
+        (count,) = _NUMBER.unpack(number)
+        if count <= self._heard:
+            raise ProtocolError(f"message {count} of a connection comes again")
+        self._heard = count
+        return view[_SEAL_BYTES:]
+
+
+# ---- the handshake
+
+
+class Caller:
+    """The connecting end of one connection. ``session`` once the other end has accepted it."""
+
+    def __init__(self, secret: bytes, endpoint: str, draw: Draw = secrets.token_bytes) -> None:
+        self.session: Session | None = None
+        self.ticket = ticket(secret, endpoint, draw(NONCE_BYTES))
+        self._secret = secret
+        self._endpoint = endpoint
+        self._nonce = draw(NONCE_BYTES)
+        self._coming: Session | None = None
+
+    def greeting(self) -> bytes:
+        return GREETING + self._nonce
+
+    def hear(self, frames: Sequence[Any]) -> bytes | None:
+        """What to answer. ProtocolError where the other end does not know the secret, or says what does not belong here."""
+        said = _only(frames)
+        if self._coming is not None and said == ACCEPTED:
+            self.session = self._coming
+            return None
+        if self._coming is not None or not said.startswith(CHALLENGE):
+            raise ProtocolError("somebody who has proved nothing says something else than a challenge")
+        nonce, shown = said[len(CHALLENGE) :][:NONCE_BYTES], said[len(CHALLENGE) + NONCE_BYTES :]
+        about = self._endpoint.encode(), self._nonce, nonce
+        if len(nonce) < NONCE_BYTES or not same(shown, mac(self._secret, b"challenge", *about)):
+            raise ProtocolError(f"who answers at {self._endpoint} does not know the secret of this query")
+        self._coming = Session(self._secret, self._endpoint, self._nonce, nonce, accepting=False)
+        return PROOF + mac(self._secret, b"proof", *about)
+
+
+class Gate:
+    """The accepting end, for all connections to one endpoint."""
+
+    def __init__(self, secret: bytes, endpoint: str, draw: Draw = secrets.token_bytes) -> None:
+        self.sessions: dict[Hashable, Session] = {}
+        self._secret = secret
+        self._endpoint = endpoint
+        self._draw = draw
+        self._greeted: OrderedDict[Hashable, tuple[bytes, bytes]] = OrderedDict()
+
+    def hear(self, connection: Hashable, frames: Sequence[Any]) -> bytes:
+        """What to answer to one that has no session yet; ``ACCEPTED``: from now on it has. ProtocolError: it is refused, and
+        gets no answer."""
+        said = _only(frames)
+        if said.startswith(GREETING) and len(said) == len(GREETING) + NONCE_BYTES and connection not in self._greeted:
+            return self._challenge(connection, said[len(GREETING) :])
+        if said.startswith(PROOF) and connection in self._greeted:
+            return self._accept(connection, said[len(PROOF) :])
+        raise ProtocolError("a message of somebody who has proved nothing")
+
+    def _challenge(self, connection: Hashable, asked: bytes) -> bytes:
+        nonce = self._draw(NONCE_BYTES)
+        self._greeted[connection] = asked, nonce
+        if len(self._greeted) > GREETED_MAX:
+            self._greeted.popitem(last=False)
+        return CHALLENGE + nonce + mac(self._secret, b"challenge", self._endpoint.encode(), asked, nonce)
+
+    def _accept(self, connection: Hashable, shown: bytes) -> bytes:
+        asked, nonce = self._greeted.pop(connection)
+        if not same(shown, mac(self._secret, b"proof", self._endpoint.encode(), asked, nonce)):
+            raise ProtocolError("a proof that is wrong")
+        self.sessions[connection] = Session(self._secret, self._endpoint, asked, nonce, accepting=True)
+        return ACCEPTED
+
+    def forget(self, connection: Hashable) -> None:
+        """It has closed."""
+        self.sessions.pop(connection, None)
+        self._greeted.pop(connection, None)
+
+
+def _only(frames: Sequence[Any]) -> bytes:
+    """The one short frame that every message of a handshake is."""
+    if len(frames) != 1 or len(frames[0]) > len(CHALLENGE) + NONCE_BYTES + MAC_BYTES:
+        raise ProtocolError("not a message of a handshake")
+    return bytes(frames[0])

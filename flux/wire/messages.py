@@ -1,0 +1,246 @@
+"""What producers and consumers of a stream say to each other (design: handshake).
+
+A connection of a stream starts with Hello, answered by Resume; Data flows one way, Ack the other. Every answer names
+its question: Data and Ack carry the nonce of the Resume that they answer to, and Data numbers its messages, so that a
+lost one is seen and leads to a new handshake (Reset).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from flux.wire.numbers import Checksum, Id, Natural, Sequence, Size
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything on the wire; the tag is the name of the class."""
+
+
+class Hello(Message, frozen=True):
+    """Producer: I am this life (``incarnation``) of the stream's producer; where shall I go on? ``worker`` hosts the
+    replica of a stage, or reads the source, that produces the stream; -1 for an ingress task."""
+
+    edge: Id
+    producer: Id
+    incarnation: Sequence
+    epoch: Sequence
+    worker: Id = -1
+
+
+class Mark(NamedTuple):
+    """A point of a source's stream: its running checksum through ``sequence``."""
+
+    sequence: Sequence
+    checksum: Checksum
+
+
+class Needed(NamedTuple):
+    """A partition needs the batches of a stream from ``sequence`` on."""
+
+    partition: Id
+    sequence: Natural
+
+
+class AppliedThrough(NamedTuple):
+    """A partition has applied a stream through ``through``, which is less than others have."""
+
+    partition: Id
+    through: Sequence
+
+
+class Resume(Message, frozen=True):
+    """Consumer: send from here on. ``next``: of every partition hosted.
+
+    ``through``, ``behind``: what is applied already, as in Ack. ``granted`` is the number of payload bytes that may be
+    sent under this nonce, counted from its start. ``shown``: points of the stream as earlier incarnations sent it, by
+    sequence: the last is the newest received, and some of the others are applied."""
+
+    edge: Id
+    producer: Id
+    nonce: Sequence
+    epoch: Sequence
+    next: list[Needed]
+    through: Sequence
+    behind: list[AppliedThrough]
+    granted: Natural
+    shown: list[Mark] = []
+
+
+class ElementKind(IntEnum):
+    """What an element of a stream is (``flux.stream.elements``)."""
+
+    ROWS = 0
+    END = 1
+
+
+class Data(Message, frozen=True):
+    """Batch ``sequence``, or rather the slices of it for the partitions of one worker.
+
+    Batches ``first`` .. ``sequence`` - 1 have no rows for these partitions. ``partitions`` and ``rows`` run in parallel
+    with the rows of the payload; ``runs`` says how many partitions each payload frame holds. Without rows the element
+    is for every partition. ``checksum`` is the stream's running checksum including this batch, 0 where none is kept.
+    ``created`` is the time at which the oldest row of the batch entered the query."""
+
+    edge: Id
+    producer: Id
+    nonce: Natural
+    number: Natural
+    first: Natural
+    sequence: Natural
+    partitions: list[Natural]
+    rows: list[Natural]
+    runs: list[Natural]
+    nbytes: Size
+    element: ElementKind = ElementKind.ROWS
+    checksum: Checksum = 0
+    created: float = 0.0
+
+
+class Ack(Message, frozen=True):
+    """Consumer: everything through ``through`` is applied by each of my partitions, except those in ``behind``.
+    ``epoch`` is that of the table I go by: it tells which incarnations of replicas are meant."""
+
+    edge: Id
+    producer: Id
+    nonce: Sequence
+    epoch: Sequence
+    through: Sequence
+    behind: list[AppliedThrough]
+    granted: Natural
+
+
+class ReadsElsewhere(Message, frozen=True):
+    """Consumer: I read this stream from another replica of its producer; here is what I have applied, as in Ack."""
+
+    edge: Id
+    producer: Id
+    epoch: Sequence
+    through: Sequence
+    behind: list[AppliedThrough]
+
+
+class Reset(Message, frozen=True):
+    """Consumer: something is missing or I do not know you; say Hello again."""
+
+    edge: Id
+    producer: Id
+    reason: str
+
+
+class Refuse(Message, frozen=True):
+    """Consumer: go away, and why. ``code``: "stale" or "edge"."""
+
+    edge: Id
+    producer: Id
+    code: str
+    reason: str
+
+
+class Fetch(Message, frozen=True):
+    """Egress task: give me bytes of the collected output of a partition of a collecting stage."""
+
+    stage: Id
+    partition: Id
+    offset: Natural
+
+
+class Chunk(Message, frozen=True):
+    """Answer to Fetch: one payload frame; ``total`` is the size of the whole output in bytes."""
+
+    stage: Id
+    partition: Id
+    offset: Natural
+    total: Natural
+
+
+class StepKind(IntEnum):
+    """What a step is for."""
+
+    SLICES = 0
+    #: The timers that are due.
+    TICK = 1
+    #: The end of the input.
+    FINISH = 2
+
+
+class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One step in the order of a partition, and the time that the operator is told, which never falls from one to the
+    next. ``slices`` (edge, producer, sequence) are applied together; only steps for slices have any."""
+
+    now: float
+    created: float
+    slices: list[tuple[Id, Id, Natural]]
+    kind: StepKind = StepKind.SLICES
+
+
+class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
+    """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied. ``term`` is the
+    epoch in which the sender became primary."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+    term: Sequence
+    first: Natural
+    entries: list[OrderEntry]
+    committed: Natural
+
+
+class Orders(Message, frozen=True):
+    """Primaries to the other replicas on one worker: the order of steps."""
+
+    items: list[PartitionOrder]
+
+
+class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
+    """All entries of the primary of ``term`` below ``received_below`` are received, all steps below ``applied`` applied;
+    ``checksum`` is the running checksum of the output of the steps below ``checked``."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+    term: Sequence
+    received_below: Natural
+    applied: Natural
+    checked: Natural
+    checksum: Checksum
+
+
+class OrdersSeen(Message, frozen=True):
+    """Answer to Orders: what each replica has received."""
+
+    items: list[PartitionSeen]
+
+
+class Install(Message, frozen=True):
+    """Primary to a new replica: part of a copy of its state at a step boundary, in one payload frame (design: copy).
+
+    ``copy`` numbers the copies that this primary takes, ``offset`` says where in it the part begins, ``total`` how many
+    bytes it has; the last of them are its signature (``transfers.sign``). An empty part asks how far it has come."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+    copy: Natural
+    offset: Natural
+    total: Natural
+
+
+class Installed(Message, frozen=True):
+    """Answer to Install: ``received_bytes`` of the copy are there; ``done``: the replica has come to life and follows."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+    copy: Natural
+    received_bytes: Natural
+    done: bool
+
+
+#: What a producer, a primary or an egress task says to a data port.
+Asked = Hello | Data | Fetch | Orders | Install
+#: What it is answered there.
+Answered = Resume | ReadsElsewhere | Ack | Reset | Refuse | Chunk | OrdersSeen | Installed

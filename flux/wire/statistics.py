@@ -1,0 +1,113 @@
+"""What processes report of themselves with their heartbeats, by name and with bounds (design: bounded-decoding).
+
+A heartbeat leaves out what there is nothing to say of. Rows of a table travel as lists, with their fields in this order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypedDict
+
+from flux.wire.numbers import Id, Natural, Sequence
+
+
+class PartitionRead(NamedTuple):
+    """Of a source, by this worker: so many ``batches`` from the ``first`` on, with so many ``rows``."""
+
+    source: Id
+    partition: Id
+    first: Natural
+    batches: Natural
+    rows: Natural
+
+
+class Pauses(NamedTuple):
+    """How often a partition of a source had nothing just then."""
+
+    source: Id
+    partition: Id
+    pauses: Natural
+    ended: bool
+
+
+class Lag(NamedTuple):
+    """A live replica on ``worker`` is ``steps`` behind its primary, about ``seconds`` of work. It has ``applied`` so many;
+    ``its_turn``: nobody but itself is in its way."""
+
+    stage: Id
+    partition: Id
+    worker: Id
+    incarnation: Sequence
+    steps: Natural
+    seconds: float
+    applied: Natural
+    its_turn: bool
+
+
+class Unapplied(NamedTuple):
+    """A secondary here has received much that it has still to apply."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+
+
+class PrimaryRows(NamedTuple):
+    """What a primary here has counted; ``finished``: 1 when its end is reached."""
+
+    partition: Natural
+    rows_in: Natural
+    rows_out: Natural
+    finished: Natural
+
+
+class ReplicaWork(NamedTuple):
+    """What a replica here has done since it came to life, and what waits for it now."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+    busy_s: float
+    rows: Natural
+    slices: Natural
+    queued: Natural
+    state_bytes: Natural
+
+
+class Load(TypedDict, total=False):
+    """``at``: by the worker's own clock; ``rested_s``: seconds for which its thread has waited for something to do."""
+
+    at: float
+    replicas: list[ReplicaWork]
+    rested_s: float
+
+
+class StageStatistics(TypedDict, total=False):
+    """``latency_ms``: median and 99th percentile of the last steps, None before the first."""
+
+    primaries: list[PrimaryRows]
+    queued: Natural
+    busy_s: float
+    latency_ms: list[float] | None
+
+
+class Statistics(TypedDict, total=False):
+    """Counts since the start, and what is waiting now. ``drained``: see ``flux.host.drained``."""
+
+    rows_in: Natural
+    source_rows: Natural
+    sources: list[PartitionRead]
+    pauses: list[Pauses]
+    drained: Natural
+    behind: list[Lag]
+    unapplied: list[Unapplied]
+    log_bytes: Natural
+    peak_log_bytes: Natural
+    held_bytes: Natural
+    queued: Natural
+    first_row_at: float | None
+    finished_at: float | None
+    counters: dict[str, Natural]
+    stages: list[StageStatistics]
+    rss_bytes: Natural
+    cpu_s: float
+    load: Load

@@ -1,0 +1,196 @@
+"""Pickles of plain data: values and arrays, and no code (design: signed-copies).
+
+A pickle names the functions that make its objects, and reading one calls them. What is read here has come from a process
+that has proved the query's secret, in a copy that bears its code; that it can also do nothing but make values is the
+second line. Only the objects of an operator of the user's own may be of any class, because ordinary ones are.
+
+Reading sets attributes of what it makes, and must set none of what it names: a class or a function of the library stays in
+this process when the query is over.
+
+A class that an operator lists travels as its place in the list: the other end takes its own, and one of a notebook or a
+``__main__``, which cannot be imported there, needs no code in the pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import tzinfo
+from types import FunctionType, SimpleNamespace
+from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
+
+import cloudpickle
+
+from flux.errors import SnapshotError
+
+_NUMPY = ("_frombuffer", "_reconstruct", "scalar")
+_ARROW = (
+    "_reconstruct_record_batch", "_reconstruct_table", "_restore_array", "binary", "binary_view", "chunked_array",
+    "decimal32", "decimal64", "decimal128", "decimal256", "dictionary", "duration", "field", "fixed_size_list", "large_list",
+    "list_", "list_view", "map_", "py_buffer", "run_end_encoded", "scalar", "schema", "string_view", "struct", "time32",
+    "time64", "timestamp", "type_for_alias",
+)  # fmt: skip
+_PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+#: What may be named: it makes values, and does nothing else. Releases of numpy and of Python name some modules differently.
+PLAIN: dict[str, tuple[str, ...]] = {
+    "builtins": ("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range",
+                 "set", "slice", "str", "tuple"),
+    "array": ("array", "_array_reconstructor"),
+    "collections": ("Counter", "OrderedDict", "defaultdict", "deque"),
+    "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
+    "decimal": ("Decimal",),
+    "fractions": ("Fraction",),
+    "ipaddress": ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network"),
+    "pandas._libs.missing": ("NA",),
+    "pandas._libs.tslibs.nattype": ("__nat_unpickle",),
+    "pandas._libs.tslibs.timedeltas": ("_timedelta_unpickle",),
+    "pandas._libs.tslibs.timestamps": ("_unpickle_timestamp",),
+    "pathlib": _PATHS,
+    "pathlib._local": _PATHS,
+    "pytz": ("_UTC", "_p"),
+    "types": ("SimpleNamespace",),
+    "uuid": ("UUID",),
+    "zoneinfo": ("ZoneInfo",),
+    "numpy": ("dtype", "ndarray"),
+    "numpy._core.multiarray": _NUMPY,
+    "numpy._core.numeric": _NUMPY,
+    "numpy.core.multiarray": _NUMPY,
+    "numpy.core.numeric": _NUMPY,
+    "numpy.ma": ("MaskedArray",),
+    "numpy.ma.core": ("MaskedArray", "_mareconstruct"),
+    "numpy.random._pickle": ("__bit_generator_ctor", "__generator_ctor", "__randomstate_ctor"),
+    "numpy.random._pcg64": ("PCG64", "PCG64DXSM"),
+    "numpy.random._mt19937": ("MT19937",),
+    "numpy.random._philox": ("Philox",),
+    "numpy.random._sfc64": ("SFC64",),
+    "numpy.random.bit_generator": ("SeedSequence", "__pyx_unpickle_SeedSequence"),
+    "pyarrow.lib": _ARROW,
+}  # fmt: skip
+
+
+#: Of a class, beside what ``vars`` shows: can be set as well.
+_OF_CLASSES = ("__bases__", "__name__", "__qualname__")
+#: ``Py_TPFLAGS_IMMUTABLETYPE``: the attributes of such a class cannot be set.
+_IMMUTABLE = 1 << 8
+
+
+class Plain(pickle.Unpickler):
+    """``classes`` that may be named beside what is plain. SnapshotError where a pickle sets attributes of what is not its
+    own; they are as before then."""
+
+    def __init__(self, data: bytes | memoryview, classes: Sequence[type] = (), buffers: Any = None) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._listed = tuple(classes)
+        self._classes = {(kind.__module__, kind.__qualname__): kind for kind in classes}
+        self._shared: list[tuple[Any, dict[str, Any]]] = []  # what other code uses, too, with its attributes
+
+    def load(self) -> Any:
+        changed: list[str] = []
+        try:
+            value = super().load()
+        finally:
+            for thing, before in self._shared:
+                changed += [f"{thing!r}.{name}" for name in _put_back(thing, before)]
+        if changed:
+            raise SnapshotError(
+                f"a copy of state sets {', '.join(changed)}, which other code of this process uses, too"
+            )
+        return value
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self._classes:
+            return self._classes[module, name]
+        if name in PLAIN.get(module, ()):
+            return self._guarded(super().find_class(module, name))
+        if (module, name) == (__name__, listed.__name__):
+            return self._at
+        raise _refusal(f"{module}.{name}")
+
+    def _guarded(self, named: Any) -> Any:
+        """The same class, or a function of this pickle's own that calls the one that was named."""
+        if isinstance(named, type):
+            self._keep(named)
+            return named
+        return named if not callable(named) else lambda *arguments: self._keep(named(*arguments))
+
+    def _keep(self, thing: Any) -> Any:
+        """A class that can be changed, or an object that there is once, as a time zone of pytz."""
+        shared = not thing.__flags__ & _IMMUTABLE if isinstance(thing, type) else isinstance(thing, tzinfo)
+        if shared and all(thing is not known for known, _ in self._shared):
+            self._shared.append((thing, _attributes(thing)))
+        return thing
+
+    def _at(self, place: int) -> type:
+        if 0 <= place < len(self._listed):
+            return self._listed[place]
+        raise SnapshotError(f"a copy of state names class {place} of snapshot_classes, which lists {len(self._listed)}")
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    more = {name: getattr(thing, name) for name in _OF_CLASSES} if isinstance(thing, type) else {}
+    return {**getattr(thing, "__dict__", {}), **more}
+
+
+def _put_back(thing: Any, before: dict[str, Any]) -> list[str]:
+    """Names of the attributes that had changed."""
+    now, absent = _attributes(thing), object()
+    changed = [name for name in {**before, **now} if now.get(name, absent) is not before.get(name, absent)]
+    for name in changed:
+        if name in before:
+            setattr(thing, name, before[name])
+        else:
+            delattr(thing, name)
+    return changed
+
+
+def listed(place: int) -> NoReturn:
+    """Stands in a pickle for the class at this place of ``snapshot_classes``. ``Plain`` knows what to put there."""
+    raise SnapshotError("a copy of state with snapshot_classes is read without")
+
+
+def _refusal(name: str) -> SnapshotError:
+    return SnapshotError(
+        f"a copy of state holds a {name}, which is neither plain data nor one of the operator's snapshot_classes. List its "
+        "class in snapshot_classes, make plain data of it in snapshot(), or set snapshot_classes = None: anything may travel"
+    )
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Of what ``loads`` reads with the same ``classes``, as far as classes and functions have to travel as code."""
+
+    def __init__(
+        self, file: io.BytesIO, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]
+    ) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
+        self._listed = None if classes is None else tuple(classes)
+        self._places = {id(kind): place for place, kind in enumerate(self._listed or ())}
+
+    def reducer_override(self, obj: Any) -> Any:
+        place = self._places.get(id(obj))
+        if place is not None:
+            return listed, (place,)
+        if type(obj) is ZoneInfo and obj.key is not None:
+            return ZoneInfo, (obj.key,)  # its own way asks for an attribute by its name
+        if obj is SimpleNamespace:
+            return obj.__qualname__  # cloudpickle looks it up as it does functions and code
+        reduced = super().reducer_override(obj)
+        if self._listed is not None and reduced is not NotImplemented and isinstance(obj, type | FunctionType):
+            raise _refusal(f"{obj.__module__}.{obj.__qualname__}")
+        return reduced
+
+
+def dumps(value: Any, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    """For ``loads`` with the same ``classes``. ``keep`` is called with the memory of large arrays, which travels beside.
+    SnapshotError: it holds code, or objects of a class that would have to travel as code."""
+    with io.BytesIO() as file:
+        Pickler(file, classes, keep).dump(value)
+        return file.getvalue()
+
+
+def loads(data: bytes | memoryview, classes: Sequence[type] | None, buffers: Any = None) -> Any:
+    """``classes``: beside plain data; None: any, and whatever they do when they are made."""
+    if classes is None:
+        return pickle.loads(data, buffers=buffers)
+    return Plain(data, classes, buffers).load()

@@ -1,0 +1,1 @@
+"""Whose row is it? Hashing, clustering, tables of replicas, keyed state."""

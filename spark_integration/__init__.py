@@ -1,0 +1,1 @@
+"""Runs flows inside Spark: the only importer of pyspark."""

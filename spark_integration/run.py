@@ -1,0 +1,223 @@
+"""One run of a query: starts everything, watches it, and leaves nothing behind (design: where-it-runs).
+
+Where each part runs: the controller in a thread of the driver, workers in long-running Spark tasks, ingress in an ordinary
+Spark job over the user's DataFrame. A thread of the driver looks after them, from the first task to the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from controller.server import Server
+from controller.wording import count
+from flux.dataflow.api import DataFrameSource, Source
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError, QueryFailed, QueryTimeout
+from flux.shell.loop import Rendezvous
+from flux.shell.transport import Keys
+from spark_integration import active
+from spark_integration.console import put_bar_away, put_bar_back
+from spark_integration.elastic import ASK_SPARK_S, LOOK_S, Elastic
+from spark_integration.executor import ingress_function
+from spark_integration.jobs import Jobs
+from spark_integration.retries import Retries
+from spark_integration.session import for_bulk_transfer, session_stopped
+from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
+
+log = logging.getLogger("flux")
+
+#: Why a query ends whose Spark is gone.
+STOPPED = (
+    "Spark's session was stopped while the query was running. End the query first: query.stop(), or wait for it with "
+    "query.awaitTermination()"
+)
+#: Errors of ingress tasks that only follow from the end of the query.
+_OURS = "flux.errors."
+
+
+class Run:
+    """``start`` it once. ``terminated`` is set when nothing of it is left."""
+
+    rendezvous: Rendezvous  # once it has been started
+    #: What Spark was asked for, where workers wait for executors.
+    asked = ""
+    #: Why an input came to nothing before anything else ended the query; whether what still reads was told to end.
+    _input_failed: str | None = None
+    _cancelled = False
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        need: Need,
+        sources: list[Source],
+        name: str | None,
+        end_fetch: Callable[[], None],
+    ) -> None:
+        """``end_fetch``: called when the controller has ended the query, before its tasks are waited for."""
+        self.id = str(uuid.uuid4())
+        self.need = need
+        self.terminated = threading.Event()
+        self._spark = spark
+        self._plan = plan
+        self._sources = sources
+        self._unread = {index for index, source in enumerate(sources) if isinstance(source, DataFrameSource)}
+        self._called = name or plan.query
+        self._end_fetch = end_fetch
+        self._jobs = Jobs(spark, f"flux-{plan.query}")
+        self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
+        keys = Keys.make() if is_encrypted(spark, plan.settings) else None
+        host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
+        context = spark.sparkContext
+        application = f"{context.appName} ({context.applicationId})"
+        self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)
+        self.server.explain = self._explain
+        self.retries = Retries(spark, f"flux-{plan.query}-ingress", self._called)
+        self.elastic = Elastic(spark, plan, self.server, self._jobs, self._room)
+        self._look_at = 0.0
+        self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
+
+    def start(self) -> None:
+        """Nothing is left running if this raises."""
+        self.rendezvous = self.server.start()
+        try:
+            put_bar_away(self._spark)
+            self.asked = self._ask_for_executors()
+            self.elastic.start(self.rendezvous, list(range(self.need.workers)))
+            self._supervisor.start()
+        except BaseException:
+            self.server.stop()
+            self._wind_up()
+            raise
+
+    def error(self) -> FluxError | None:
+        """What ended the query, None if nothing went wrong so far."""
+        error = self.server.error
+        if isinstance(error, QueryFailed) and self._input_failed is not None and self._input_failed not in str(error):
+            # Spark may end all Python processes of an executor when it gives up a job, and that is heard first.
+            return QueryFailed(f"{self._input_failed}. What came of it: {error}")
+        return error
+
+    def left(self) -> str:
+        """What is still running of a query that ends."""
+        return ", ".join(self._jobs.join(0) + self._ingress.join(0)) or "controller"
+
+    def cancel(self) -> None:
+        """End its Spark jobs without waiting for what they do."""
+        self._ingress.cancel()
+        self._jobs.cancel()
+
+    # ---- task slots
+
+    def _room(self, slots: int) -> Room:
+        return room_for_workers(self.need, slots, active.others(than=self._plan.query))
+
+    @property
+    def is_fed_by_spark(self) -> bool:
+        """Whether Spark tasks still have to read a DataFrame, or may be asked to fetch the output."""
+        return bool(self._unread) or any(stage.collects for stage in self._plan.stages)
+
+    def _ask_for_executors(self) -> str:
+        """Tasks that wait are what dynamic allocation goes by; people are told. Empty if nothing has to be asked for."""
+        if not grows_on_demand(self._spark):
+            return ""
+        wanted = self.need.workers + self.need.others
+        there = live_slots(self._spark) - active.others(than=self._plan.query).slots
+        if wanted <= there:
+            return ""
+        asked = (
+            f": {max(there, 0)} of {count(wanted, 'task slot')} are there, and Spark is asked for more (dynamic allocation). "
+            f"They may take {self._plan.settings.workers_timeout:g} s (spark.flux.workers.timeout)"
+        )
+        log.warning("query %s waits for %s%s", self._called, count(self.need.workers, "worker"), asked)
+        return asked
+
+    # ---- reading
+
+    def _start_ingress(self, index: int, source: DataFrameSource) -> None:
+        name = self._plan.sources[index].name
+        feed = ingress_function(self._plan, self.rendezvous, index)
+
+        def read() -> list[Any]:
+            df = for_bulk_transfer(source.dataframe, self._plan.settings.batch_max_rows)
+            # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
+            df = df.toDF(*(f"c{position}" for position in range(len(df.columns))))
+            return list(df.mapInArrow(feed, "partition int, rows long").collect())
+
+        def done(rows: list[Any]) -> None:
+            partitions = sorted(row.partition for row in rows)
+            for edge in self._plan.edges_of_source(index):
+                self.server.edge_complete(edge.id, partitions)
+            self._unread.discard(index)
+
+        self._ingress.run(f"ingress of {name}", read, done, self._job_failed)
+
+    def _job_failed(self, what: str, reason: str) -> None:
+        if not self._cancelled and not reason.startswith(_OURS):
+            self._input_failed = f"the Spark job '{what}' failed: {reason}"
+        self.server.job_failed(f"the Spark job '{what}'", reason)
+
+    # ---- from start to end
+
+    def _supervise(self) -> None:
+        """Start reading once the workers are there, and workers that are asked for later; when the controller has sent
+        everybody home see them off, cancel who does not go, close up."""
+        # Not earlier: ingress tasks that come first could take the slots that the workers need.
+        self.server.started.wait()
+        if self.server.phase == "running":
+            for index, source in enumerate(self._sources):
+                if isinstance(source, DataFrameSource):
+                    self._start_ingress(index, source)
+        while not self.server.ended.wait(LOOK_S):
+            self._look()
+        self._wind_up()
+
+    def _look(self) -> None:
+        """What goes wrong here is no reason to end a query that runs."""
+        if session_stopped(self._spark):
+            self.server.job_failed("Spark", STOPPED)
+            return
+        try:
+            self.elastic.look(self.rendezvous)
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + ASK_SPARK_S
+                self.retries.look()
+        except Exception as error:
+            if not session_stopped(self._spark):
+                log.warning("query %s: cannot look after its workers: %s", self._plan.query, error)
+
+    def _wind_up(self) -> None:
+        """Once the controller has sent everybody home, or nobody has come."""
+        patience_s = self._plan.settings.stop_timeout
+        try:
+            self._end_fetch()
+            still_reading = self._ingress.join(1.0)
+            self._cancelled = True
+            if still_reading:
+                self._ingress.cancel()  # whatever they still read, nobody wants it
+            if self._jobs.join(patience_s if self.server.error is None else 5.0):
+                self._jobs.cancel()
+                self._jobs.join(patience_s)
+            self._ingress.join(patience_s)
+        finally:
+            self.server.close(10.0)
+            put_bar_back(self._spark)
+            active.leave(self._plan.query)
+            self.terminated.set()
+
+    def _explain(self, error: FluxError) -> FluxError:
+        """Executors that go with their session look as if they were lost."""
+        if session_stopped(self._spark, ask_jvm=True):
+            return QueryFailed(STOPPED)
+        if isinstance(error, QueryTimeout) and self.asked:
+            return QueryTimeout(
+                f"{error} Spark was asked for more (dynamic allocation) and did not give enough in time"
+            )
+        return error

@@ -1,0 +1,125 @@
+"""Flows become a running query: everything that can be checked is checked before anything runs (design: public-api)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from controller.dag import compile_plan, topological
+from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.plan import Plan
+from flux.errors import UsageError
+from spark_integration import active
+from spark_integration.first_start import compile_once
+from spark_integration.follow import follow
+from spark_integration.query import Query
+from spark_integration.schema import for_spark, to_arrow
+from spark_integration.session import session_stopped
+from spark_integration.settings import (
+    check_copies,
+    count_slots,
+    executors_at_most,
+    failures_at_most,
+    grows_on_demand,
+    has_one_executor,
+    is_case_sensitive,
+    is_local,
+    read_settings,
+    says_where_copies_go,
+    slots_at_first,
+    task_slots,
+    told_of_copies,
+)
+from spark_integration.shipping import check_shipping
+
+log = logging.getLogger("flux")
+
+_told: set[str] = set()  # applications that know what copies on one executor are good for
+
+
+def start_query(
+    flows: list[Flow],
+    name: str | None = None,
+    spark: SparkSession | None = None,
+    keep_output: bool = False,
+    **options: Any,
+) -> Query:
+    """Check everything that can be checked, then start. Nothing is running if this raises."""
+    for flow in flows:
+        if not isinstance(flow, Flow):
+            raise UsageError(f"expected a flow, the result of calling a decorated stage; got {type(flow).__name__}")
+    sources = sources_of(flows)
+    spark = spark or session_of(sources)
+    settings = read_settings(spark, options)
+    spark_tasks = keep_output or any(isinstance(source, DataFrameSource) for source in sources)
+    shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
+    if shared:
+        settings = replace(settings, same_executor=True)
+    at_first = slots_at_first(spark) if grows_on_demand(spark) else None
+    need = count_slots(settings.workers, spark_tasks, task_slots(spark), active.others(), _copies(flows), at_first)
+    plan = compile_plan(
+        flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
+        collect=need.workers if keep_output else 0, case_sensitive=is_case_sensitive(spark),
+    )  # fmt: skip
+    for stage in plan.stages:
+        if stage.collects:
+            for_spark(stage.schemas[0], f"stage {stage.name}")
+    check_shipping(plan)
+    check_copies(plan, need.workers, executors_at_most(spark))
+    if is_local(spark):
+        compile_once()
+    query = Query(spark, plan, need, sources, name)
+    if shared:
+        _tell_of_copies(spark, plan)
+    query._start()
+    return query
+
+
+def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
+    """Runs the flow to its end. ``progress``: show it on the screen. Raises what the query raises."""
+    query = start_query([flow], spark=spark, keep_output=True, **options)
+    if progress:
+        follow(query)
+    return query.toDF()
+
+
+def sources_of(flows: list[Flow]) -> list[Source]:
+    """In the order in which the compiler numbers them."""
+    found: list[Source] = []
+    for flow in topological(flows):
+        for given in flow.inputs:
+            if isinstance(given, Source) and not any(given is known for known in found):
+                found.append(given)
+    return found
+
+
+def session_of(sources: list[Source]) -> SparkSession:
+    """That of a DataFrame among them, or else the one of the program."""
+    for source in sources:
+        if isinstance(source, DataFrameSource):
+            return source.dataframe.sparkSession
+    # A session is active in the thread that made it; the default one is that of the whole program.
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if session is None or session_stopped(session):
+        raise UsageError("there is no SparkSession: make one with SparkSession.builder, or give spark=...")
+    return session
+
+
+def _copies(flows: list[Flow]) -> int:
+    """The most of any stage; whether they are numbers is checked with the rest of the flow."""
+    wanted = [flow.stage.replicas for flow in topological(flows)]
+    return max((copies for copies in wanted if isinstance(copies, int)), default=1)
+
+
+def _tell_of_copies(spark: SparkSession, plan: Plan) -> None:
+    """Once per application: it holds for every query of it."""
+    application = str(spark.sparkContext.applicationId)
+    told = told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))
+    if told and application not in _told:
+        _told.add(application)
+        log.warning("%s", told)

@@ -1,0 +1,125 @@
+"""Phases are tables: whatever is not in them is an assertion, and what they say is told is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from controller.decide import phases as queries
+from controller.decide.phases import QueryEvent, QueryPhase
+from controller.replicas import addition_phases as additions
+from controller.replicas import move_phases as moves
+from controller.replicas.addition_phases import Heard, Phase
+from controller.replicas.attempts import CONFIRM_MAX_S, SAFE_MAX_S
+from controller.replicas.move_phases import MoveEvent, MovePhase
+from flux.wire.control import CopyState, PartitionFinished, ReplicaDiverged, TableChanged
+from tests.controller.cluster import Cluster
+
+TABLES: dict[str, tuple[type, type, Mapping[Any, Any], Callable[[Any, Any], Any], Any, set[Any]]] = {
+    "addition": (Phase, Heard, additions.STEPS, additions.after, Phase.RETAIN, {Phase.SAFE, Phase.DROPPED}),
+    "move": (MovePhase, MoveEvent, moves.STEPS, moves.after, MovePhase.WAITING, {MovePhase.DONE, MovePhase.GIVEN_UP}),
+    "query": (QueryPhase, QueryEvent, queries.STEPS, queries.after, QueryPhase.STARTING, {QueryPhase.ENDED}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_phase_can_be_reached_and_all_but_the_last_end(name: str) -> None:
+    every, _, steps, _, first, last = TABLES[name]
+    assert {first} | {step.to for step in steps.values()} == set(every)
+    assert {phase for phase, _ in steps} == set(every) - last
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_whatever_is_not_in_the_table_is_an_assertion(name: str) -> None:
+    every, events, steps, after, _, _ = TABLES[name]
+    refused = [(phase, event) for phase in every for event in events if (phase, event) not in steps]
+    assert refused
+    for phase, event in refused:
+        with pytest.raises(AssertionError, match=event.name):
+            after(phase, event)
+
+
+def test_no_phase_of_an_addition_lasts_for_ever() -> None:
+    """That of the copy ends with a number of copies."""
+    assert additions.LIMIT_S[Phase.RETAIN] == CONFIRM_MAX_S
+    assert additions.LIMIT_S[Phase.LIVE] == SAFE_MAX_S
+
+
+def told(c: Cluster, act: Callable[[], Any]) -> set[type]:
+    c.orders.clear()
+    act()
+    return {type(order) for _, order in c.orders}
+
+
+def test_what_is_told_with_each_step_of_an_addition_is_what_the_table_says() -> None:
+    c = Cluster(slots=4)
+    c.mute = {f"w{slot}.0" for slot in range(4)}
+    c.lose(c.holders()[1])
+    addition = c.core.repairs.under_way[0, 0]
+
+    def confirm() -> None:
+        for node in list(c.table.endpoints):
+            c.confirm(node, c.table.epoch)
+
+    for heard, act in [
+        (Heard.CONFIRMED, confirm),
+        (Heard.FOLLOWS, lambda: c.caught_up(False)),
+        (Heard.COMPLETE, lambda: c.caught_up(True)),
+    ]:
+        step = additions.STEPS[addition.phase, heard]
+        orders = told(c, act)
+        assert addition.phase == step.to
+        assert step.tells is None or step.tells in orders
+        assert (CopyState in orders) == (step.to == Phase.COPY)
+
+
+def test_an_addition_that_is_dropped_is_out_of_the_table_that_is_told_with_it() -> None:
+    c = Cluster(slots=4)
+    c.lose(c.holders()[1])
+    c.caught_up(False)
+    addition = c.core.repairs.under_way[0, 0]
+    diverged = ReplicaDiverged(
+        node=c.holders()[0], stage=0, partition=0, worker=addition.worker, incarnation=addition.incarnation, step=1
+    )
+    assert TableChanged in told(c, lambda: c.report(c.holders()[0], diverged))
+    assert addition.phase == Phase.DROPPED
+
+
+def test_a_move_waits_is_under_way_and_is_done() -> None:
+    c = Cluster(slots=4, partitions=2)
+    source = c.holders()[0]
+    target = next(worker for worker in c.table.endpoints if worker not in {*c.holders(0), *c.holders(1)})
+    c.move(source, target)
+    (job,) = c.core.moving.jobs()
+    assert job.phase == MovePhase.UNDER_WAY
+    assert TableChanged in told(c, lambda: c.complete())
+    assert job.phase == MovePhase.DONE
+    assert [event.kind for event in c.events("move")] == [
+        moves.STEPS[MovePhase.UNDER_WAY, MoveEvent.SOURCE_DROPPED].event
+    ]
+
+
+def test_a_move_whose_target_is_lost_waits_again_or_is_given_up() -> None:
+    c = Cluster(slots=4)
+    source = c.holders()[0]
+    target = next(worker for worker in c.table.endpoints if worker not in c.holders())
+    c.move(source, target)
+    (job,) = c.core.moving.jobs()
+    c.lose(target)
+    assert job.phase == MovePhase.GIVEN_UP
+    assert [event.worker for event in c.events("move given up")] == [target]
+
+
+def test_a_query_whose_output_is_kept_is_finished_before_it_ends() -> None:
+    c = Cluster(slots=2, collect=1)
+    assert c.core.phase == QueryPhase.RUNNING
+    for stage, partition in sorted(c.core.unfinished):
+        node = c.table.stages[stage][partition][0].worker
+        c.report(node, PartitionFinished(node=node, stage=stage, partition=partition))
+    assert c.core.phase == QueryPhase.FINISHED
+    c.take(c.core.on_stop())
+    assert c.core.phase == QueryPhase.ENDED
+    c.take(c.core.on_stop())
+    assert c.core.error is None, "to stop it again is nothing"

@@ -1,0 +1,226 @@
+"""No number that travels is without bounds: one that is absurd is refused where it is decoded, and reaches nobody."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from flux.errors import ProtocolError
+from flux.wire.codec import decode_answer, decode_asked, decode_command, decode_data, decode_report
+from flux.wire.control import (
+    CopyState,
+    EdgeComplete,
+    Failure,
+    FromController,
+    Goodbye,
+    GoodbyeSeen,
+    Heartbeat,
+    HeartbeatSeen,
+    InStep,
+    NewTable,
+    PartitionFinished,
+    Register,
+    RegisterAgain,
+    Rejected,
+    ReplicaCaughtUp,
+    ReplicaDiverged,
+    Stop,
+    TableChanged,
+    TableMissed,
+    TableSeen,
+    ToController,
+    Welcome,
+)
+from flux.wire.frames import PREFIX, encode
+from flux.wire.messages import (
+    Ack,
+    Answered,
+    AppliedThrough,
+    Asked,
+    Chunk,
+    Data,
+    Fetch,
+    Hello,
+    Install,
+    Installed,
+    Mark,
+    Needed,
+    OrderEntry,
+    Orders,
+    OrdersSeen,
+    PartitionOrder,
+    PartitionSeen,
+    ReadsElsewhere,
+    Refuse,
+    Reset,
+    Resume,
+)
+from flux.wire.statistics import (
+    Lag,
+    Load,
+    PartitionRead,
+    Pauses,
+    PrimaryRows,
+    ReplicaWork,
+    StageStatistics,
+    Statistics,
+    Unapplied,
+)
+from partitioning.table import Table, TableChange
+
+#: Stands where a number of 64 bits is meant, and nowhere else.
+CHECKSUM = 77
+BELOW, ABOVE = (-2, -(1 << 63)), (1 << 63, (1 << 64) - 1)
+
+EVERYTHING: Statistics = {
+    "rows_in": 1,
+    "source_rows": 2,
+    "sources": [PartitionRead(0, 1, 2, 3, 4)],
+    "pauses": [Pauses(0, 1, 2, True)],
+    "drained": 3,
+    "behind": [Lag(0, 1, 2, 3, 4, 0.5, 5, False)],
+    "unapplied": [Unapplied(0, 1, 2)],
+    "log_bytes": 4,
+    "peak_log_bytes": 5,
+    "held_bytes": 6,
+    "queued": 7,
+    "first_row_at": 0.5,
+    "finished_at": None,
+    "counters": {"stale": 8},
+    "stages": [{"primaries": [PrimaryRows(0, 1, 2, 1)], "queued": 9, "busy_s": 0.5, "latency_ms": [0.5, 1.5]}],
+    "rss_bytes": 10,
+    "cpu_s": 0.5,
+    "load": {"at": 1.5, "replicas": [ReplicaWork(0, 1, 2, 0.5, 3, 4, 5, 6)], "rested_s": 0.5},
+}
+ASKED = [
+    Hello(0, 1, 2, 3, 4),
+    Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM),
+    Fetch(0, 1, 2),
+    Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
+    Install(0, 1, 2, 3, 0, 64),
+]
+ANSWERED = [
+    Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM)]),
+    ReadsElsewhere(0, 1, 2, 3, [AppliedThrough(5, 6)]),
+    Ack(0, 1, 2, 3, 4, [AppliedThrough(5, 6)], 7),
+    Reset(0, 1, "again"),
+    Refuse(0, 1, "edge", "none"),
+    Chunk(0, 1, 2, 3),
+    OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)]),
+    Installed(0, 1, 2, 3, 64, False),
+]
+REPORTS = [
+    Register(role="worker", index=0, attempt=1, host="h", pid=3, edges=[1], node=2),
+    Heartbeat(node=1, progress=7, stats=EVERYTHING),
+    InStep(node=1, stage=0, partition=1, step=2, method="process"),
+    TableSeen(node=1, epoch=2),
+    TableMissed(node=1, epoch=2),
+    ReplicaCaughtUp(node=1, stage=0, partition=1, worker=2, incarnation=3, safe=True, bytes=4, steps_behind=5),
+    ReplicaDiverged(node=1, stage=0, partition=1, worker=2, incarnation=3, step=4),
+    PartitionFinished(node=1, stage=0, partition=1),
+    Goodbye(node=1),
+    Failure(node=1, kind="UserCodeError", message="x"),
+]
+COMMANDS = [
+    Welcome(node=1, incarnation=2, workers=3),
+    Rejected(reason="no"),
+    RegisterAgain(),
+    NewTable(table=Table(0, (), (), {}), complete={0: [1]}),
+    TableChanged(change=TableChange(0, 1, [], [], {}, [])),
+    EdgeComplete(edge=0, producers=[1]),
+    HeartbeatSeen(),
+    CopyState(stage=0, partition=1, worker=2, incarnation=3),
+    GoodbyeSeen(),
+    Stop(reason="over"),
+]
+Decode = Callable[[Any], Any]
+PORTS: list[tuple[Decode, list[Any], Any]] = [
+    (decode_asked, ASKED, Asked),
+    (decode_answer, ANSWERED, Answered),
+    (decode_report, REPORTS, ToController),
+    (decode_command, COMMANDS, FromController),
+]
+
+
+def numbers(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """All numbers in a message, and the ways to them. Not those of a table, which only the controller makes."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key != "table":
+                yield from numbers(item, (*way, key))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from numbers(item, (*way, place))
+    elif type(value) is int:
+        yield way, value
+
+
+def with_another(value: Any, way: tuple[Any, ...], number: int) -> Any:
+    changed = copy.deepcopy(value)
+    inner = changed
+    for step in way[:-1]:
+        inner = inner[step]
+    inner[way[-1]] = number
+    return changed
+
+
+def absurd() -> Iterator[Any]:
+    for decode, messages, _ in PORTS:
+        for message in messages:
+            name = type(message).__name__
+            plain = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+            for way, number in numbers(plain):
+                yield pytest.param(decode, plain, way, number, id=f"{name} {'.'.join(map(str, way))}")
+
+
+@pytest.mark.parametrize(("decode", "plain", "way", "number"), list(absurd()))
+def test_an_absurd_number_is_refused(decode: Decode, plain: Any, way: tuple[Any, ...], number: int) -> None:
+    def sent(instead: int) -> bytes:
+        return PREFIX + msgspec.msgpack.encode(with_another(plain, way, instead))
+
+    decode(sent(number))
+    for beyond in BELOW if number == CHECKSUM else BELOW + ABOVE:
+        with pytest.raises(ProtocolError, match="malformed"):
+            decode(sent(beyond))
+
+
+def test_every_statistic_has_a_place_here() -> None:
+    assert set(EVERYTHING) == set(Statistics.__annotations__)
+    assert set(EVERYTHING["stages"][0]) == set(StageStatistics.__annotations__)
+    assert set(EVERYTHING["load"]) == set(Load.__annotations__)
+
+
+def test_statistics_come_with_the_names_of_their_fields() -> None:
+    came = decode_report(encode(Heartbeat(node=1, progress=7, stats=EVERYTHING)))
+    assert isinstance(came, Heartbeat)
+    assert came.stats["behind"][0].its_turn is False
+    assert came.stats["load"]["replicas"][0].state_bytes == 6
+
+
+def test_a_checksum_may_have_all_its_bits() -> None:
+    message = OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, (1 << 64) - 1)])
+    assert decode_answer(encode(message)) == message
+
+
+@pytest.mark.parametrize(("decode", "messages", "union"), PORTS, ids=["asked", "answered", "reports", "commands"])
+def test_every_message_has_a_place_here(decode: Decode, messages: list[Any], union: Any) -> None:
+    assert {type(message) for message in messages} == set(get_args(union))
+    for message in messages:
+        assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", ANSWERED, ids=lambda message: type(message).__name__)
+def test_a_port_is_not_told_what_only_a_port_says(message: Any) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        decode_asked(encode(message))
+    assert decode_data(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", ASKED, ids=lambda message: type(message).__name__)
+def test_who_asks_a_port_is_not_asked_by_it(message: Any) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        decode_answer(encode(message))

@@ -1,0 +1,273 @@
+"""State machines notice when their own picture is wrong: each invariant is broken here once."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from one_worker import Feeder, planned
+from scripted import STREAM, Plain, feed, made, work
+from test_transfers import Two
+
+import flux
+from flux.host.hosted import Hosted
+from flux.host.stage_worker import StageWorker
+from flux.host.subscriptions import Subscriptions
+from flux.replicas.checksums import Checksums
+from flux.replicas.order import OrderLog
+from flux.replicas.outlet import Exit
+from flux.replicas.release import Release
+from flux.replicas.replica import Replica
+from flux.replicas.transfers import Transfers
+from flux.replicas.waiting import Waiting
+from flux.stream.producer import NEVER, Producer
+from flux.stream.receiver import Counters, Inbound
+from flux.wire.messages import Data, OrderEntry, Resume
+from partitioning.cluster import whole
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+
+OTHER = 11
+
+
+def order() -> OrderLog:
+    """Of a primary, with three steps, two of which the other replica has."""
+    log = OrderLog()
+    log.lead([ReplicaAt(OTHER, 0)], 0)
+    for now in (1.0, 2.0, 3.0):
+        log.append(OrderEntry(now, now, []))
+    log.on_seen(OTHER, 0, 2)
+    return log
+
+
+def producer() -> Producer:
+    """Of a stream that has ended, with one consumer on each of two workers."""
+    made = Producer(StreamId(0, 0), 0, 2, 1000, 1.0)
+    replicas = (ReplicaAt(OTHER, 0),), (ReplicaAt(OTHER + 1, 0),)
+    made.on_table(Table(0, (replicas,), (), {}), 0, 0.0)
+    made.on_resume(OTHER, Resume(0, 0, 1, 0, [(0, 0)], -1, [], 1000), 0.0)
+    made.finish(0.0)
+    made.validate()
+    return made
+
+
+def inbound() -> Inbound:
+    """Two batches wait in partition 0."""
+    made = Inbound(StreamId(0, 0), 0, 1000)
+    made.greet(0, "connection", 1)
+    made.received.reach(5)
+    made.waiting[0] = deque([3, 4])
+    made.validate()
+    return made
+
+
+def turned(log: OrderLog) -> None:
+    log._entries.reverse()
+
+
+def without_its_end(made: Producer) -> None:
+    made.log._entries.clear()
+    made.finished = False
+    made.append(whole(pa.record_batch({"x": [1]}), 0, 2), 0.0)
+    made.finished = True
+
+
+def primary() -> Replica:
+    """It has applied a step that is not committed; another slice is ordered and a third waits for its turn."""
+    replica = made(Plain, 2)
+    replica.lead(0, [ReplicaAt(OTHER, 0)])
+    feed(replica, 0, 7)
+    work(replica, 1.0)
+    feed(replica, 1, 8)
+    replica.decide_ahead(1.0)
+    feed(replica, 2, 9)
+    return replica
+
+
+def secondary() -> Replica:
+    """It has applied the only step."""
+    replica = made(Plain, 2)
+    replica.follow()
+    replica.order.on_orders(0, 0, [OrderEntry(1.0, 1.0, [(*STREAM, 0)])], 1, 0)
+    feed(replica, 0, 7)
+    work(replica, 1.0)
+    return replica
+
+
+def with_an_exit() -> Replica:
+    """It has given a batch that has not left yet."""
+    replica = made(Plain)
+    replica.exit = Exit()
+    replica.lead(0, [])
+    feed(replica, 0, 7)
+    work(replica, 1.0)
+    replica.exit.add(0, pa.record_batch({"x": [1]}))
+    return replica
+
+
+def ended(replica: Replica) -> None:
+    replica.finished = replica.outlets[0].producer.finished = True
+
+
+def worker() -> StageWorker:
+    """It leads the first of two stages, whose rows wait, and follows in the second."""
+    both = [flux.stage(partitions=1, replicas=2, name=name)(Plain) for name in ("First", "Second")]
+    core = StageWorker(planned(*both), 0)
+    rows = ((ReplicaAt(0, 0), ReplicaAt(OTHER, 0)),), ((ReplicaAt(OTHER, 0), ReplicaAt(0, 0)),)
+    core.on_table(Table(0, rows, ((),), {0: "", OTHER: ""}), 0.0)
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1, 2)
+    return core
+
+
+def inbound_of(core: StageWorker) -> Inbound:
+    return core.subscriptions.streams[StreamId(0, 0)]
+
+
+def leads_twice(core: StageWorker) -> None:
+    core.replicas[1, 0].primary = True
+    core.hosted.note_roles()
+
+
+def sends() -> Transfers:
+    return Two().copied().sender
+
+
+def receives() -> Transfers:
+    two = Two().copied()
+    two.deliver(two.parts.popleft())
+    return two.receiver
+
+
+def one(copies: dict[Any, Any]) -> Any:
+    (copy,) = copies.values()
+    return copy
+
+
+def without_its_cursor(made: Producer) -> None:
+    made._acked.fill(-1)
+    del made._cursors[OTHER]
+
+
+BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
+    (order, lambda log: log._entries.pop(), "entries are those from base to end"),
+    (order, lambda log: setattr(log, "committed", 4), "4 committed of 3"),
+    (order, lambda log: setattr(log, "verified", 4), "4 verified of 3"),
+    (order, turned, "time never goes back"),
+    (order, lambda log: setattr(log.peers[OTHER], "sent", 4), "was sent 4 of 3"),
+    (order, lambda log: setattr(log.peers[OTHER], "acked", 4), "has acked 4 of 3"),
+    (
+        order,
+        lambda log: (log._entries.popleft(), setattr(log, "base", 1), setattr(log.peers[OTHER], "acked", 0)),
+        "gone",
+    ),
+    (producer, without_its_end, "nothing comes after the end"),
+    (producer, lambda made: made._acked.fill(3), "more counts as acked"),
+    (producer, lambda made: made._acks.fill(9), "are booked elsewhere"),
+    (producer, without_its_cursor, "where there is no replica"),
+    (producer, lambda made: setattr(made._cursors[OTHER], "first", 7), "is told of 7"),
+    (producer, lambda made: setattr(made._cursors[OTHER], "answered", False), "has not asked for"),
+    (inbound, lambda made: setattr(made, "held_bytes", -1), "given back twice"),
+    (inbound, lambda made: setattr(made, "unacked_bytes", -9), "acked what has not come"),
+    (inbound, lambda made: setattr(made, "connection", None), "on no connection"),
+    (inbound, lambda made: made.waiting[0].append(5), "out of order"),
+    (inbound, lambda made: made.waiting[0].reverse(), "out of order"),
+    (primary, lambda made: setattr(made, "applied", 5), "5 steps applied of 2"),
+    (primary, lambda made: setattr(made.order, "term", 3), "leads since 0, and has heard 3"),
+    (secondary, lambda made: setattr(made.order, "committed", 0), "has applied 1 steps, and may 0"),
+    (secondary, lambda made: made.waits.arrange(), "gives slices their turn"),
+    (primary, lambda made: made._held.marks.clear(), "1 steps are not committed, 0 are held back"),
+    (primary, lambda made: made._held.marks.append((5, made._held.marks.popleft()[1])), "from step 5 on, not 0"),
+    (primary, lambda made: setattr(made.outlets[0].producer, "release_from", NEVER), "on, not 0"),
+    (primary, lambda made: setattr(made.outlets[0].producer, "finished", True), "its partition end apart"),
+    (primary, lambda made: setattr(made._checksums, "steps", 7), "the newest is that of 7 steps of 1"),
+    (with_an_exit, lambda made: setattr(made, "stage", replace(made.stage, edges_out=(1,))), "in the middle leaves"),
+    (with_an_exit, lambda made: setattr(made.exit, "position", 9), "1 from 0 on, below 9"),
+    (primary, ended, "rows wait behind the end"),
+    (primary, lambda made: made.waits.by_stream.update({StreamId(0, 3): deque()}), "and nothing does"),
+    (
+        primary,
+        lambda made: made.waits.by_stream[STREAM].append(made.waits.by_stream[STREAM][0]),
+        "3 slices from 1 to 1",
+    ),
+    (primary, lambda made: made.waits.arrivals.clear(), "0 slices have their turn, 1 are ordered, 2 wait"),
+    (worker, lambda core: core.replicas.pop((1, 0)), "of epoch 0 is not here"),
+    (worker, lambda core: setattr(core.replicas[1, 0], "incarnation", 3), "is that of epoch 3"),
+    (worker, lambda core: core.awaited.update({(5, 0): 0}), "3 replicas are here, the table lists 2"),
+    (
+        worker,
+        lambda core: core.hosted._partitions.update({0: {0: None, 1: None}}),
+        "3 partitions are noted, 2 are here",
+    ),
+    (worker, lambda core: core.hosted.note_secondary(0, 0), "is noted as secondary"),
+    (worker, leads_twice, "worker 11 leads"),
+    (worker, lambda core: setattr(core.replicas[0, 0], "leads_since", 9), "leads since 9 of 0"),
+    (worker, lambda core: core.replicas[0, 0].order.peers.clear(), "its peers are"),
+    (worker, lambda core: setattr(core.replicas[0, 0], "frozen", 1), "frozen for 1 copies, 0 are taken"),
+    (worker, lambda core: setattr(core.replicas[0, 0].order.peers[OTHER], "copying", True), "a copy that nobody sends"),
+    (
+        worker,
+        lambda core: core.producers.update({StreamId(9, 0): producer()}),
+        "2 producers, replicas and sources have 1",
+    ),
+    (worker, lambda core: core.producers.update({StreamId(1, 0): producer()}), "is not who produces 1.0"),
+    (worker, lambda core: inbound_of(core).waiting[0].append(1), "1 wait, 2 noted"),
+    (worker, lambda core: inbound_of(core).waiting.update({0: deque([7])}), "0 came last, 7 noted"),
+    (worker, lambda core: inbound_of(core).waiting.update({1: deque([0])}), "1 slices wait for replicas, 2 are noted"),
+    (sends, lambda made: setattr(one(made._outgoing), "acked", 9999), "9999 bytes acked"),
+    (receives, lambda made: made._host.awaited.clear(), "which is not awaited"),
+    (receives, lambda made: setattr(one(made._incoming), "received", one(made._incoming).total), ", receiving"),
+]
+
+
+@pytest.mark.parametrize(("make", "break_", "said"), BREAKS, ids=[said for _, _, said in BREAKS])
+def test_what_is_wrong_is_said(make: Callable[[], Any], break_: Callable[[Any], Any], said: str) -> None:
+    machine = make()
+    machine.validate()
+    break_(machine)
+    with pytest.raises(AssertionError, match=said):
+        machine.validate()
+
+
+def test_slices_of_an_earlier_handshake_may_be_applied_under_the_next() -> None:
+    made = Inbound(StreamId(0, 0), 0, 1000)
+    batch = pa.record_batch({"x": pa.array([1], pa.int64())})
+    hosted, counters = [0], Counters()
+    for nonce, nbytes in ((1, 300), (2, 20)):
+        made.greet(0, "connection", nonce)
+        made.resume(0, hosted)
+        message = Data(0, 0, nonce, 0, 0, nonce - 1, [0], [1], [1], nbytes)
+        taken = made.take(message, [batch], hosted, (), counters)
+        assert isinstance(taken, list)
+        if nonce == 1:
+            (waits,) = taken
+    made.applied(0, waits[1])
+    assert made.unacked_bytes == 300 > made.received_bytes
+    made.validate()
+
+
+def test_every_assertion_is_broken_by_one_of_these() -> None:
+    """Counted in the source, so that a new one comes with its proof."""
+    machines = (
+        OrderLog,
+        Producer,
+        Inbound,
+        Replica,
+        Waiting,
+        Release,
+        Checksums,
+        Exit,
+        Hosted,
+        Transfers,
+        Subscriptions,
+        StageWorker,
+    )
+    looks = [*(each.validate for each in machines), Hosted._validate_role]
+    written = sum(inspect.getsource(look).count("assert ") for look in looks)
+    assert written == len({said for _, _, said in BREAKS})

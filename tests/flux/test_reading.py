@@ -1,0 +1,182 @@
+"""Which source of a worker is read next, and what becomes of its batches: stories without a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.dag import compile_plan
+from flux.dataflow.api import WorkerSource
+from flux.errors import UserCodeError
+from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
+from flux.host.read_turn import BATCHES, READ_S, STARVED_S
+from flux.host.reading import IDLE_SOURCE_S
+from flux.host.stage_worker import StageWorker
+from flux.settings import Settings
+from partitioning.table import ReplicaAt, Table
+
+SCHEMA = pa.schema([("x", pa.int64())])
+Batches = Iterable[pa.RecordBatch | None]
+
+
+def rows(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"x": pa.array(values, pa.int64())})
+
+
+def table(*readers: int, epoch: int = 0) -> Table:
+    """One replica of one partition on worker 0; partitions of the source on these workers."""
+    return Table(epoch, (((ReplicaAt(0, 0),),),), (readers,), {0: "", 1: ""})
+
+
+def reading(read: Callable[..., Batches], partitions: int = 1, seeks: bool = False, **settings: Any) -> StageWorker:
+    """A worker that reads all partitions of a source, and has heard that its own replica waits for rows."""
+    source = WorkerSource("rows", read, partitions, SCHEMA, seeks)
+    flow = flux.stage(partitions=1, name="kept")(lambda batch: batch)(source)
+    plan = compile_plan([flow], replace(Settings.of(), **settings), lambda schema: schema, "q", b"")
+    core = StageWorker(plan, 0)
+    core.on_table(table(*(0,) * partitions), 0.0)
+    list(core.poll(0.0))
+    return core
+
+
+def turn(core: StageWorker, now: float, idle: bool = True, each_s: float = READ_S) -> int:
+    """Batches read in one turn; each takes so long."""
+    batches = 0
+    while core.read(idle, now + batches * each_s):
+        batches += 1
+    return batches
+
+
+def read_of(core: StageWorker) -> dict[int, int]:
+    """Rows read of each partition."""
+    return {partition: streams.rows for (_, partition), streams in core.sources.items()}
+
+
+def test_sources_take_turns_batch_by_batch() -> None:
+    core = reading(lambda p: iter([rows(p)] * 9), partitions=3)
+    assert turn(core, 1.0) == BATCHES
+    assert sorted(read_of(core).values()) == [1, 1, 2]
+    turn(core, 2.0)
+    assert sorted(read_of(core).values()) == [2, 3, 3]
+
+
+def test_a_reader_is_opened_when_somebody_waits_for_its_rows_and_not_before() -> None:
+    opened: list[int] = []
+
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        opened.append(partition)
+        return iter([rows(1)])
+
+    source = WorkerSource("rows", read, 1, SCHEMA)
+    flow = flux.stage(partitions=1, name="kept")(lambda batch: batch)(source)
+    core = StageWorker(compile_plan([flow], Settings.of(), lambda schema: schema, "q", b""), 0)
+    core.on_table(table(0), 0.0)
+    assert (turn(core, 1.0), opened, core.reading.due(1.0)) == (0, [], float("inf"))
+    list(core.poll(1.0))  # the worker answers its own greeting
+    assert core.reading.due(1.0) < float("inf")
+    assert (turn(core, 2.0), opened) == (2, [0]), "a batch and the end"
+
+
+def test_a_source_that_has_nothing_keeps_no_other_waiting_and_is_asked_again_soon() -> None:
+    def read(partition: int) -> Batches:
+        return iter([None] * 4 + [rows(7)]) if partition == 0 else iter([rows(1), rows(2)])
+
+    core = reading(read, partitions=2)
+    assert turn(core, 1.0) == 3, "two batches of the other one, and its end"
+    assert read_of(core) == {0: 0, 1: 2}
+    assert core.sources[0, 0].pauses == 4
+    assert core.reading.due(1.0) == pytest.approx(1.0 + 3 * READ_S + IDLE_SOURCE_S)
+    assert turn(core, 1.0 + 3 * READ_S) == 0, "not at once"
+    assert turn(core, 1.0 + 4 * READ_S + IDLE_SOURCE_S) == 2
+    assert read_of(core) == {0: 1, 1: 2}
+
+
+def test_a_source_whose_log_is_full_is_not_read() -> None:
+    core = reading(lambda p: iter([rows(*range(50))] * 9), log_max_bytes=600)
+    assert turn(core, 1.0) == 2, "up to the bound and one batch"
+    assert core.reading.due(1.0) == float("inf"), "what makes room is a message"
+
+
+def test_rows_that_wait_are_applied_first_but_keep_sources_out_only_for_a_while() -> None:
+    core = reading(lambda p: iter([rows(1)] * 99))
+    assert turn(core, 1.0, idle=True) == BATCHES
+    assert turn(core, 1.0 + STARVED_S / 2, idle=False) == 0
+    assert turn(core, 1.01 + STARVED_S, idle=False) == 1
+    core.ticked = True
+    assert turn(core, 1.02 + STARVED_S, idle=False) == BATCHES, "timers without end would keep the rows out"
+
+
+def test_a_batch_that_is_too_large_goes_into_the_streams_in_pieces() -> None:
+    core = reading(lambda p: iter([rows(1, 2, 3, 4, 5)]), batch_max_rows=2)
+    assert turn(core, 1.0) == 4, "three pieces and the end"
+    assert (core.sources[0, 0].batches, core.sources[0, 0].rows) == (3, 5)
+
+
+def test_a_batch_that_is_too_large_is_refused_where_batches_are_counted() -> None:
+    core = reading(lambda p, start: iter([rows(1, 2, 3)]), seeks=True, batch_max_rows=2)
+    with pytest.raises(UserCodeError, match=r"source rows, partition 0: ValueError: a batch of 3 rows.*beyond"):
+        turn(core, 1.0)
+
+
+def test_batches_without_rows_are_left_out() -> None:
+    core = reading(lambda p: iter([rows(), rows(1), rows()]))
+    turn(core, 1.0)
+    assert (core.sources[0, 0].batches, core.sources[0, 0].ended) == (1, True)
+
+
+def test_a_reader_is_told_to_begin_where_everybody_has_what_is_before() -> None:
+    begun: list[int] = []
+
+    def read(partition: int, start: int) -> Iterator[pa.RecordBatch]:
+        begun.append(start)
+        return iter([rows(1)] * (5 - start))
+
+    core = reading(read, seeks=True)
+    assert turn(core, 1.0) == BATCHES
+    assert begun == [0]
+
+
+def test_whoever_watches_sees_which_source_is_read() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        seen.append((core.note[WHAT], core.note[PARTITION], core.note[KIND]))
+        yield rows(1)
+
+    core = reading(read, partitions=2)
+    turn(core, 1.0)
+    assert seen == [(0, 0, READS), (0, 1, READS)]
+    assert core.note[KIND] == TURN
+
+
+def test_a_reader_is_closed_when_another_worker_reads_and_when_this_one_ends() -> None:
+    closed: list[int] = []
+
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        try:
+            while True:
+                yield rows(1)
+        finally:
+            closed.append(partition)
+
+    core = reading(read, partitions=2)
+    turn(core, 1.0)
+    core.on_table(table(1, 0, epoch=1), 2.0)
+    assert closed == [0]
+    core.close()
+    assert closed == [0, 1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such file"), SystemExit(3)])
+def test_what_a_reader_raises_names_source_and_partition(error: BaseException) -> None:
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        raise error
+        yield
+
+    with pytest.raises(UserCodeError, match=f"source rows, partition 0: {type(error).__name__}"):
+        turn(reading(read), 1.0)

@@ -1,0 +1,137 @@
+"""Task slots are counted aloud, and settings mean what README.md says of them; what cannot be read is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flux
+from flux.settings import TABLE, Settings
+from spark_integration.executor import spark_id
+from spark_integration.settings import Need, Others, count_slots, room_for_workers
+
+
+def test_too_few_task_slots_are_counted_aloud() -> None:
+    with pytest.raises(flux.UsageError) as raised:
+        count_slots(0, True, 1, Others())  # what a DataFrame on local[1] needs
+    assert str(raised.value).startswith(
+        "too few task slots: 1 worker + 1 for the Spark tasks that read the input or fetch the output = 2 slots "
+        "needed; existing: 1, free: 1."
+    )
+    assert "local[2]" in str(raised.value)
+    with pytest.raises(flux.UsageError, match=r"3 workers = 3 slots needed; existing: 4, 2 held by query x, free: 2"):
+        count_slots(3, False, 4, Others({"x": 2}))
+    assert count_slots(0, True, 2, Others()).workers == 1
+    assert count_slots(0, True, 8, Others({"x": 2})).workers == 3
+    assert count_slots(0, False, 8, Others({"x": 2})).workers == 6
+    assert count_slots(7, True, 8, Others()).workers == 7
+
+
+def test_room_for_more_workers_is_counted_aloud() -> None:
+    room = room_for_workers(Need(2, 1), 6, Others({"x": 2}))
+    assert room.workers == 3
+    assert room.arithmetic.startswith(
+        "6 task slots exist, 2 held by query x, 1 for the Spark tasks that read the input or fetch the output: there is "
+        "room for 3 workers."
+    )
+    assert room_for_workers(Need(2, 0), 2, Others()).arithmetic.startswith(
+        "2 task slots exist: there is room for 2 workers"
+    )
+    assert room_for_workers(Need(1, 1), 1, Others({"x": 4})).workers == 0
+
+
+def test_a_slot_stays_free_for_the_spark_tasks_of_another_query() -> None:
+    """Its output could not be fetched while a second query held all other slots, perhaps for ever."""
+    fed = Others({"x": 2}, feeding="x")
+    with pytest.raises(flux.UsageError) as raised:
+        count_slots(2, False, 4, fed)
+    assert str(raised.value).startswith(
+        "too few task slots: 2 workers + 1 for the Spark tasks of query x that read the input or fetch the output = 3 slots "
+        "needed; existing: 4, 2 held by query x, free: 2."
+    )
+    assert "local[5]" in str(raised.value)
+    assert count_slots(0, False, 4, fed).workers == 1
+    assert count_slots(2, True, 5, fed).workers == 2, "one slot is enough for all"
+    room = room_for_workers(Need(2, 0), 6, fed)
+    assert room.workers == 3
+    assert "2 held by query x, 1 for the Spark tasks of query x that read" in room.arithmetic
+    assert room_for_workers(Need(2, 1), 6, fed).workers == 3
+
+
+def test_the_name_of_an_executor_tells_sparks_own_id() -> None:
+    assert spark_id("12@host:4711") == "12"
+    assert spark_id("host:4711") is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "raw"),
+    [
+        (s, raw)
+        for s in TABLE
+        for raw in ("many", "12 parsecs", "", "-1 s", [1])
+        if s.kind != "text" and (s.kind != "labels" or raw not in ("many", ""))
+    ],
+    ids=lambda value: getattr(value, "name", repr(value)),
+)
+def test_a_setting_that_cannot_be_read_names_key_value_and_an_example(setting: Any, raw: Any) -> None:
+    named = rf"spark\.flux\.{re.escape(setting.key)}: cannot read {re.escape(repr(raw))} .*example '{setting.default}'"
+    with pytest.raises(flux.UsageError, match=named):
+        Settings.of(None, **{setting.keyword: raw})
+    if isinstance(raw, str):
+        with pytest.raises(flux.UsageError, match=named):
+            Settings.of({f"spark.flux.{setting.key}": raw})
+
+
+def test_a_setting_out_of_range_says_what_is_accepted() -> None:
+    with pytest.raises(flux.UsageError, match=r"spark\.flux\.partitions: '0' is out of range, at least 1"):
+        Settings.of({"spark.flux.partitions": "0"})
+    with pytest.raises(flux.UsageError, match=r"spark\.flux\.partitions: 4097 is out of range, at most 4096"):
+        Settings.of(None, partitions=4097)
+
+
+def test_unknown_settings_are_refused_with_those_that_exist() -> None:
+    with pytest.raises(flux.UsageError, match=r"unknown option 'log_max_byte'; known are .*log_max_bytes"):
+        Settings.of(None, log_max_byte="1m")
+    with pytest.raises(flux.UsageError, match=r"unknown setting spark\.flux\.worker; known are .*workers"):
+        Settings.of({"spark.flux.worker": "1", "spark.other": "x"})
+
+
+@pytest.mark.parametrize("raw", ["nan", "inf", "1e999"])
+def test_a_number_is_finite(raw: str) -> None:
+    with pytest.raises(flux.UsageError, match=r"spark\.flux\.balance\.threshold: cannot read .* as number"):
+        Settings.of(None, balance_threshold=raw)
+
+
+def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| `spark.flux.")]
+    assert rows == [f"| `spark.flux.{s.key}` | {s.default} | {s.meaning} |" for s in TABLE]
+
+
+def test_every_keyword_follows_from_its_key() -> None:
+    """As a reader of the README makes it: dots and changes of case become underscores."""
+    for s in TABLE:
+        words = [word for part in s.key.split(".") for word in re.findall("[A-Z]?[a-z]+", part)]
+        keyword = "_".join(words).lower()
+        assert s.keyword == keyword
+        value = getattr(Settings.of(), s.name)
+        assert Settings.of(None, **{keyword: s.default}) == Settings.of(), (keyword, value)
+    assert Settings.of(None, repair_at_once=3).repairs_at_once == 3
+    assert Settings.of(None, replicas_allow_same_executor=True).same_executor
+    with pytest.raises(flux.UsageError, match=r"unknown option 'repairs_at_once'; known are .* repair_at_once"):
+        Settings.of(None, repairs_at_once=3)
+
+
+def test_the_version_is_that_of_the_newest_changes() -> None:
+    changes = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+)$", changes, re.MULTILINE)
+    assert newest is not None
+    assert flux.__version__ == newest[1]
+
+
+def test_units_mean_what_they_say() -> None:
+    settings = Settings.of({"spark.flux.log.maxBytes": "1.5 kb"}, ack_interval="20ms", credit_max_bytes=4096)
+    assert (settings.log_max_bytes, settings.ack_interval, settings.credit_max_bytes) == (1536, 0.02, 4096)

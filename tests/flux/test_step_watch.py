@@ -1,0 +1,59 @@
+"""The thread that says which step takes long: it outlives whatever it looks at."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness import LIMIT_S
+
+from flux.host.notes import IN_STEP, KIND, no_note
+from flux.shell.step_watch import StepWatch, first_row
+from flux.stream.receiver import Inbound, Packet, RowSlice
+from flux.wire.control import InStep
+from partitioning.ids import StreamId
+
+
+def replica(batch: pa.RecordBatch) -> Any:
+    stream = StreamId(0, 0)
+    slice_ = RowSlice(stream, 0, Packet(Inbound(stream, 0, 1), 1, 1), 0, 0.0, True, batch)
+    return SimpleNamespace(method="process", applying=[slice_])
+
+
+def test_a_row_without_a_text_is_left_out() -> None:
+    no_text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    assert first_row(replica(pa.record_batch({"s": pa.array(["x"])}))) == "{'s': 'x'}"
+    assert first_row(replica(pa.record_batch({"s": no_text}))) == ""
+
+
+class Replicas:
+    """Fails when it is asked for the first time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def get(self, key: tuple[int, int]) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError("the loop changes something just now")
+        return replica(pa.record_batch({"x": [1]}))
+
+
+def test_it_goes_on_after_a_step_that_cannot_be_told(caplog: pytest.LogCaptureFixture) -> None:
+    note = no_note()
+    note[KIND] = IN_STEP
+    said: queue.SimpleQueue[InStep] = queue.SimpleQueue()
+    core: Any = SimpleNamespace(note=note, replicas=Replicas(), worker=3)
+    watch = StepWatch(core, said.put, step_timeout_s=0.01)
+    with caplog.at_level(logging.WARNING, "flux"):
+        watch.start()
+        watch.quiet.release()
+        try:
+            assert said.get(timeout=LIMIT_S).row == "{'x': 1}"
+        finally:
+            watch.stop()
+    assert "a step that takes long cannot be told: RuntimeError: the loop changes" in caplog.text

@@ -1,0 +1,35 @@
+"""What waits for a replica, by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flux.errors import NonDeterministicInputError
+from flux.replicas.waiting import Waiting
+from flux.stream.elements import End
+from flux.stream.receiver import Inbound, Packet, WordSlice
+from flux.wire.messages import OrderEntry
+from partitioning.ids import StreamId
+
+STREAM = StreamId(0, 7)
+
+
+def the_end_as_batch(sequence: int) -> WordSlice:
+    return WordSlice(STREAM, sequence, Packet(Inbound(STREAM, 0, 1, 1), 1, 1), 0, 0.0, True, End())
+
+
+@pytest.mark.parametrize(("from_sources", "error"), [({0}, NonDeterministicInputError), (set(), AssertionError)])
+def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_read_again(
+    from_sources: set[int], error: Any
+) -> None:
+    """An earlier primary had applied the end as batch 1; the second reading has it as batch 2."""
+    waits = Waiting([0], "stage s, partition 0")
+    waits.from_sources = from_sources
+    waits.forget_turns()  # the order is that of an earlier primary
+    waits.add(the_end_as_batch(2))
+    entry = OrderEntry(0.0, 0.0, [(*STREAM, 1)])
+    assert waits.has(entry)
+    with pytest.raises(error):
+        waits.take(entry)

@@ -1,0 +1,30 @@
+"""Variants of the code in which tables go wrong that travel as changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from flux.host.newest_table import NewestTable
+from flux.wire.control import TableChanged
+
+Patch = pytest.MonkeyPatch
+
+
+def applies_changes_to_any_table(patch: Patch) -> None:
+    """Whatever table a change is of."""
+    take = NewestTable.take
+
+    def broken(self: NewestTable, command: Any) -> Any:
+        if isinstance(command, TableChanged) and self.table is not None:
+            command = TableChanged(change=msgspec.structs.replace(command.change, base=self.epoch))
+        return take(self, command)
+
+    patch.setattr(NewestTable, "take", broken)
+
+
+def never_asks_for_a_table(patch: Patch) -> None:
+    """Whoever has missed a change waits for the next whole table."""
+    patch.setattr(NewestTable, "ask", lambda self, now: False)

@@ -1,0 +1,54 @@
+"""What counts as the same: steps by what they apply, batches by their rows wherever these lie; and the order logs of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.host.stage_worker import StageWorker
+from flux.replicas.kinds import Follower
+from flux.replicas.order import OrderLog
+from flux.replicas.replica import Replica
+from flux.stream.elements import Rows
+from flux.stream.log import LogEntry
+from flux.wire.messages import StepKind
+from partitioning.cluster import Clustered
+
+
+def order_of(replica: Replica | Follower) -> OrderLog | None:
+    """None: it has received nothing yet."""
+    order: OrderLog | None = replica.order  # type: ignore[union-attr]  # of a witness
+    return order
+
+
+def orders_of(core: StageWorker) -> list[OrderLog]:
+    """Order logs of all replicas that a worker hosts."""
+    orders = map(order_of, [*core.replicas.values(), *core.hosted.followers.values()])
+    return [order for order in orders if order is not None]
+
+
+def step_of(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
+    return kind, now, tuple(tuple(one) for one in slices)
+
+
+def same_batch(one: LogEntry, other: LogEntry, altered: bool = False) -> bool:
+    """``altered``: wherever the rows say that they come from."""
+    if one.element.kind != other.element.kind:
+        return False
+    if not np.array_equal(np.sort(one.touches), np.sort(other.touches)):
+        return False
+    if not isinstance(one.element, Rows) or not isinstance(other.element, Rows):
+        return True
+    return _same_rows(one.element.data, other.element.data, altered)
+
+
+def _same_rows(one: Clustered, other: Clustered, altered: bool) -> bool:
+    def of(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.drop_columns(["hop"]) if altered else batch
+
+    if np.array_equal(one.by_rank, other.by_rank):
+        return np.array_equal(one.offsets, other.offsets) and of(one.batch).equals(of(other.batch))
+    return all(of(one.rows_of(p)).equals(of(other.rows_of(p))) for p in one.by_rank.tolist())

@@ -1,0 +1,192 @@
+"""Pulses: what workers say of themselves without the loop, and long steps in which the loop says nothing (``flux.shell.pulse``).
+
+A busy worker takes no turn: no heartbeat, no answer. Its pulses go on, and say that the loop has not turned. A stopped
+process sends neither. The laws, with bookkeeping of their own of what the controller has heard and when:
+
+who pulses in a step is not given up      for silence, as long as the step is within spark.flux.step.timeout
+a step beyond step.timeout is given up    with that reason and no other worker
+who is stopped is given up                after heartbeat.timeout, where others can go on with what it holds, and otherwise after
+                                          heartbeat.lastReplicaTimeout
+
+Each of them allows what the rule of the controller takes (design: silence), and one look of the controller after that.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from controller.report.events import Event
+from flux.host.notes import Kind, Pulse
+from flux.wire.control import Heartbeat, Register
+from tests.simulation.network import Identity
+from tests.simulation.violation import Violation
+from tests.simulation.world import TICK_S
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+    from tests.simulation.worker_process import WorkerProcess
+
+#: A pulse is on its way for so long: a connection of its own, which nothing holds up.
+WAY_S = 0.001
+#: The controller gives up at its first look after the moment when it is due: one tick later, or two where sums of floats differ.
+LOOKED_AT_S = 2 * TICK_S
+
+
+@dataclass
+class Heart:
+    """Of one worker, as the controller has heard it. ``turns``: of its loop; ``count``: the newest that a pulse has told, and
+    ``still``: pulses with that count, the last of them at ``heard``. ``said_at``: when it last heard anything that speaks
+    against silence, ``turned_at``: against a loop that stands still, ``known_busy_at``: since when pulses say so without a
+    break. ``spared_since``: when others were first seen to go on with what it holds, while it is stopped."""
+
+    process: WorkerProcess
+    turns: int = 0
+    count: int = -1
+    still: int = 0
+    heard: float = 0.0
+    said_at: float = inf
+    turned_at: float = inf
+    known_busy_at: float = -inf
+    spared_since: float | None = None
+
+
+class Hearts:
+    """``beats``: whether workers pulse in this run at all."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.beats = sim.faults.pulses
+        self._hearts: dict[WorkerProcess, Heart] = {}
+        self._rng = random.Random(f"pulses {sim.seed}")
+
+    @property
+    def every_s(self) -> float:
+        return self.sim.plan.settings.heartbeat_interval
+
+    def start(self, process: WorkerProcess) -> None:
+        if self.beats:
+            heart = self._hearts[process] = Heart(process)
+            self.sim.world.after(self._rng.random() * self.every_s, self._beat, heart)
+
+    def turned(self, process: WorkerProcess) -> None:
+        if self.beats:
+            self._hearts[process].turns += 1
+
+    def reported(self, connection: Identity, report: object) -> None:
+        """The controller reads this. Of who has not proved the secret on this connection it believes nothing."""
+        if not self.beats or not isinstance(report, Heartbeat | Register):
+            return
+        if isinstance(report, Register) or self.sim.controller.members.by_connection(connection) is not None:
+            heart = next((h for h in self._hearts.values() if h.process.control.number == connection[0]), None)
+            if heart is not None:
+                heart.said_at = heart.turned_at = self.sim.world.now
+
+    def long_step(self, process: WorkerProcess) -> float | None:
+        """How long the step takes that was just made; None: not long."""
+        sim, faults = self.sim, self.sim.faults
+        if not self.beats or sim.network.calm or self._rng.random() >= faults.busy_step_probability:
+            return None
+        seconds = self._rng.random() * faults.busy_step_s
+        limit = sim.plan.settings.step_timeout
+        if not sim.strikes.spares(process):
+            seconds = min(seconds, limit / 2)  # whoever takes longer is given up, also with the last copy
+        sim.counts["steps longer than the time for heartbeats"] += seconds > sim.plan.settings.heartbeat_timeout
+        sim.counts["steps beyond step.timeout"] += seconds > limit
+        return seconds
+
+    def _beat(self, heart: Heart) -> None:
+        process, sim = heart.process, self.sim
+        now = sim.world.now
+        if process.dead or sim.controller.phase == "ended":
+            return
+        sim.world.after(self.every_s, self._beat, heart)
+        self._check_overdue(heart, now)
+        if process.node < 0 or now < process.stopped_until:
+            return
+        busy = now < process.paused_until
+        kind = Kind.STEP if busy else Kind.WAITS
+        stage, partition = next(iter(process.core.replicas), (0, 0)) if process.core is not None else (0, 0)
+        pulse = Pulse(heart.turns, kind, stage, partition, 0)
+        sim.world.after(WAY_S, self._arrives, heart, pulse)
+
+    def _arrives(self, heart: Heart, pulse: Pulse) -> None:
+        sim, process = self.sim, heart.process
+        if process.dead or sim.server.sleeps(self._arrives, heart, pulse):
+            return
+        now = sim.world.now
+        same = pulse.busy and pulse.turns == heart.count
+        if not same:
+            heart.turned_at = now
+        else:
+            if heart.known_busy_at <= heart.turned_at or now - heart.said_at > sim.plan.settings.heartbeat_timeout:
+                heart.known_busy_at = now
+            heart.said_at = now
+        heart.count, heart.still, heart.heard = pulse.turns, heart.still + 1 if same else 0, now
+        sim.counts["pulses of workers that were busy"] += same
+        sim.server.perform(sim.controller.on_pulse(process.node, pulse, now))
+
+    # ---- the laws
+
+    def _check_overdue(self, heart: Heart, now: float) -> None:
+        sim, process = self.sim, heart.process
+        settings, faults = sim.plan.settings, sim.faults
+        if process.node not in sim.controller.members.workers or sim.controller.phase != "running":
+            return
+        if faults.controller_pauses_per_s:  # whoever stood still himself has patience
+            return
+        stopped = now < process.stopped_until
+        heart.spared_since = (heart.spared_since or now) if stopped and self._others_go_on(heart) else None
+        if stopped:
+            due = heart.said_at + settings.heartbeat_last_timeout
+            if heart.spared_since is not None:
+                # Others may have what it holds only by what has happened since: a repair, or a replica that has caught up.
+                due = min(due, max(heart.said_at + settings.heartbeat_timeout, heart.spared_since))
+            if now > due + LOOKED_AT_S:
+                raise Violation("who is stopped is given up", f"worker {process.node}")
+        elif now < process.paused_until and self._seems_busy(heart, now):
+            due = max(heart.turned_at + settings.step_timeout, heart.known_busy_at)
+            if now > due + LOOKED_AT_S:
+                raise Violation("a step beyond step.timeout is given up", f"worker {process.node}")
+
+    def _seems_busy(self, heart: Heart, now: float) -> bool:
+        """Whether pulses have said so since its loop last turned, and lately."""
+        lately = now - heart.said_at <= self.sim.plan.settings.heartbeat_timeout
+        return lately and heart.still > 0 and heart.known_busy_at > heart.turned_at
+
+    def _others_go_on(self, heart: Heart) -> bool:
+        """Whether each partition that this worker leads has an heir that could go on at once, as far as the controller knows
+        (where it is a secondary, the primary goes on)."""
+        sim, node = self.sim, heart.process.node
+        table = sim.controller.table
+        if table is None:
+            return False
+        could = sim.controller.repairs.keeps_up_with_silence(heart.said_at + sim.plan.settings.heartbeat_timeout / 2)
+        return all(
+            any(could(stage, partition, heir) for heir in replicas[1:])
+            for stage, partitions in enumerate(table.stages)
+            for partition, replicas in enumerate(partitions)
+            if replicas and replicas[0].worker == node
+        )
+
+    def look(self, events: list[Event]) -> None:
+        """After a decision of the controller."""
+        for event in events if self.beats else ():
+            process = self.sim.by_node.get(event.worker) if event.kind == "loss" else None
+            if process is None or process.dead:
+                continue
+            heart, now, settings = self._hearts[process], self.sim.world.now, self.sim.plan.settings
+            at_it = process.busy_since <= now < process.paused_until and now >= process.stopped_until
+            if event.why.startswith("no heartbeat"):
+                if at_it and heart.still and now - heart.heard <= settings.heartbeat_timeout:
+                    raise Violation("who pulses in a step is not given up", str(event))
+                self.sim.counts["stopped workers that were given up"] += now < process.stopped_until
+            elif "step.timeout" in event.why:
+                if now - process.busy_since <= settings.step_timeout:
+                    raise Violation(
+                        "who pulses in a step is not given up",
+                        f"{event}: it has been at it for {now - process.busy_since:.3f} s",
+                    )
+                self.sim.counts["workers given up in a step beyond step.timeout"] += 1

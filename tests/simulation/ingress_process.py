@@ -1,0 +1,132 @@
+"""The ingress task of the simulation, as ``flux.shell.ingress_loop``: one attempt of one task of the job that reads a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from flux.errors import FluxError, NonDeterministicInputError, RefusedError
+from flux.host.ingress_task import IngressTask
+from flux.wire.control import Failure, Goodbye, NewTable, TableSeen
+from partitioning.table import Table
+from tests.simulation.process import HELD_BACK_S, TURN_S, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+
+class IngressProcess(Process):
+    """One attempt of one task of the Spark job that reads a source."""
+
+    def __init__(
+        self, sim: Simulation, source: int, partition: int, attempt: int, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        super().__init__(sim, "ingress", partition, attempt)
+        self.edges = [edge.id for edge in sim.plan.edges_of_source(source)]
+        self.source = source
+        self.core: IngressTask | None = None  # type: ignore[assignment]
+        self.drained = False
+        self._batches: Iterator[pa.RecordBatch] | None = batches
+        self._ready = False
+        self._read_at = 0.0
+
+    @property
+    def midway(self) -> bool:
+        """Has sent something and not everything."""
+        return self.core is not None and self._batches is not None and self.core.streams.rows > 0
+
+    def welcomed(self, incarnation: int, workers: int) -> None:
+        if self.core is None:
+            self.core = IngressTask(self.sim.plan, self.source, self.index, self.attempt)
+            for producer in self.core.producers.values():
+                self.sim.ledger.watch_producer(producer, self._current, self.careless)
+
+    def _current(self) -> bool:
+        member = self.sim.controller.members.ingress.get((tuple(self.edges), self.index))
+        return member is not None and member.about.attempt == self.attempt
+
+    def on_new_table(self, table: Table) -> None:
+        assert self.core is not None
+        self.core.on_table(table, self.world.now)
+        self._ready = True
+        self.report(TableSeen(node=self.node, epoch=table.epoch))
+
+    def on_whole_table(self, order: NewTable, newer: bool) -> None:
+        if not newer:  # what was said before may be lost
+            self.report(TableSeen(node=self.node, epoch=self.newest.epoch))
+
+    def on_goodbye_seen(self) -> None:
+        if not self.dead:
+            self.sim.spark.finished(self)
+
+    def beat(self, now: float) -> None:
+        if now >= self._beat_at and self.drained:
+            self.report(Goodbye(node=self.node))
+        super().beat(now)
+
+    def on_rejected(self) -> None:
+        self.sim.counts["attempts that came after a newer one"] += 1
+        self.sim.spark.failed(self)
+
+    def on_answer(self, worker: int, message: Any) -> None:
+        assert self.core is not None
+        self._guarded(lambda: self.core.on_answer(worker, message, self.world.now))
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            call()
+        except RefusedError as error:
+            if error.code != "stale":
+                raise
+            self.sim.counts["attempts that gave way to a newer one"] += 1
+            self.sim.spark.failed(self)
+        except NonDeterministicInputError as error:
+            self.fail(error)
+
+    def fail(self, error: FluxError) -> None:
+        """The controller ends the query, unless it has heard of a newer attempt; Spark tries again in any case."""
+        self.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
+        self.sim.counts["attempts that read other rows"] += 1
+        self.sim.spark.failed(self)
+
+    def turn(self) -> None:
+        self._guarded(self._turn_guarded)
+
+    def _turn_guarded(self) -> None:
+        core, now = self.core, self.world.now
+        assert core is not None
+        if self._ready and self._batches is not None:
+            if not core.has_room:
+                self.sim.counts["turns with a full log"] += 1
+            elif now >= self._read_at:
+                self._read_at = now + self.world.random.random() * self.sim.faults.read_s
+                self._append(core, now)
+        for producer in core.producers.values():
+            self.sim.ledger.publish(producer)
+        for effect in core.poll(now):
+            self.send(effect)
+        self.beat(now)
+        self.note_credit()
+        for stream, producer in core.producers.items():
+            self.sim.ledger.check_log(producer.log, stream, "an ingress task")
+        if core.drained and not self.drained:
+            self.drained = True
+            self.report(Goodbye(node=self.node))
+        reads = self._ready and self._batches is not None and core.has_room
+        rest = min(self.sim.plan.settings.resend_timeout / 4, self._beat_at - now)
+        self.wake(max(min(rest, self._read_at - now) if reads else rest, TURN_S * self.slowness))
+
+    def _append(self, core: IngressTask, now: float) -> None:
+        assert self._batches is not None
+        batch = next(self._batches, None)
+        if batch is None and not self.sim.may_end(self.source, self.index):
+            self._batches = iter(())
+            self._read_at = now + HELD_BACK_S
+        elif batch is None:
+            self._batches = None
+            core.finish(now)
+            self.sim.strikes.last_batch()
+        else:
+            core.append(batch, now)

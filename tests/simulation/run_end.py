@@ -1,0 +1,163 @@
+"""The laws at the end of a run: nothing has failed, everything is drained, and each row is counted once at the sinks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from controller.replicas.next_additions import under_replicated
+from flux.errors import NonDeterministicInputError, QueryFailed
+from tests.simulation.evidence import orders_of
+from tests.simulation.stage_kinds import Sink
+from tests.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+
+class RunEnd:
+    """``check`` when it is there. Raises Violation."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.plan, self.counts, self.controller = sim.plan, sim.counts, sim.controller
+
+    def check(self) -> None:
+        for worker in self.sim.by_node.values():
+            if worker.core is not None:
+                counters = worker.core.counters
+                self.counts["duplicates refused"] += counters.duplicate
+                self.counts["stale messages refused"] += counters.stale
+                self.counts["gaps noticed"] += counters.gap
+                self.counts["subscriptions that switched their source"] += counters.switched
+                self._count_handshakes(worker.core.producers.values())
+        for attempt in self.sim.spark.attempts:
+            if attempt.core is not None:
+                self._count_handshakes(attempt.core.producers.values())
+        self.counts["order entries cut by a new primary"] += self.sim.ledger.entries_cut
+        self.counts["take-overs"] += self.controller.repairs.take_overs
+        self.counts["repairs"] += self.controller.repairs.done
+        self.counts["replicas far behind"] += sum(e.kind == "behind" for e in self.controller.repairs.history)
+        error = self.controller.error
+        if error is not None:
+            if self.sim.divergences.end_it():
+                self.counts["runs ended by divergences"] += 1
+                self.check_rows(partly=True)
+                return
+            if isinstance(error, NonDeterministicInputError) and self.sim.faults.nondeterministic:
+                self.counts["runs ended by non-deterministic input"] += 1
+                return
+            if isinstance(error, QueryFailed) and "the only safe copy of" in str(error):
+                reckless = self.sim.faults.reckless
+                self.counts["runs ended by a loss" + (" that was meant" if reckless else "")] += 1
+                self.check_rows(partly=True)
+                return
+            raise Violation("no run fails", f"{type(error).__name__}: {error}")
+        if self.sim.settled and not self.sim.some_are_gone:
+            self.check_drained()
+        self.check_rows()
+
+    def _count_handshakes(self, producers: Any) -> None:
+        self.counts["handshakes repeated after silence"] += sum(producer.resent_handshakes for producer in producers)
+
+    def check_drained(self) -> None:
+        self.counts["runs that came to rest"] += 1
+        for core in self.sim.hosts():
+            queued = sum(replica.queued for replica in core.replicas.values())
+            ordered = sum(len(order.since(0)) for order in orders_of(core))
+            if core.held_bytes or core.log_meter.bytes or queued or ordered:
+                raise Violation(
+                    "logs and queues drain",
+                    f"worker {core.worker}: {core.log_meter.bytes} bytes in logs, {core.held_bytes} held, {queued} "
+                    f"slices queued, {ordered} steps in order logs",
+                )
+
+    def check_rows(self, partly: bool = False) -> None:
+        """``partly``: the query has ended early: nothing is there twice, and nothing that nobody sent."""
+        unsure = [key for key, versions in self.sim.spark.versions.items() if len(versions) > 1 and self._differs(key)]
+        for choice in itertools.product((0, 1), repeat=min(len(unsure), 8)):
+            version = {key: max(versions) for key, versions in self.sim.spark.versions.items()} | dict(
+                zip(unsure, choice, strict=False)
+            )
+            wrong = self._wrong(version, partly)
+            if wrong is None:
+                return
+        if partly:
+            raise Violation("no row twice or made up, also where a query is lost", wrong or "")
+        raise Violation("every row counted once at the sink", wrong or "")
+
+    def _differs(self, key: tuple[str, int]) -> bool:
+        return any(data.name == key[0] and key[1] in data.other for data in self.sim.dataflow.sources)
+
+    def states(self, name: str) -> list[dict[str, Any]]:
+        """State of each partition of a sink, which all replicas that have ever finished must agree on."""
+        stage = next(stage for stage in self.plan.stages if stage.name == name)
+        states = []
+        for partition in range(stage.partitions):
+            # Also those that were dropped since: the query may end when the source of a move has finished and been
+            # dropped, and the target is about to.
+            found = self.sim.ledger.replicas_of(stage.id, partition)
+            finished: list[Any] = [replica for replica in found if replica.complete]
+            if not finished:
+                raise Violation("every row counted once at the sink", f"nobody has finished {name}/{partition}")
+            self.counts["replicas compared at the end"] += len(finished) - 1
+            for other in finished[1:]:
+                if other.operator.state != finished[0].operator.state:
+                    raise Violation("replicas agree", f"{name}/{partition}")
+            states.append(finished[0].operator.state)
+        return states
+
+    def _states_so_far(self, name: str) -> list[dict[str, Any]]:
+        """Of each partition of a sink, the state of the replica that has come farthest, dead ones too."""
+        stage = next(stage for stage in self.plan.stages if stage.name == name)
+        of_each = [self.sim.ledger.replicas_of(stage.id, partition) for partition in range(stage.partitions)]
+        farthest: list[Any] = [max(found, key=lambda replica: replica.applied) for found in of_each if found]
+        return [replica.operator.state for replica in farthest]
+
+    def _wrong_fetched(self, version: dict[tuple[str, int], int], partly: bool) -> str | None:
+        for sink, got in zip(self.sim.dataflow.sinks, self.sim.fetches.rows.values(), strict=True):
+            found, expected = Counter(got), Counter(sink.model(version))
+            if found - expected or (found != expected and not partly):
+                missing, extra = list((expected - found).items())[:3], list((found - expected).items())[:3]
+                return f"output of {sink.name}: missing {missing}, too many {extra}"
+        return None
+
+    def _wrong(self, version: dict[tuple[str, int], int], partly: bool = False) -> str | None:
+        if self.sim.dataflow.collected:
+            return self._wrong_fetched(version, partly)
+        for sink in self.sim.dataflow.sinks:
+            expected = Counter(sink.model(version))
+            states = self._states_so_far(sink.name) if partly else self.states(sink.name)
+            if issubclass(sink.kind, Sink):
+                got = Counter(row for state in states for row in state["rows"])
+                if got - expected or (got != expected and not partly):
+                    missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
+                    return f"{sink.name}: missing {missing}, too many {extra}"
+                self.counts["rows at sinks of runs that were lost" if partly else "rows at sinks"] += got.total()
+            else:
+                totals: dict[int, tuple[int, int]] = {}
+                for i, key, _ in expected.elements():
+                    n, total = totals.get(key, (0, 0))
+                    totals[key] = (n + 1, total + i)
+                found = {key: value for state in states for key, value in state["totals"].items()}
+                early = partly and all(n <= totals.get(key, (0, 0))[0] for key, (n, _) in found.items())
+                if found != totals and not early:
+                    return f"{sink.name}: {found} instead of {totals}"
+        return None
+
+    def check_replicated(self) -> None:
+        """Back to as many copies as the stages ask for, as far as there are workers for them."""
+        table, members = self.controller.table, self.controller.members.workers
+        assert table is not None
+        for stage, partition in under_replicated(self.plan, table):
+            workers = {replica.worker for replica in table.stages[stage][partition]}
+            executors = {members[worker].about.executor for worker in workers}
+            for worker, member in members.items():
+                apart = self.plan.settings.same_executor or member.about.executor not in executors
+                if worker not in workers and apart and not member.leaving:
+                    raise Violation("everything is repaired", f"{stage}/{partition}: worker {worker} could hold a copy")
+            self.counts["partitions that cannot be repaired"] += 1
+        self.counts["runs that were repaired before their end"] += 1
+        if any(not replica.live for stage_ in table.stages for replicas in stage_ for replica in replicas):
+            raise Violation("everything is repaired", "a replica is listed and not live")

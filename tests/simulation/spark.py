@@ -1,0 +1,99 @@
+"""What Spark does for a query: jobs that read its DataFrames, with tasks that are tried again."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flux.dataflow.plan import DataFrameSourcePlan
+from partitioning.ids import StreamId
+from tests.simulation.ingress_process import IngressProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+#: Tasks of a Spark job that run at the same time: more partitions come in waves.
+TASKS_MAX = 3
+
+
+@dataclass
+class SparkJob:
+    """The job that reads one Spark source: its tasks, their attempts, and when it is over."""
+
+    source: int
+    waiting: list[int]
+    partitions: int
+    running: dict[int, list[IngressProcess]] = field(default_factory=dict)
+    attempts: Counter[int] = field(default_factory=Counter)
+    done: set[int] = field(default_factory=set)
+    over: bool = False
+
+
+class Spark:
+    """``versions``: of each partition of a source, those that attempts have read."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.world, self.plan, self.controller = sim.world, sim.plan, sim.controller
+        self.jobs: list[SparkJob] = []
+        self.attempts: list[IngressProcess] = []
+        self.versions: dict[tuple[str, int], set[int]] = {}
+        self._attempt_ids = itertools.count()
+
+    def start(self) -> None:
+        for source, data in zip(self.plan.sources, self.sim.dataflow.sources, strict=True):
+            if isinstance(source, DataFrameSourcePlan):
+                job = SparkJob(source.id, list(range(len(data.batches))), len(data.batches))
+                self.jobs.append(job)
+                for partition in data.other:
+                    for edge in self.plan.edges_of_source(source.id):
+                        self.sim.ledger.unsteady.add(StreamId(edge.id, partition))
+                self._fill(job)
+
+    def _fill(self, job: SparkJob) -> None:
+        while job.waiting and len(job.running) < TASKS_MAX:
+            self.attempt(job, job.waiting.pop(0))
+        if not job.waiting and not job.running and not job.over:
+            job.over = True
+            delay = self.world.random.random() * self.sim.faults.edge_complete_delay_s
+            self.sim.network.disturbed(self.world.now + delay)
+            self.world.after(delay, self._edges_complete, job)
+
+    def _edges_complete(self, job: SparkJob) -> None:
+        for edge in self.plan.edges_of_source(job.source):
+            self.sim.server.perform(self.controller.on_edge_complete(edge.id, list(range(job.partitions))))
+
+    def attempt(self, job: SparkJob, partition: int) -> None:
+        if self.controller.phase == "ended" or partition in job.done:
+            return
+        data = self.sim.dataflow.sources[job.source]
+        version = min(job.attempts[partition], 1) if self.world.chance(0.8) else 0
+        self.versions.setdefault((data.name, partition), set()).add(version)
+        job.attempts[partition] += 1
+        batches = data.read(partition, version)
+        attempt = IngressProcess(self.sim, job.source, partition, next(self._attempt_ids), batches)
+        job.running.setdefault(partition, []).append(attempt)
+        self.attempts.append(attempt)
+
+    def job_of(self, attempt: IngressProcess) -> SparkJob:
+        return next(job for job in self.jobs if job.source == attempt.source)
+
+    def finished(self, attempt: IngressProcess) -> None:
+        job = self.job_of(attempt)
+        for each in job.running.pop(attempt.index):
+            each.die()
+        job.done.add(attempt.index)
+        self._fill(job)
+
+    def failed(self, attempt: IngressProcess) -> None:
+        attempt.die()
+        job = self.job_of(attempt)
+        alive = job.running[attempt.index]
+        alive.remove(attempt)
+        if not alive:
+            self.world.after(self.world.random.random() * 0.1, self.attempt, job, attempt.index)
+
+    def alive(self) -> list[IngressProcess]:
+        return [attempt for job in self.jobs for some in job.running.values() for attempt in some if not attempt.dead]

@@ -1,0 +1,125 @@
+"""Replicas that stand still though their workers are well: they hear and answer as ever, and take no more steps for a while.
+
+The law, as the design has it (design: standing-still), with bookkeeping of its own:
+
+who stands still is dropped   a live replica that counts, has the whole order, and applies none of its committed steps for
+                              spark.flux.step.timeout, though its primary has applied more and has room in its logs, is out of
+                              the table when the primary has reported that a few times more
+
+A primary that goes on hides it from everybody else until its order log is full, so no other law sees it in time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
+from tests.simulation.violation import Key, Violation
+from tests.simulation.world import TICK_S
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+    from tests.simulation.worker_process import WorkerProcess
+
+#: (stage, partition, worker, incarnation)
+Life = tuple[int, int, int, int]
+#: Reports of its primary: one before the controller can know that it stands still, one that tells that the time is over, and one
+#: on its way.
+REPORTS = 3
+
+
+@dataclass
+class Still:
+    """A replica that has applied so many steps ``since`` then, as its primary at ``told_by`` has reported without a break."""
+
+    applied: int
+    told_by: int
+    since: float
+
+
+class Standing:
+    """``until``: some replica stands still on purpose."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.until = sim.world.now
+        self._still: dict[Life, Still] = {}
+        self._rng = random.Random(f"standing {sim.seed}")
+
+    @property
+    def limit_s(self) -> float:
+        settings = self.sim.plan.settings
+        return settings.step_timeout + REPORTS * settings.heartbeat_interval + 2 * TICK_S
+
+    # ---- the fault
+
+    def strike(self) -> None:
+        """Some secondary takes no more steps."""
+        table = self.sim.controller.table
+        if table is None or self.sim.controller.phase != "running":
+            return
+        copies = [
+            (self.sim.by_node[core.worker], key, replica)
+            for core in self.sim.hosts()
+            for key, replica in core.replicas.items()
+            if not replica.primary and not replica.finished and "ready" not in vars(replica)
+        ]
+        if copies:
+            self._stop(*self._rng.choice(copies), self._rng.random() * self.sim.faults.stand_s)
+
+    def _stop(self, process: WorkerProcess, key: Key, replica: Replica, seconds: float) -> None:
+        self.sim.counts["replicas that stood still"] += 1
+        replica.ready = lambda now: False  # type: ignore[method-assign]
+        self.until = max(self.until, self.sim.world.now + seconds)
+        self.sim.world.after(seconds, self._goes_on, process, key, replica)
+
+    def _goes_on(self, process: WorkerProcess, key: Key, replica: Replica) -> None:
+        del replica.ready  # type: ignore[method-assign]
+        if not process.dead and process.core is not None and process.core.replicas.get(key) is replica:
+            process.core.goes_on(key)
+            process.wake()
+
+    # ---- the law
+
+    def reports(self, core: StageWorker) -> None:
+        """A worker reports to the controller: what is true of the secondaries of its primaries by now."""
+        sim, now = self.sim, self.sim.world.now
+        if now < sim.network.disturbed_until or sim.controller.phase != "running":
+            self._still.clear()
+            return
+        found = dict(self._owing(core))
+        for life in [life for life, still in self._still.items() if still.told_by == core.worker and life not in found]:
+            del self._still[life]
+        for life, applied in found.items():
+            still = self._still.get(life)
+            if still is None or (still.applied, still.told_by) != (applied, core.worker):
+                self._still[life] = Still(applied, core.worker, now)
+            elif now - still.since > self.limit_s:
+                raise Violation(
+                    "who stands still is dropped",
+                    f"stage {life[0]}, partition {life[1]}: worker {life[2]} has applied {applied} steps, and none "
+                    f"for {now - still.since:.2f} s",
+                )
+
+    def _owing(self, core: StageWorker) -> Iterator[tuple[Life, int]]:
+        """Replicas that could apply a step which their primaries here have applied, and how many they have."""
+        table, repairs = self.sim.controller.table, self.sim.controller.repairs
+        assert table is not None
+        for key, primary in core.replicas.items():
+            if not primary.primary or self.sim.leader_of(*key) != core.worker or not primary.has_room:
+                continue
+            for listed in table.stages[key[0]][key[1]][1:]:
+                peer = primary.order.peers.get(listed.worker)
+                at = self.sim.core_of(listed.worker)
+                replica = None if at is None else at.replicas.get(key)
+                if peer is None or replica is None or not repairs.is_safe(*key, listed):
+                    continue
+                same_life = peer.incarnation == replica.incarnation == listed.incarnation
+                whole_order = peer.acked is not None and peer.acked >= primary.order.end
+                owes = replica.applied < min(primary.order.committed, primary.applied)
+                if same_life and peer.greeted and whole_order and owes:
+                    yield (*key, listed.worker, listed.incarnation), replica.applied

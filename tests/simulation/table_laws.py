@@ -1,0 +1,85 @@
+"""The laws about what the controller decides: where replicas are, what is added, and what stands still for it (design: laws)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from controller.replicas.kinds import wanted
+from partitioning.table import ReplicaAt
+from tests.simulation.violation import Key, Violation
+from tests.simulation.witness import WITNESS
+
+if TYPE_CHECKING:
+    from controller.replicas.next_additions import Addition
+    from tests.simulation.checkers import Ledger
+
+
+class TableLaws:
+    """``check`` after each decision. ``moved``: stage, partition and incarnation of replicas that are there by a move."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.moved: set[tuple[int, int, int]] = set()
+        self._seen = -1  # epoch of the table that was looked at last
+        self._copies_at_first: dict[tuple[int, int, int], int] = {}  # when a target was listed, this among them
+        self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
+
+    def stall(self, stage: int, partition: int, now: float, seconds: float) -> None:
+        """The state of a partition is being copied. Seen where it happens, not where it is ordered."""
+        self._stalled = {key: until for key, until in self._stalled.items() if until > now}
+        self._stalled[stage, partition] = now + seconds
+        if len(self._stalled) > self._ledger.plan.settings.repairs_at_once:
+            raise Violation("at most so many partitions stalled at a time", f"{sorted(self._stalled)}")
+
+    def resume_all(self, stalled: Iterable[Key]) -> None:
+        """Their process is dead."""
+        for key in stalled:
+            self._stalled.pop(key, None)
+
+    def check(self) -> None:
+        table, repairs = self._ledger.controller.table, self._ledger.controller.repairs
+        if table is None:
+            return
+        stages = {addition.stage for addition in repairs.under_way.values()}
+        if len(repairs.under_way) > self._ledger.plan.settings.repairs_at_once:
+            raise Violation("at most so many additions at a time", f"{list(repairs.under_way)}")
+        if len(stages) > 1:
+            raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
+        self.moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.from_worker is not None}
+        if table.epoch == self._seen:
+            return
+        self._seen = table.epoch
+        for stage in self._ledger.plan.stages:
+            for partition, replicas in enumerate(table.stages[stage.id]):
+                workers = [replica.worker for replica in replicas]
+                if len(set(workers)) < len(workers) or not set(workers) <= set(table.endpoints):
+                    raise Violation("replicas are on different workers of the table", f"{stage.name}/{partition}")
+                if replicas and not repairs.is_safe(stage.id, partition, replicas[0]):
+                    raise Violation("a primary is safe", f"{stage.name}/{partition}: {replicas}")
+                if any(replica.kind == WITNESS for replica in replicas[:1]):
+                    raise Violation("a witness never leads", f"{stage.name}/{partition}: {replicas}")
+                addition = repairs.under_way.get((stage.id, partition))
+                moving = addition is not None and addition.from_worker is not None
+                if len(replicas) > len(wanted(stage)) + moving:
+                    raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
+                self._check_apart((stage.id, partition), replicas, addition)
+
+    def _check_apart(self, key: Key, replicas: Sequence[ReplicaAt], addition: Addition | None) -> None:
+        """The loss of one executor takes one copy. Source and target of a move may share one: only one of them stays."""
+        if self._ledger.plan.settings.same_executor:
+            return
+        workers = [replica.worker for replica in replicas]
+        if addition is not None and addition.from_worker is not None:
+            alike = sum(replica.kind == addition.kind for replica in replicas)
+            at_first = self._copies_at_first.setdefault((*key, addition.incarnation), alike)
+            if alike == at_first:  # none was lost whose place the target takes instead
+                workers = [worker for worker in workers if worker != addition.from_worker]
+        members = self._ledger.controller.members.workers
+        workers = [worker for worker in workers if worker in members]  # the loss that ends a query changes no table
+        executors = [members[worker].about.executor for worker in workers]
+        if len(set(executors)) < len(executors):
+            at = dict(zip(workers, executors, strict=True))
+            raise Violation(
+                "copies are on different executors", f"{self._ledger.plan.stages[key[0]].name}/{key[1]}: {at}"
+            )

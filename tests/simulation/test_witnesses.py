@@ -1,0 +1,52 @@
+"""Replicas of another kind among active ones: witnesses keep the order and nothing else, and every law is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+import controller.replicas.kinds as at_controller
+import flux.replicas.kinds as at_workers
+from tests.simulation.mixes import WITNESSED
+from tests.simulation.run import Result, run
+from tests.simulation.witness import WITNESS, witnesses
+
+SEEDS = range(200)
+
+
+@pytest.fixture(scope="module")
+def witnessed() -> list[Result]:
+    return [run(seed, WITNESSED) for seed in SEEDS]
+
+
+@pytest.mark.timeout(900)  # a minute on a free core
+def test_active_replicas_and_witnesses_together_keep_every_law(witnessed: list[Result]) -> None:
+    broken = [f"run({r.seed}, WITNESSED): {r.law}: {r.detail}" for r in witnessed if not r.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "steps that a witness had to know",
+        "witnesses added",
+        "witnesses moved",
+        "workers that crashed during a repair",
+        "take-overs",
+        "repairs",
+        "primaries moved",
+        "drains completed",
+        "moves that lost a bystander",
+        "runs that were repaired before their end",
+        "runs that came to rest",
+    ],
+)
+def test_it_happens_among_witnesses(witnessed: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in witnessed) > 3
+
+
+def test_a_kind_is_known_only_as_long_as_it_is_registered() -> None:
+    with witnesses(1):
+        assert WITNESS in at_workers.without_streams()
+        assert WITNESS in at_controller.known()
+    assert not at_workers.without_streams()
+    assert WITNESS not in at_controller.known()

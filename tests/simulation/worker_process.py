@@ -1,0 +1,339 @@
+"""The worker of the simulation: around a ``StageWorker``, what ``flux.shell.worker`` is around it in a Spark task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from flux.dataflow.plan import WorkerSourcePlan
+from flux.errors import Fenced, NonDeterministicInputError
+from flux.host.effects import ToConnection
+from flux.host.reading import open_reader
+from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import behind, unapplied
+from flux.replicas.aside import attempt
+from flux.replicas.transfers import Aside, Limits
+from flux.stream.positions import ReaderPosition
+from flux.stream.producer import ToWorker
+from flux.wire.codec import decode_batches
+from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTable, PartitionFinished
+from flux.wire.messages import Chunk, Data, Hello, Install
+from partitioning.table import Table
+from tests.simulation.busy import Busy
+from tests.simulation.faults import Faults
+from tests.simulation.network import Identity
+from tests.simulation.process import HELD_BACK_S, TURN_S, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+#: Virtual time that a worker stands still while it copies the state of a partition, at most.
+COPY_S = 0.004
+#: How far the clock of a worker may be ahead or behind, where there are timers.
+SKEW_S = 0.1
+#: An answer is slow that takes longer than this on average, and then so many parts of a state are under way at once.
+SLOW_S, PARTS_AT_ONCE = 0.01, 4
+
+
+def draw_limits(rng: random.Random, faults: Faults) -> Limits:
+    """States in small parts and in one, made at once and in the background. Where an answer takes long, some parts at a time: one
+    by one, tiny parts of a large state take longer than an attempt may."""
+    part_bytes, parts, inline_bytes = rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20])
+    answer_s = 2 * (faults.delay_s + TURN_S * faults.slowness)
+    return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes)
+
+
+class WorkerProcess(Process):
+    def __init__(self, sim: Simulation, slot: int, attempt: int, executor: str) -> None:
+        super().__init__(sim, "worker", slot, attempt)
+        self.executor = executor
+        self.core: StageWorker | None = None  # type: ignore[assignment]
+        self._opened: set[tuple[int, int]] = set()
+        self._held_back: set[tuple[int, int]] = set()  # sources that wait with their end
+        self._watched: set[int] = set()
+        self.load = None if sim.demand is None else Busy(sim.demand)
+        self._copying: set[tuple[int, int]] = set()  # partitions whose state was copied from here
+        self._copied_aside: set[tuple[int, int]] = set()
+        self._skew = (
+            random.Random(f"clock {sim.seed} {attempt}").uniform(-SKEW_S, SKEW_S) if sim.dataflow.timed else 0.0
+        )
+        sim.listening[str(attempt)] = self
+        self._failure: Failure | None = None
+        self._unheard: list[Any] = []  # waits in the socket until the loop begins
+        sim.hearts.start(self)
+
+    @property
+    def clock(self) -> float:
+        return self.world.now + self._skew
+
+    def welcomed(self, incarnation: int, workers: int) -> None:
+        if self.core is None:
+            self.core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
+            self.core.subscriptions.credit.floor = self.sim.dataflow.credit_floor
+            self.core.reading.open_reader = self._open
+            self.core.reading.idle_s = self.sim.idle_source_s
+            self.sim.by_node[self.node] = self
+            self.sim.welcomed(self)
+            self.sim.ledger.watch_worker(self.core)
+            self.inbox.extend(self._unheard)
+
+    def report_again(self) -> None:
+        assert self.core is not None
+        self.core.report_again()
+
+    def stats(self, now: float) -> dict[str, Any]:
+        if self.core is None:
+            return {}
+        self.sim.standing.reports(self.core)
+        load = {} if self.load is None else {"load": self.load.report(self.core, now)}
+        return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load}
+
+    def on_rejected(self) -> None:
+        self.sim.replaced(self)
+
+    def on_stop(self) -> None:
+        """A worker that has been emptied, or that nobody needs any more, goes for good."""
+        if self.sim.controller.phase in ("starting", "running"):
+            self.sim.counts["workers told to go while the query runs"] += 1
+            self.report(Goodbye(node=self.node))
+            self.die()
+            self.sim.rivals.ended_well(self)
+
+    def on_new_table(self, table: Table) -> None:
+        core = self.core
+        assert core is not None
+        try:
+            core.on_table(table, self.clock)
+        except Fenced:
+            self.sim.fenced(self)
+            return
+        self._watch(core)
+        self.sim.ledger.watch_roles(core)
+        self.sim.moves.roles(core)
+        for key in self._opened - core.sources.keys():  # read by another worker from now on
+            self.sim.counts["sources given to another worker"] += 1
+            self._opened.discard(key)
+            self._held_back.discard(key)
+        self._opened |= core.sources.keys()
+
+    def on_whole_table(self, order: NewTable, newer: bool) -> None:
+        assert self.core is not None
+        for edge, producers in order.complete.items():
+            self.core.on_edge_complete(edge, producers)
+
+    def _watch(self, core: StageWorker) -> None:
+        for replica in core.replicas.values():
+            if id(replica) not in self._watched:
+                self._watched.add(id(replica))
+                self.sim.ledger.watch_replica(core, replica)
+        for producer in core.producers.values():
+            if id(producer) not in self._watched:
+                self._watched.add(id(producer))
+                self.sim.ledger.watch_producer(producer, self._current, self.careless)
+
+    def _current(self) -> bool:
+        table = self.sim.controller.table
+        return table is not None and self.node in table.endpoints
+
+    def on_edge_complete(self, order: EdgeComplete) -> None:
+        assert self.core is not None
+        self.core.on_edge_complete(order.edge, order.producers)
+
+    def on_copy_state(self, order: CopyState) -> None:
+        assert self.core is not None
+        self.core.on_copy_state(order)
+
+    def hear_data(self, identity: Identity, content: Any) -> None:
+        self.inbox.append((self._on_data_plane, (identity, *content)))
+        self.wake()
+
+    def _on_data_plane(self, identity: Identity, message: Any, batches: Any) -> None:
+        core = self.core
+        if core is None:
+            self._unheard.append((self._on_data_plane, (identity, message, batches)))
+            return
+        if isinstance(message, bytes):
+            message = self.decoded(message)
+            if message is None:
+                return
+            if isinstance(message, Data):
+                known = core.knows(identity, message)
+                batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
+        if isinstance(message, Install):
+            self.sim.counts["copies of state in several parts"] += message.offset > 0
+            self.sim.stalls.copied()
+            self._installing(core, core.on_install, identity, message, batches)
+            return
+        if isinstance(message, Hello) and message.epoch > core.epoch:
+            self.sim.counts["greetings of a newer epoch"] += 1
+        core.on_data_plane(identity, message, batches, self.clock)
+
+    def _installing(self, core: StageWorker, event: Callable[..., None], *given: Any) -> None:
+        """Perhaps a replica comes to life."""
+        known = set(core.replicas.values())
+        event(*given, self.clock)
+        self.sim.counts["copies of state installed"] += set(core.replicas.values()) != known
+        self._watch(core)
+
+    def on_answer(self, worker: int, message: Any) -> None:
+        assert self.core is not None
+        self.core.on_answer(worker, message, self.clock)
+
+    def turn(self) -> None:
+        """An input that is not deterministic is reported, as the shell does with every error, and until somebody hears it."""
+        try:
+            if self._failure is None:
+                self._turn_of_core()
+        except NonDeterministicInputError as error:
+            self._failure = Failure(node=self.node, kind=type(error).__name__, message=str(error))
+            self.sim.counts["workers that got other batches than were ordered"] += 1
+        if self._failure is not None:
+            self.report(self._failure)
+            self.wake(HELD_BACK_S)
+
+    def _turn_of_core(self) -> None:
+        core, now = self.core, self.clock
+        assert core is not None
+        self.sim.hearts.turned(self)
+        steps = self.world.throw(4)
+        worked = 0
+        while worked < steps and core.work(now):
+            worked += 1
+        if worked < steps:
+            self.sim.ledger.check_idle(core, now)
+        if worked:
+            self.sim.strikes.first_step()
+            if self.dead or self._in_a_long_step():
+                return
+        busy = bool(worked)
+        batches = self._read(core, idle=not busy)
+        busy = busy or batches > 0
+        if self.dead:
+            return
+        for producer in core.producers.values():
+            if producer.dirty and producer.log:
+                self.sim.ledger.publish(producer)
+        sent = False
+        for effect in core.poll(now):
+            sent = True
+            if isinstance(effect, ToWorker):
+                self.send(effect)
+                if isinstance(effect.message, Install) and effect.message.offset == 0:
+                    self._stall(effect.message)
+            elif isinstance(effect, Aside):
+                self._aside(effect)
+            elif isinstance(effect, ToConnection):
+                content: Any = self.encoded(effect.message) if self.sim.faults.encoded else effect.message
+                if isinstance(effect.message, Chunk):
+                    content = (effect.message, effect.payload)
+                assert isinstance(effect.connection, tuple)
+                self.sim.network.of(effect.connection).reply(effect.connection, content)
+            else:
+                if isinstance(effect.message, PartitionFinished):
+                    self.sim.ledger.check_finished(core, effect.message)
+                self.report(effect.message)
+        self.beat(now)
+        if busy or sent:
+            self.sim.ledger.check_worker(core)
+            self.note_credit()
+        if busy:
+            self.wake(TURN_S * self.slowness * max(batches, 1))
+        else:
+            held_back = bool(self._held_back) and not any(
+                core.wants(*key) for key in core.sources.keys() - self._held_back
+            )
+            again = now + HELD_BACK_S if held_back else core.reading.due(now)
+            rest = min(core.due(), self._beat_at, again) - now
+            self.wake(max(rest, TURN_S * self.slowness))
+
+    def _in_a_long_step(self) -> bool:
+        """What it gives goes out when it is over, and what has come meanwhile is read then."""
+        faults = self.sim.faults
+        long = self.sim.hearts.long_step(self)
+        if long is not None:
+            self.pause(long, busy=True)
+            self.wake()
+            return True
+        if self.sim.network.calm or not self.world.chance(faults.slow_step_probability):
+            return False
+        seconds = self.world.random.random() * faults.slow_step_s
+        if seconds > self.sim.plan.settings.heartbeat_timeout / 2 and not self.sim.strikes.spares(self):
+            return False
+        self.sim.counts["long steps"] += 1
+        self.pause(seconds, busy=True)
+        self.wake()
+        return True
+
+    def _stall(self, install: Install) -> None:
+        """It took time to copy the state, and the whole worker stood still."""
+        if (install.stage, install.partition) in self._copied_aside:
+            self._copied_aside.discard((install.stage, install.partition))
+            return
+        seconds = self.world.random.random() * COPY_S
+        self._note_stall((install.stage, install.partition), seconds)
+        self.pause(seconds, busy=True)
+
+    def _aside(self, effect: Aside) -> None:
+        """Another thread does it; what it reads must not change meanwhile, so it is read at the end."""
+        seconds = self.world.random.random() * COPY_S
+        if effect.what == "copy":
+            self._copied_aside.add(effect.key)
+            self._note_stall(effect.key, seconds)
+        self.sim.counts[f"states in the background: {effect.what}"] += 1
+        self.world.after(seconds, self._aside_done, effect)
+
+    def _aside_done(self, effect: Aside) -> None:
+        if not self.dead:
+            assert self.core is not None
+            done = (self._installing, (self.core, self.core.on_done, effect.token, attempt(effect.job)))
+            self.inbox.append(done)
+            self.wake()
+
+    def _note_stall(self, key: tuple[int, int], seconds: float) -> None:
+        """A deposed primary that does not know yet holds up nobody: another one leads its partition."""
+        if self.sim.leader_of(*key) == self.node:
+            self._copying.add(key)
+            self.sim.ledger.tables.stall(*key, self.world.now, seconds)
+
+    def die(self) -> None:
+        super().die()
+        self.sim.ledger.tables.resume_all(self._copying)
+
+    def _open(
+        self, about: WorkerSourcePlan, partition: int, position: ReaderPosition
+    ) -> Iterator[pa.RecordBatch | None]:
+        assert self.core is not None
+        self.sim.counts["sources read again from the middle"] += position > 0
+        streams = self.core.sources[about.id, partition]
+        self.sim.counts["sources read by another worker"] += streams.producers[0].incarnation > 0
+        return self._patiently((about.id, partition), open_reader(about, partition, position))
+
+    def _patiently(
+        self, key: tuple[int, int], reader: Iterator[pa.RecordBatch | None]
+    ) -> Iterator[pa.RecordBatch | None]:
+        """With nothing to read at the end, as long as the sources may not end."""
+        yield from reader
+        while not self.sim.may_end(*key):
+            self._held_back.add(key)
+            yield None
+        self._held_back.discard(key)
+
+    def _read(self, core: StageWorker, idle: bool) -> int:
+        """As the shell does, how many batches. Each takes as long as a turn without one."""
+        if not core.sources:
+            core.read(idle, self.clock)  # it keeps count of turns
+            return 0
+        self.sim.counts["turns with a full log"] += sum(not streams.has_room for streams in core.sources.values())
+        ended = sum(streams.ended for streams in core.sources.values())
+        batches = 0
+        while core.read(idle, self.clock + batches * TURN_S * self.slowness):
+            batches += 1
+            if sum(streams.ended for streams in core.sources.values()) > ended:
+                ended += 1
+                self.sim.strikes.last_batch()
+                if self.dead:
+                    break
+        return batches

@@ -1,0 +1,167 @@
+"""The documents hold together: links lead somewhere, rules have one name each, and named variants exist. So do the files of
+the code: each is short, and has a name of its own where names are looked up without folders."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [
+    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+]
+PACKAGES = ("partitioning", "flux", "controller", "spark_integration", "benchmarks", "tests")
+RULES = [*(ROOT / "docs").rglob("*.md")]
+MODULES = [path for folder in (*PACKAGES, "examples") for path in (ROOT / folder).rglob("*.py")]
+#: What is longer has more than one idea; kernels are many small functions that numba compiles together.
+LINES_MAX = 500
+
+_ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
+_CITATION = re.compile(r"\(design: ([a-z0-9-]+(?:, [a-z0-9-]+)*)[);]")
+_FILE = re.compile(
+    r"`((?:partitioning|flux|controller|spark_integration|benchmarks|tests|examples|docs)/[\w/]*(?:\.\w+)?)`"
+)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+_VARIANTS = re.compile(r"\*Variants?[^*]*:\*([^*]*?\.)(?:\s|$)")
+
+
+def anchors(text: str) -> list[str]:
+    """Explicit anchors, and those that hosts of Markdown give to headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    headings = (re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in _HEADING.findall(text))
+    return [*_ANCHOR.findall(text), *headings]
+
+
+def dead_links(text: str, folder: Path, own: Path | None = None) -> Iterator[str]:
+    """Relative links of a document in ``folder`` that lead nowhere."""
+    for link in _LINK.findall(_CODE.sub("", text)):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, fragment = link.partition("#")
+        target = folder / name if name else own
+        where = anchors(text if target is None else target.read_text()) if target is None or target.is_file() else []
+        if (target is not None and not target.exists()) or (fragment and fragment not in where):
+            yield link
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    dead = [
+        f"{path.relative_to(ROOT)}: {link}" for path in DOCUMENTS for link in dead_links(path.read_text(), path.parent)
+    ]
+    assert len(DOCUMENTS) > 5
+    assert not dead, "\n".join(dead)
+
+
+def test_a_link_to_nothing_is_found() -> None:
+    text = "# A title\n[a](nowhere.md) [b](README.md) [c](README.md#no-such-part) [d](#a-title) `[e](code.md)`"
+    assert list(dead_links(text, ROOT)) == ["nowhere.md", "README.md#no-such-part"]
+
+
+def test_every_rule_has_a_name_of_its_own() -> None:
+    named = Counter(name for path in RULES for name in _ANCHOR.findall(path.read_text()))
+    assert len(named) > 50
+    assert [name for name, times in named.items() if times > 1] == []
+
+
+def test_every_variant_that_a_rule_names_exists() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "tests" / "simulation").glob("*.py"))
+    named = {
+        name
+        for path in RULES
+        for listed in _VARIANTS.findall(path.read_text())
+        for name in re.findall(r"`(\w+)`", listed)
+    }
+    assert len(named) > 30
+    assert {name for name in named if f"def {name}(" not in code} == set()
+
+
+def test_every_file_that_a_document_names_exists() -> None:
+    """Not in CHANGELOG.md, which tells of earlier files too."""
+    kept = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+    named = {(path, name) for path in kept for name in _FILE.findall(path.read_text())}
+    assert len(named) > 60
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_table_of_packages_names_every_module() -> None:
+    rows = re.findall(r"^\| `([\w/]+)/` \|.*\| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    folders = {path.parent for package in PACKAGES if package != "tests" for path in (ROOT / package).rglob("*.py")}
+    assert {ROOT / folder for folder, _ in rows} == folders
+    for folder, files in rows:
+        found = {path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith(("_", "test_"))}
+        assert found - set(re.findall(r"`(\w+)`", files)) == set(), folder
+
+
+def test_every_module_but_the_kernels_is_short_enough_for_one_idea() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in MODULES}
+    assert len(lengths) > 300
+    kernels = ROOT / "partitioning" / "kernels.py"
+    long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > LINES_MAX}
+    assert set(long) <= {str(kernels.relative_to(ROOT))}, long
+
+
+def test_every_module_of_tests_that_is_in_no_package_has_a_name_of_its_own() -> None:
+    """Those of two folders cannot be run together otherwise, and executors find helpers by name."""
+    folders = {path.parent for path in MODULES if path.is_relative_to(ROOT / "tests")}
+    loose = [folder for folder in folders if not (folder / "__init__.py").exists()]
+    assert len(loose) > 5
+    times = Counter(path.name for path in MODULES if path.parent in loose)
+    assert [name for name, found in times.items() if found > 1] == []
+
+
+def cited(text: str) -> list[str]:
+    """Names of the rules that a module cites, as in ``(design: release-rule, commit)``."""
+    return [name for names in _CITATION.findall(text) for name in names.split(", ")]
+
+
+def test_every_cited_rule_exists() -> None:
+    rules = {name for path in RULES for name in _ANCHOR.findall(path.read_text())}
+    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path != Path(__file__)]
+    found = [(str(path.relative_to(ROOT)), name) for path in modules for name in cited(path.read_text())]
+    assert len(found) > 60
+    assert [(path, name) for path, name in found if name not in rules] == []
+
+
+def test_a_citation_is_read_whole() -> None:
+    assert cited("Waits (design: copy, no-such-rule). (design: pulse)") == ["copy", "no-such-rule", "pulse"]
+
+
+def test_the_first_hour_breaks_a_law_with_a_seed_that_shows_it() -> None:
+    """The seeds of a variant are renewed when they no longer show it, and this one with them."""
+    first_hour = (ROOT / "CONTRIBUTING.md").read_text().split("See a law break")[1].split("Understand it")[0]
+    variants = (ROOT / "tests" / "simulation" / "variants.py").read_text()
+    seeds = re.search(r"Variant\(sends_before_it_is_committed, COMMITTED, \(([\d, ]+)\)\)", variants)
+    assert seeds is not None
+    shown = set(re.findall(r"SEED=(\d+)", first_hour))
+    assert shown
+    assert shown <= set(re.findall(r"\d+", seeds[1]))
+    (replaced,) = re.findall(r"`(producer\.release_from = \w+)`", first_hour)
+    assert (ROOT / "flux" / "replicas" / "release.py").read_text().count(replaced) == 2
+
+
+def test_every_run_of_a_variant_that_a_document_names_shows_it() -> None:
+    """By the table of variants, whose seeds are renewed when they no longer do."""
+    variants = (ROOT / "tests" / "simulation" / "variants.py").read_text()
+    runs = [run for path in DOCUMENTS for run in re.findall(r"make sim SEED=(\d+) VARIANT=(\w+)", path.read_text())]
+    assert runs
+    for seed, name in runs:
+        (seeds,) = re.findall(rf"\b{name}, [^(\n]*\(([\d, ]+)\)", variants)
+        assert seed in re.findall(r"\d+", seeds), name
+
+
+def test_every_member_of_a_class_that_a_document_names_exists() -> None:
+    """As in ``Producer.on_table``. Not in CHANGELOG.md, which tells of earlier ones too."""
+    code = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    bodies: dict[str, str] = {}
+    for name, body in re.findall(r"^class (\w+)(.*?)(?=^\S|\Z)", code, re.MULTILINE | re.DOTALL):
+        bodies[name] = bodies.get(name, "") + body
+    kept = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+    named = {(path, *pair) for path in kept for pair in re.findall(r"`([A-Z]\w+)\.(\w+)", path.read_text())}
+    found = [(path, name, member) for path, name, member in named if name in bodies]
+    assert len(found) > 30
+    missing = [pair for pair in found if not re.search(rf"\b{pair[2]}\b", bodies[pair[1]])]
+    assert [f"{path.relative_to(ROOT)}: {name}.{member}" for path, name, member in missing] == []
