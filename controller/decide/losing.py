@@ -11,13 +11,14 @@ from controller.decide.sweeping import Sweeper
 from controller.replicas.membership import Member
 from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
-from controller.replicas.table_changes import without_worker
+from controller.replicas.table_changes import AfterLoss, Judge, without_worker
 from controller.wording import some
 from flux.errors import QueryFailed
 from flux.host.notes import Kind, Pulse
 from flux.replicas.kinds import replicated
 from flux.wire.control import InStep
 from partitioning.ids import PartitionKey
+from partitioning.table import ReplicaAt, Table
 
 #: Partitions that an error names; further ones are only counted.
 NAMED = 8
@@ -41,6 +42,7 @@ class Losses:
         self._departures = departures
         self._sweeper = sweeper
         self._looked_at: float | None = None  # when silence was last looked for
+        self._complete: set[tuple[PartitionKey, int]] = set()  # partitions, and workers that have all of their output
 
     # ---- signs of life
 
@@ -105,10 +107,9 @@ class Losses:
         if board.table is None or board.phase == QueryPhase.ENDED:
             return
         readers = self._departures.readers(member.node)
-        table, orphans = without_worker(
+        table, orphans = self._after_loss(
             board.table, member.node, repairs.is_safe, readers, repairs.keeps_up, repairs.outlives_primary
         )  # fmt: skip
-        orphans = self._missed(orphans)
         if orphans:
             board.end(self._all_gone(member, orphans, why))
             return
@@ -118,11 +119,27 @@ class Losses:
         board.publish(table)
         self._sweeper.sweep(now)
 
-    def _missed(self, orphans: list[PartitionKey]) -> list[PartitionKey]:
-        """Those of the partitions that the query still needs. When it is finished, only kept output is needed."""
+    def note_complete(self, key: PartitionKey, worker: int) -> None:
+        """This worker's replica has reached the end of its input."""
+        self._complete.add((key, worker))
+
+    def _after_loss(self, table: Table, worker: int, safe: Judge, readers: list[int], *more: Judge) -> AfterLoss:
+        """``without_worker``; the orphans are those of the partitions that the query still needs. When it is finished,
+        only kept output is needed. A safe replica of it has the whole order, and still gets the rows, unless a stage
+        before it has lost its last replica: then only a replica with all output can show it."""
+        after = without_worker(table, worker, safe, readers, *more)
         if self._board.phase != QueryPhase.FINISHED:
-            return orphans
-        return [key for key in orphans if self._plan.stages[key.stage].collects]
+            return after
+        collects = [stage.collects for stage in self._plan.stages]
+
+        def shows(stage: int, partition: int, replica: ReplicaAt) -> bool:
+            known = not collects[stage] or (PartitionKey(stage, partition), replica.worker) in self._complete
+            return known and safe(stage, partition, replica)
+
+        before = (partitions for stage, partitions in enumerate(after.table.stages) if not collects[stage])
+        if not all(replicas for partitions in before for replicas in partitions):
+            after = without_worker(table, worker, shows, readers, *more)
+        return AfterLoss(after.table, [key for key in after.orphans if collects[key.stage]])
 
     def _all_gone(self, member: Member, orphans: list[PartitionKey], why: str) -> QueryFailed:
         lost = [f"{self._plan.stages[stage].name}/{partition}" for stage, partition in orphans]
@@ -164,8 +181,8 @@ class Losses:
             elif quiet > settings.heartbeat_timeout:
                 # The last orders that it sent have arrived after half of that time.
                 could_go_on = self._repairs.keeps_up_with_silence(member.heard + settings.heartbeat_timeout / 2)
-                _, orphans = without_worker(self._board.table, member.node, could_go_on, [])
-                if not self._missed(orphans) or member.cut or quiet > settings.heartbeat_last_timeout:
+                _, orphans = self._after_loss(self._board.table, member.node, could_go_on, [])
+                if not orphans or member.cut or quiet > settings.heartbeat_last_timeout:
                     self.give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
 
     def _too_long(self, member: Member, seconds: float) -> str:

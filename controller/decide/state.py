@@ -235,7 +235,9 @@ class Controller:
         self.board.publish(table)
 
     def _on_finished(self, message: PartitionFinished, now: float) -> None:
-        self.unfinished.discard(PartitionKey(message.stage, message.partition))
+        key = PartitionKey(message.stage, message.partition)
+        self.losses.note_complete(key, message.node)
+        self.unfinished.discard(key)
         if not self.unfinished and self.phase == QueryPhase.RUNNING:
             self.board.on(QueryEvent.ALL_OUT)
             if self._keep:

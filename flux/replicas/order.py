@@ -130,6 +130,8 @@ class OrderLog:
 
     def lead(self, others: Iterable[ReplicaAt], applied: int) -> None:
         """Be primary with these other replicas. Known ones keep what they have acked."""
+        # Only a safe replica leads: everything in its copy of the state is committed, also if nobody has told it yet.
+        self.committed = max(self.committed, self.base)
         known, self.peers = self.peers, {}
         for other in others:
             kind, peer = kind_of(other), known.get(other.worker)

@@ -123,3 +123,21 @@ def test_a_query_whose_output_is_kept_is_finished_before_it_ends() -> None:
     assert c.core.phase == QueryPhase.ENDED
     c.take(c.core.on_stop())
     assert c.core.error is None, "to stop it again is nothing"
+
+
+@pytest.mark.parametrize("both_have_it", [False, True])
+def test_kept_output_whose_input_is_gone_is_shown_only_by_a_replica_that_has_all_of_it(both_have_it: bool) -> None:
+    """Another safe replica knows the order of all rows, and would wait for ever for the rows."""
+    c = Cluster(slots=4, stages=2, collect=1)
+    before, collecting = c.holders(stage=0), c.holders(stage=2)
+    assert not set(before) & set(collecting)
+    for node in collecting if both_have_it else collecting[:1]:
+        c.report(node, PartitionFinished(node=node, stage=2, partition=0))
+    for node in before:
+        c.lose(node)
+    assert (c.core.phase, c.holders(stage=2)) == (QueryPhase.FINISHED, collecting)
+    c.lose(collecting[0])
+    if both_have_it:
+        assert (c.core.phase, c.holders(stage=2)) == (QueryPhase.FINISHED, collecting[1:])
+    else:
+        assert "the only safe copy" in str(c.core.error)

@@ -48,6 +48,15 @@ def test_a_step_is_committed_when_every_live_replica_has_received_it() -> None:
     assert log.committed == 2
 
 
+def test_who_leads_from_a_copy_knows_that_all_in_it_is_committed() -> None:
+    """Else it would ask another replica for a step that nobody keeps any more."""
+    log = OrderLog(7)
+    log.adopt([], 6)
+    log.lead([ReplicaAt(A, 0)], 7)
+    log.validate()
+    assert (log.committed, log.peers[A].acked) == (7, 7)
+
+
 def test_a_replica_that_is_not_live_is_not_waited_for() -> None:
     log = leading(A, steps=2, live=False)
     assert log.committed == 2

@@ -188,6 +188,9 @@ BROKE_ONCE = {
     20615: "the law took a query that was through for one ended by the divergence that was noticed last",
     300780: "the report of other output was lost, and not repeated where no step followed",
     20843: "the law took it for standing still that an order log of one step lets one stream go on after the other",
+    60000227: "the target of a move led before it was told that the last step of its copy is committed",
+    60001481: "the same",
+    60001780: "the output of a finished query was asked of a replica that waits for rows that nobody has any more",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
 }
 
