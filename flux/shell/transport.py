@@ -97,6 +97,10 @@ class Sockets:
             if message_max_bytes is not None:
                 raw.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
             raw.sndhwm = raw.rcvhwm = waiting_max
+            if waiting_max:
+                # ZeroMQ stops reading a connection at the limit. If the other end closes it then, the next probe would
+                # end the process by an assertion (libzmq 4.3.5, out_event).
+                raw.setsockopt(zmq.HEARTBEAT_IVL, 0)
             raw.setsockopt(zmq.HANDSHAKE_IVL, OPENING_MS)
             domain = f"port {next(self._numbers)}".encode()
             raw.zap_domain = domain

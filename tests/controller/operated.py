@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from harness import LIMIT_S
 
 import flux
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
@@ -297,11 +298,11 @@ def served(
 
     thread = threading.Thread(target=run, name=f"served {id}", daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     try:
         yield core
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
         assert not [found for found in find_all() if found.connection and found.connection.id == id]

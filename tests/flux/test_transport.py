@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import zmq
+from harness import LIMIT_S
 
 from flux.shell.transport import Keys, Sockets
 
@@ -46,7 +49,7 @@ def test_sockets_can_be_closed_after_one_could_not_be_opened(
     kept: list[Exception] = []
     thread = threading.Thread(target=tries, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert re.search(reason, *said)
 
@@ -61,13 +64,41 @@ def test_other_ports_and_links_work_after_one_could_not_be_opened() -> None:
     link = sockets.link(port.endpoint)
     link.send([b"hello"])
     heard: list[bytes] = []
-    for _ in range(500):
+    end = time.monotonic() + LIMIT_S
+    while not heard and time.monotonic() < end:
         for ready in sockets.wait(0.02):
             heard += [bytes(frames[0]) for _, frames in ready.receive()] if ready is port else list(ready.receive())
-        if heard:
-            break
     sockets.close()
     assert heard == [b"hello"]
+
+
+FLOODED = """
+import time
+from flux.shell import transport
+transport.PROBE_S = 1  # at once, in whole seconds
+ports, links = (transport.Sockets(None, b"secret") for _ in range(2))
+port = ports.port("127.0.0.1", waiting_max=4)
+link = links.link(port.endpoint)
+while not link.ready:
+    for both in (ports, links):
+        for ready in both.wait(0.01):
+            assert list(ready.receive()) == []
+for _ in range(1000):
+    link.send([bytes(10_000)])
+while not ports.wait(0.01):
+    links.wait(0.01)
+link.raw.linger = 0
+links.close()
+time.sleep(2.5)
+assert list(port.receive())
+ports.close()
+"""
+
+
+def test_a_port_whose_thread_is_busy_outlives_one_that_sends_more_than_may_wait_and_goes() -> None:
+    """ZeroMQ ended the process, by an assertion, when it probed the connection; so it is one of its own here."""
+    done = subprocess.run([sys.executable, "-c", FLOODED], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_who_has_lost_all_links_sleeps_until_it_dials_again() -> None:
@@ -76,9 +107,8 @@ def test_who_has_lost_all_links_sleeps_until_it_dials_again() -> None:
         endpoint = f"tcp://127.0.0.1:{once.getsockname()[1]}"
     sockets = Sockets(None, SECRET)
     sockets.link(endpoint)
-    end, waits = time.monotonic() + 0.3, 0
-    while time.monotonic() < end:
+    began = time.monotonic()
+    for _ in range(40):
         sockets.wait(0.05)
-        waits += 1
+    assert time.monotonic() - began > 0.2
     sockets.close()
-    assert 1 < waits < 200
