@@ -58,5 +58,5 @@ def test_an_error_of_ours_is_one_line_and_exit_code_1(monkeypatch: pytest.Monkey
 
 
 def test_python_m_flux_is_the_command() -> None:
-    printed = subprocess.run([sys.executable, "-m", "flux", "--version"], capture_output=True, text=True, timeout=60)
+    printed = subprocess.run([sys.executable, "-m", "flux", "--version"], capture_output=True, text=True, timeout=200)
     assert printed.stdout == f"flux {flux.__version__}\n"

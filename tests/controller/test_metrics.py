@@ -136,7 +136,7 @@ def test_several_queries_give_each_family_once() -> None:
 
 
 def fetched(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=10) as response:
+    with urllib.request.urlopen(address, timeout=60) as response:
         return str(response.read().decode())
 
 

@@ -61,7 +61,7 @@ class StubJobs:
 @pytest.fixture
 def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]:
     flow = Nothing(flux.source(ticks, schema=pa.schema([("k", pa.int64())]), partitions=1))
-    options = {"operate": False, "balance_enabled": False}
+    options = {"operate": False, "balance_enabled": False, "heartbeat_timeout": LIMIT_S}
     plan = compile_plan([flow], Settings.of(None, **options), lambda schema: schema, "q", SECRET)
     server, jobs = Server(plan, 3, "127.0.0.1", None, "q", None), StubJobs()
 
@@ -106,7 +106,6 @@ def until(server: Server, reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(120)
 def test_a_query_shrinks_and_grows_again_at_once_however_often(scaled: tuple[Server, StubJobs]) -> None:
     """The end of the task of a slot that had been opened again for another ended the query."""
     server, _ = scaled

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness import Rows, ThreadQuery, dataframe
+from harness import LIMIT_S, Rows, ThreadQuery, dataframe
 
 import flux
 from controller.operate.requests import GetPartitions, GetStatus, Partitions, SetWorkers, Status
@@ -46,7 +46,7 @@ def test_a_defect_in_the_controller_fails_the_query_and_says_what_it_was(
     assert str(error) == "the controller failed: KeyError: 'a worker that nobody knows'"
     assert query.server.phase == "ended"
     for thread in query._threads:  # the workers were sent home
-        thread.join(30)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
 
 
@@ -61,7 +61,7 @@ def test_a_controller_that_cannot_even_send_everybody_home_still_ends(
 
         patch.setattr(query.server.core, "on_tick", broken)
         assert "OSError: always" in str(query.error())
-        query.server._thread.join(30)
+        query.server._thread.join(LIMIT_S)
         assert not query.server._thread.is_alive()
     query.server._thread = threading.Thread(target=lambda: None)  # it has ended; the harness closes it once more
     query.server._thread.start()
@@ -96,7 +96,7 @@ def test_what_is_asked_is_done_in_the_controllers_thread_and_after_its_end_in_th
     assert query.server.look(name).startswith("flux-controller-")
     query.server.stop()
     query.wait()
-    assert query.server.close(30)
+    assert query.server.close(LIMIT_S)
     assert query.server.look(name) == threading.current_thread().name
     status = query.server.ask(GetStatus())
     assert isinstance(status, Status)
@@ -110,7 +110,7 @@ def test_many_threads_ask_at_once(query: ThreadQuery) -> None:
     threads = [threading.Thread(target=lambda: seen.append(query.server.look(lambda: 1))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 30
+    end = time.monotonic() + LIMIT_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0))
     assert len(seen) == 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from harness import Peer, Rows, ThreadQuery, dataframe
+from harness import LIMIT_S, Peer, Rows, ThreadQuery, dataframe
 
 import flux
 from flux.wire.codec import decode_data
@@ -70,7 +70,7 @@ def attacked_half_way(**options: Any) -> Iterator[ThreadQuery]:
             yield noted(batch)
         while not until.wait(0.01):
             yield noted(mine[0].slice(0, 1))
-        assert gate.wait(60)
+        assert gate.wait(2 * LIMIT_S)
         for batch in mine[BATCHES // 2 :]:
             yield noted(batch)
 
@@ -90,7 +90,7 @@ def attacked_half_way(**options: Any) -> Iterator[ThreadQuery]:
         assert query.raised == []
 
 
-def until_applied(query: ThreadQuery, at_least: int, limit_s: float = 30) -> None:
+def until_applied(query: ThreadQuery, at_least: int, limit_s: float = LIMIT_S) -> None:
     end = time.monotonic() + limit_s
     while True:
         stats = [member.stats for member in list(query.server.core.members.workers.values())]
@@ -100,7 +100,7 @@ def until_applied(query: ThreadQuery, at_least: int, limit_s: float = 30) -> Non
         time.sleep(0.01)
 
 
-def until(look: Callable[[], bool], limit_s: float = 10.0) -> None:
+def until(look: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     end = time.monotonic() + limit_s
     while not look():
         assert time.monotonic() < end

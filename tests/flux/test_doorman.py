@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from harness import Peer
+from harness import LIMIT_S, Peer
 
 from flux.shell.doorman import Door
 from flux.shell.transport import Keys, Sockets
@@ -145,13 +145,13 @@ def test_the_doorman_knows_of_a_connection_before_it_is_admitted(keys: Keys | No
     trust = port._door.trust
     port._door.trust = lambda *proof: (proved.append(proof[2]), trust(*proof))[1]  # type: ignore[method-assign]
     links = [sockets.link(port.endpoint) for _ in range(20)]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while not all(link.ready for link in links) and time.monotonic() < deadline:
         for ready in sockets.wait(0.05):
             assert list(ready.receive()) == []
     assert len(proved) == 20
     assert all(came >= number for number, came in enumerate(sorted(proved), 1)), "each is among those that had come"
-    for _ in range(20):
+    while port._door.busy and time.monotonic() < deadline:
         sockets.wait(0.05)
     assert port._door.closed() == []
     assert not port._door.busy
@@ -162,7 +162,7 @@ def test_who_sends_too_much_is_cut_and_nobody_else(scene: Scene) -> None:
     loud, quiet = scene.comes(), scene.comes()
     scene.door.look(time.monotonic())
     scene.sockets[0].sendall(bytes(65 << 10))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LIMIT_S
     while scene.door.refused == 0 and time.monotonic() < deadline:
         scene.door.look(time.monotonic())
     assert scene.door.refused == 1
@@ -183,7 +183,7 @@ def test_a_port_that_has_forgotten_a_connection_says_so_and_the_link_begins_agai
 
     with Peer(port.endpoint, SECRET, limit_s=0.02) as peer:
         said: list[bytes] = []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LIMIT_S
         while b"again" not in said and time.monotonic() < deadline:
             said += heard()
             if peer.link.ready and not said:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
-from harness import Peer, Rows, ThreadQuery, dataframe
+from harness import LIMIT_S, Peer, Rows, ThreadQuery, dataframe
 
 from controller.operate.requests import FailWorker, GetStatus, StartMoves, WantedMove, decode_answer, decode_request
 from flux.errors import ProtocolError
@@ -233,7 +233,7 @@ def test_open_ports_of_a_query_outlive_strangers() -> None:
         ends = [*query.ports(), query.rendezvous.endpoint, query.rendezvous.lifeline]
         for number in range(STRANGERS):
             host, _, port = ends[number % len(ends)].removeprefix("tcp://").rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=5) as stranger, contextlib.suppress(OSError):
+            with socket.create_connection((host, int(port)), timeout=LIMIT_S) as stranger, contextlib.suppress(OSError):
                 stranger.sendall(conversation(rng))
                 if rng.random() < 0.1:
                     stranger.settimeout(0.02)
@@ -241,7 +241,7 @@ def test_open_ports_of_a_query_outlive_strangers() -> None:
         with Peer(query.rendezvous.endpoint, sealed=True) as peer:
             assert peer.met()
         before = len(rows)
-        end = time.monotonic() + 10
+        end = time.monotonic() + LIMIT_S
         while len(rows) <= before and time.monotonic() < end:
             time.sleep(0.01)
         assert len(rows) > before, "rows go on"

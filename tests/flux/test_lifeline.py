@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from harness import LIMIT_S
 
 from flux.shell.lifeline import STRANGERS_MAX, Lifeline, Lifelines
 from flux.shell.transport import host_and_port
 
 SECRET = b"of this query"
+#: How often one looks where nothing may happen.
+LOOKS = 20
 
 
 @pytest.fixture
@@ -22,26 +27,46 @@ def lifelines() -> Iterator[Lifelines]:
     made.close()
 
 
-def looked(lifelines: Lifelines, *ends: Lifeline, seconds: float = 0.1) -> list[int]:
-    """Workers whose connection has closed within so long."""
+def looked(lifelines: Lifelines, *ends: Lifeline, until: Callable[[], object] | None = None) -> list[int]:
+    """Workers whose connection has closed meanwhile: until something has happened, or for a while in which nothing may."""
     closed: list[int] = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    limit = time.monotonic() + LIMIT_S
+    for number in itertools.count():
         closed += lifelines.poll()
         for end in ends:
             end.hear()
+        if number == LOOKS if until is None else until():
+            return closed
+        assert time.monotonic() < limit
         time.sleep(0.002)
-    return closed
+    raise AssertionError
+
+
+def named(lifelines: Lifelines, worker: int, end: Lifeline) -> bool:
+    """Whether this connection, and no older one, has the name."""
+    ours = end._connection.getsockname()
+    return any(c.getpeername() == ours for c, name in lifelines._named.items() if name == worker)
+
+
+def met(lifelines: Lifelines, ends: dict[int, Lifeline]) -> None:
+    """All have named themselves, and nobody has gone."""
+    assert looked(lifelines, *ends.values(), until=lambda: all(named(lifelines, *each) for each in ends.items())) == []
+
+
+def gone(lifelines: Lifelines, *ends: Lifeline) -> list[int]:
+    """Who goes next."""
+    before = len(lifelines._named)
+    return looked(lifelines, *ends, until=lambda: len(lifelines._named) < before)
 
 
 def test_the_end_of_a_worker_is_known_by_its_name(lifelines: Lifelines) -> None:
-    ends = [Lifeline(lifelines.endpoint, SECRET, worker) for worker in (7, 1 << 40)]
-    assert looked(lifelines, *ends) == []
+    ends = {worker: Lifeline(lifelines.endpoint, SECRET, worker) for worker in (7, 1 << 40)}
+    met(lifelines, ends)
     assert sorted(lifelines._named.values()) == [7, 1 << 40]
-    ends[1].close()
-    assert looked(lifelines) == [1 << 40]
-    ends[0].close()
-    assert looked(lifelines) == [7]
+    ends[1 << 40].close()
+    assert gone(lifelines) == [1 << 40]
+    ends[7].close()
+    assert gone(lifelines) == [7]
 
 
 def test_a_wrong_secret_names_nobody(lifelines: Lifelines) -> None:
@@ -50,6 +75,10 @@ def test_a_wrong_secret_names_nobody(lifelines: Lifelines) -> None:
     assert lifelines._named == {}
     end.close()
     assert looked(lifelines) == []
+
+
+def readable(connection: socket.socket, seconds: float = 0) -> bool:
+    return bool(select.select([connection], [], [], seconds)[0])
 
 
 class Between:
@@ -72,15 +101,16 @@ class Between:
         up = plain(host_and_port(self.lifelines.endpoint))
         self.nonce = down.recv(1024)
         up.sendall(self.nonce)
-        looked(self.lifelines)
+        looked(self.lifelines, until=lambda: readable(up))
         challenge = up.recv(1024)
         down.sendall(challenge)
-        looked(self.lifelines, end)
+        looked(self.lifelines, end, until=lambda: readable(down))
         self.proof = down.recv(1024)
         up.sendall(self.proof)
-        assert looked(self.lifelines) == []
+        assert looked(self.lifelines, until=lambda: self.lifelines._named) == []
         assert list(self.lifelines._named.values()) == [7]
         self.heard = self.nonce + challenge + self.proof
+        self.open = end, down, up
 
 
 def test_what_was_said_on_a_lifeline_is_no_use_to_who_has_heard_it(lifelines: Lifelines) -> None:
@@ -92,12 +122,14 @@ def test_what_was_said_on_a_lifeline_is_no_use_to_who_has_heard_it(lifelines: Li
     for said in (between.nonce + between.proof, between.nonce, between.proof):
         with socket.create_connection(host_and_port(lifelines.endpoint)) as stranger:
             stranger.sendall(said)
-            looked(lifelines)
             if said == between.nonce:
+                looked(lifelines, until=lambda: readable(stranger))
                 stranger.sendall(between.proof)
-                looked(lifelines)
+            assert looked(lifelines, until=lambda: lifelines.refused) == []
         assert looked(lifelines) == []
-    assert lifelines.newly_refused() == 3
+        assert lifelines.newly_refused() == 1
+    for each in (*between.open, between.listener):
+        each.close()
 
 
 def test_connections_that_say_nothing_do_not_keep_workers_out(lifelines: Lifelines) -> None:
@@ -106,21 +138,20 @@ def test_connections_that_say_nothing_do_not_keep_workers_out(lifelines: Lifelin
         silent.append(socket.create_connection(host_and_port(lifelines.endpoint)))
         lifelines.poll()
     end = Lifeline(lifelines.endpoint, SECRET, 3)
-    assert looked(lifelines, end) == []
-    assert list(lifelines._named.values()) == [3]
+    met(lifelines, {3: end})
     assert len(lifelines._greetings) <= STRANGERS_MAX
     for connection in silent:
         connection.close()
     assert looked(lifelines) == []
     end.close()
-    assert looked(lifelines) == [3]
+    assert gone(lifelines) == [3]
 
 
 def test_noise_and_halves_change_nothing(lifelines: Lifelines) -> None:
     for noise in (b"", b"x", bytes(31), bytes(32), bytes(33), bytes(72), bytes(4096), b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection(host_and_port(lifelines.endpoint)) as stranger:
             stranger.sendall(noise)
-            assert looked(lifelines, seconds=0.02) == []
+            assert looked(lifelines) == []
     assert looked(lifelines) == []
     assert lifelines._named == {}
 
@@ -132,7 +163,7 @@ def test_who_answers_in_place_of_the_controller_hears_no_name() -> None:
         connection, _ = impostor.accept()
         assert len(connection.recv(1024)) == 32
         connection.sendall(bytes(64))
-        time.sleep(0.05)
+        assert readable(end._connection, LIMIT_S)
         assert not end.hear(), "nothing more will be heard"
         end.close()
         assert connection.recv(1024) == b""
@@ -142,34 +173,32 @@ def test_who_answers_in_place_of_the_controller_hears_no_name() -> None:
 def test_the_end_of_an_older_connection_is_not_that_of_a_worker_that_has_opened_another(lifelines: Lifelines) -> None:
     """Something between the hosts had reset the worker's end of the first; hours later the controller heard its end."""
     older, newer = (Lifeline(lifelines.endpoint, SECRET, 7) for _ in range(2))
-    assert looked(lifelines, older) == []
-    assert looked(lifelines, newer) == []
+    met(lifelines, {7: older})
+    met(lifelines, {7: newer})
     assert list(lifelines._named.values()) == [7]
     older.close()
     assert looked(lifelines, newer) == []
     assert lifelines.reset() == []
     newer.close()
-    assert looked(lifelines) == [7]
+    assert gone(lifelines) == [7]
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_an_end_that_is_read_together_with_the_newer_name_says_nothing(lifelines: Lifelines, reset: bool) -> None:
     older = Lifeline(lifelines.endpoint, SECRET, 7)
-    assert looked(lifelines, older) == []
+    met(lifelines, {7: older})
     newer = Lifeline(lifelines.endpoint, SECRET, 7)
-    lifelines.poll()
-    time.sleep(0.02)
-    lifelines.poll()
-    time.sleep(0.02)
+    looked(lifelines, until=lambda: readable(newer._connection))
+    ends = [*lifelines._named, *lifelines._greetings]
     if reset:
         older._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     older.close()
     newer.hear()
-    time.sleep(0.02)
+    assert [readable(end, LIMIT_S) for end in ends] == [True, True]
     assert (lifelines.poll(), lifelines.reset()) == ([], [])
     assert looked(lifelines, newer) == []
     newer.close()
-    assert looked(lifelines) == [7]
+    assert gone(lifelines) == [7]
 
 
 def test_a_host_that_cannot_be_bound_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:

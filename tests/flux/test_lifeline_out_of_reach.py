@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from harness import SECRET, Rows, dataframe
+from harness import LIMIT_S, SECRET, Rows, dataframe
 
 from controller.dag import compile_plan
 from flux.host.stage_worker import StageWorker
@@ -39,7 +39,7 @@ def test_who_cannot_connect_knows_it_after_the_time_it_gave(swallows: str) -> No
     began = time.monotonic()
     with pytest.raises(OSError, match="timed out"):
         Lifeline(swallows, SECRET, 7, connect_s=0.05)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < LIMIT_S, "the kernel tries for minutes"
 
 
 def test_a_worker_stands_still_for_less_than_it_may_be_silent_and_ever_more_seldom(

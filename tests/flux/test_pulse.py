@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from harness import LIMIT_S
 
 from flux.host.notes import IN_STEP, KIND, STEP, TURNS, Kind, Pulse
-from flux.shell.lifeline import CONNECT_S, Lifeline, Lifelines
+from flux.shell.lifeline import Lifeline, Lifelines
 from flux.shell.pulse import Heart, parse, records, warm_up
 
 SECRET = b"the secret of this query"
@@ -35,8 +36,8 @@ def heart() -> Iterator[Heart]:
     made.stop()
 
 
-def within(seconds: float, look: Callable[[], Any]) -> Any:
-    end = time.monotonic() + seconds
+def within(look: Callable[[], Any]) -> Any:
+    end = time.monotonic() + LIMIT_S
     while not (found := look()):
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -50,7 +51,7 @@ def heard(lifelines: Lifelines) -> list[tuple[int, Pulse]]:
 
 def named(lifelines: Lifelines, heart: Heart | None = None) -> Lifeline:
     lifeline = Lifeline(lifelines.endpoint, SECRET, 7, heart)
-    end = time.monotonic() + CONNECT_S
+    end = time.monotonic() + LIMIT_S
     while not lifelines._named:
         lifelines.poll()
         if select.select([lifeline.raw], [], [], 0)[0]:
@@ -59,21 +60,26 @@ def named(lifelines: Lifelines, heart: Heart | None = None) -> Lifeline:
     return lifeline
 
 
+def beats_in_one_call(lifelines: Lifelines) -> int:
+    """A machine under load may have no time for them during one call, but not during every one."""
+    heard(lifelines)
+    ctypes.PyDLL(None).usleep(400_000)
+    return heard(lifelines).count((7, Pulse(3, Kind.STEP, 0, 0, 12)))
+
+
 def test_the_process_beats_while_one_call_keeps_the_interpreter(lifelines: Lifelines, heart: Heart) -> None:
     lifeline = named(lifelines, heart)
-    within(5.0, lambda: heard(lifelines))
+    within(lambda: heard(lifelines))
     heart.note[TURNS], heart.note[KIND], heart.note[STEP] = 3, IN_STEP, 12
-    ctypes.PyDLL(None).usleep(400_000)
-    beats = [pulse for worker, pulse in heard(lifelines) if (worker, pulse) == (7, Pulse(3, Kind.STEP, 0, 0, 12))]
-    assert len(beats) > 5
+    within(lambda: beats_in_one_call(lifelines) > 5)
     lifeline.close()
 
 
 def test_the_end_of_the_connection_is_the_end_of_a_worker_that_has_beaten(lifelines: Lifelines, heart: Heart) -> None:
     lifeline = named(lifelines, heart)
-    within(5.0, lambda: heard(lifelines))
+    within(lambda: heard(lifelines))
     lifeline.close()
-    assert within(5.0, lifelines.poll) == [7]
+    assert within(lifelines.poll) == [7]
     assert lifelines.reset() == []
 
 
@@ -82,7 +88,7 @@ def test_a_connection_that_is_reset_is_not_taken_for_closed(lifelines: Lifelines
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()  # resets it
     closed: list[int] = []
-    assert within(5.0, lambda: closed.extend(lifelines.poll()) or lifelines.reset()) == [7]
+    assert within(lambda: closed.extend(lifelines.poll()) or lifelines.reset()) == [7]
     assert not closed
 
 
@@ -91,7 +97,7 @@ def test_a_heart_notices_that_its_connection_is_lost(heart: Heart) -> None:
     lifeline = named(lifelines, heart)
     assert heart.beats
     lifelines.close()
-    within(5.0, lambda: not heart.beats)
+    within(lambda: not heart.beats)
     assert not lifeline.hear()
     lifeline.close()
 
@@ -102,8 +108,8 @@ def test_pulses_may_come_in_pieces(lifelines: Lifelines) -> None:
     assert parse(data[:-5]) == (pulses[:3], data[len(data) * 3 // 4 : -5])
     lifeline = named(lifelines)
     lifeline._connection.sendall(data[:50])
-    found = within(5.0, lambda: heard(lifelines))
+    found = within(lambda: heard(lifelines))
     lifeline._connection.sendall(data[50:])
-    found += within(5.0, lambda: heard(lifelines))
+    found += within(lambda: heard(lifelines))
     assert found == [(7, pulse) for pulse in pulses]
     lifeline.close()

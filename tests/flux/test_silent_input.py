@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from attacked import ROWS, SCHEMA, Count, batches, until_applied
-from harness import Rows, ThreadQuery, dataframe
+from harness import LIMIT_S, Rows, ThreadQuery, dataframe
 
 
 def test_rows_that_are_read_arrive_while_the_input_is_silent() -> None:
@@ -15,12 +15,12 @@ def test_rows_that_are_read_arrive_while_the_input_is_silent() -> None:
 
     def one_then_silence() -> Iterator[pa.RecordBatch]:
         yield batches(1)[0]
-        assert gate.wait(60)
+        assert gate.wait(2 * LIMIT_S)
 
     with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA)))) as query:
         query.started().feed([one_then_silence()])
         try:
-            until_applied(query, ROWS, limit_s=3)
+            until_applied(query, ROWS)
         finally:
             gate.set()
         query.wait()
