@@ -28,7 +28,7 @@ TICK_S = 0.01
 LOAD_ROWS, FLAT_ROWS = 65_536, 8_192
 #: Rows of one look at what is expected.
 COUNTED_ROWS = 1 << 20
-START, FLAT, END = "start", "flat", "end"
+START, FLAT, HOLD, END = "start", "flat", "hold", "end"
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Script:
 
     def say(self, what: str, value: float) -> None:
         """``START``: when rows begin to be due; ``FLAT``: number of the batch with which they come as fast as it goes;
-        ``END``: number of the first batch that is not to come."""
+        ``HOLD``: until when nothing is given, whatever is due; ``END``: number of the first batch that is not to come."""
         new = Path(self.folder, f"{what}.new")
         new.write_text(str(value))
         os.rename(new, Path(self.folder, what))
@@ -105,7 +105,7 @@ class Script:
             flat = self.said(FLAT) if flat is None else flat
             if flat is None or number < flat:
                 due = begins + (number - self.loads + 1) * self.tick_s
-                while time.time() < due:
+                while time.time() < due or time.time() < (self.said(HOLD) or 0.0):
                     yield None
                 rows, due_ns = self.per_batch, round(due * 1e9)
             else:

@@ -125,7 +125,7 @@ class Housing:
         settings = self._plan.settings
         return Producer(
             stream, incarnation, edge.partitions, self._plan.log_share(edge, self._workers), settings.resend_timeout,
-            self.log_meter, self._hosted.worker, base,
+            self.log_meter, self._hosted.worker, base, settings.step_max_rows,
         )  # fmt: skip
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:

@@ -33,7 +33,7 @@ class IngressTask:
         self.producers = {
             StreamId(edge.id, partition): Producer(
                 StreamId(edge.id, partition), incarnation, edge.partitions, share, settings.resend_timeout,
-                self.meter,
+                self.meter, run_max_rows=settings.step_max_rows,
             )
             for edge in edges
         }  # fmt: skip

@@ -85,6 +85,7 @@ class StageWorker:
         self.note: Note = no_note()  # what it is at, for those who watch it from outside
         self.ticked = False  # the last step was for timers
         self.rows_in = 0  # applied here: what a replica has applied travels with its state
+        self.steps = 0
         self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
         self._clock = clock
         self._turns = Turns(self.replicas)
@@ -348,6 +349,7 @@ class StageWorker:
         rows = replica.rows_in
         slices = replica.step(wall)
         self.rows_in += replica.rows_in - rows
+        self.steps += 1
         note[KIND] = TURN
         replica.busy_s += self._clock() - started
         self.ticked = not slices and replica.kind is StepKind.TICK

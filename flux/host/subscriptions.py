@@ -56,7 +56,7 @@ class Subscriptions:
                 waits += count
                 count += sum([slice_.stream == stream for slice_ in begun]) if begun else 0
                 assert len(noted) == count, f"{replica.where}, stream {stream}: {count} wait, {len(noted)} noted"
-                newest = slices[-1].sequence
+                newest = slices[-1].first
                 assert noted[-1] == newest, f"{replica.where}, stream {stream}: {newest} came last, {noted[-1]} noted"
             waits += len(begun) if begun else 0
         in_all = sum([len(noted) for inbound in self.streams.values() for noted in inbound.waiting.values()])

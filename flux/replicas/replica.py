@@ -85,7 +85,7 @@ class Replica:
         self._applies = kind.applies  # while another leads
         self._compared = replicated(stage)  # its output, with that of the others
         self._alive_since = 0  # steps that were applied when it came to life
-        self.waits = Waiting(stage.edges_in, self.where)
+        self.waits = Waiting(stage.edges_in, partition, self.where)
         self.add: Callable[[Slice], None] = self.waits.add
         self._waiting = self.waits.by_stream
         self._held = Release(outlets)
@@ -397,7 +397,12 @@ class Replica:
             now = self._latest
         self._latest, self._ticked = now, kind is _TICK
         created = min([slice_.created for slice_ in chosen], default=now)
-        self.order.append(OrderEntry(now, created, [(*slice_.stream, slice_.sequence) for slice_ in chosen], kind))
+        slices: list[tuple[int, int, int]] = []
+        for slice_ in chosen:
+            if slices and slices[-1][:2] == slice_.stream:
+                slices.pop()  # the later one says both
+            slices.append((*slice_.stream, slice_.sequence))
+        self.order.append(OrderEntry(now, created, slices, kind))
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
         """Output batches checked and cut to size."""

@@ -20,8 +20,9 @@ class Waiting:
     """``by_stream``: what waits, no stream without any. ``arrivals``: for a primary, the stream of each slice that is not
     ordered, the oldest first; None: to be made up when needed."""
 
-    def __init__(self, edges: Iterable[int], where: str) -> None:
+    def __init__(self, edges: Iterable[int], partition: int, where: str) -> None:
         """``where``: stage and partition, for messages."""
+        self._partition = partition
         self._where = where
         self.from_sources: AbstractSet[int] = frozenset()  # edges whose streams are read again after a loss
         self.by_stream: dict[StreamId, deque[Slice]] = {}
@@ -82,33 +83,42 @@ class Waiting:
 
     def has(self, entry: OrderEntry) -> bool:
         """Whether all slices of an ordered step are here: rows and order come by different ways."""
-        if len(entry.slices) == 1:  # the most common, and asked often
-            edge, producer, _ = entry.slices[0]
-            return StreamId(edge, producer) in self.by_stream
-        return not self.lacks(entry)
+        for edge, producer, through in entry.slices:  # asked often
+            waiting = self.by_stream.get(StreamId(edge, producer))
+            if waiting is None or waiting[-1].sequence < through:
+                return False
+        return True
 
     def lacks(self, entry: OrderEntry) -> list[StreamId]:
         """Streams of which slices of a step are missing."""
-        wanted: dict[StreamId, int] = {}
-        for edge, producer, _ in entry.slices:
-            stream = StreamId(edge, producer)
-            wanted[stream] = wanted.get(stream, 0) + 1
-        return [stream for stream, count in wanted.items() if len(self.by_stream.get(stream, ())) < count]
+        wanted = {StreamId(edge, producer): through for edge, producer, through in entry.slices}
+        come = {stream: self.by_stream[stream][-1].sequence for stream in wanted if stream in self.by_stream}
+        return [stream for stream, through in wanted.items() if come.get(stream, -1) < through]
 
     def take(self, entry: OrderEntry) -> list[Slice]:
-        """The slices of a step, which wait no more."""
-        slices = []
-        for edge, producer, sequence in entry.slices:
+        """The slices of a step, which wait no more. Where batches have come in other runs than to who has ordered the step, a
+        slice is cut."""
+        slices: list[Slice] = []
+        for edge, producer, through in entry.slices:
             stream = StreamId(edge, producer)
             waiting = self.by_stream[stream]
-            slice_ = waiting.popleft()
+            last = -1
+            while waiting and last < through:
+                slice_ = waiting.popleft()
+                if self.arrivals is not None:
+                    self._ordered[stream] -= 1
+                if slice_.sequence > through:
+                    parts = slice_.cut(through, self._partition) if isinstance(slice_, RowSlice) else None
+                    if parts is None:
+                        raise self._other_batch(stream, through, slice_.first)
+                    slice_, rest = parts
+                    waiting.appendleft(rest)
+                slices.append(slice_)
+                last = slice_.sequence
             if not waiting:
                 del self.by_stream[stream]
-            if self.arrivals is not None:
-                self._ordered[stream] -= 1
-            if slice_.sequence != sequence:
-                raise self._other_batch(stream, sequence, slice_.sequence)
-            slices.append(slice_)
+            if last != through:
+                raise self._other_batch(stream, through, last)
         return slices
 
     def _other_batch(self, stream: StreamId, ordered: int, came: int) -> Exception:
@@ -128,7 +138,7 @@ class Waiting:
             count = len(slices)
             waits += count
             assert count, f"stream {stream}: noted as waiting, and nothing does"
-            first, last = slices[0].sequence, slices[-1].sequence
+            first, last = slices[0].first, slices[-1].sequence
             assert last - first >= count - 1, f"stream {stream}: {count} slices from {first} to {last}"
         if self.arrivals is not None:
             due, ordered = len(self.arrivals), sum(self._ordered.values())

@@ -19,6 +19,7 @@ from flux import domain
 from flux.dataflow.plan import Plan
 from flux.errors import Fenced, ProtocolError
 from flux.host.effects import ToConnection
+from flux.host.gathering import Gathering
 from flux.host.newest_table import NewestTable
 from flux.host.notes import KIND, TURN, TURNS, WAITS
 from flux.host.stage_worker import StageWorker
@@ -89,6 +90,7 @@ class Worker:
         self._background = Background(self._bell)
         self.core: StageWorker | None = None
         self._newest = NewestTable(plan.settings.resend_timeout)
+        self._gathering = Gathering()
         self._rested_s = 0.0
         self._lifeline: Lifeline | None = None
         self._heart = Heart(plan.settings.heartbeat_interval)
@@ -166,7 +168,8 @@ class Worker:
 
     def _turn(self, core: StageWorker) -> None:
         self._turns += 1
-        now = time.monotonic()
+        now = began = time.monotonic()
+        rows, steps = core.rows_in, core.steps
         core.wall_ahead = time.time() - now
         note = core.note
         note[TURNS], note[KIND] = self._turns, TURN
@@ -174,14 +177,21 @@ class Worker:
         busy |= self._read(core, idle=not busy)
         self._flush(core, now)
         self._heartbeat(core, now)
-        wait = 0.0 if busy else min(core.due(), core.reading.due(now), self._beat_at) - now
-        began = time.perf_counter()
+        wait, rest = 0.0, 0.0
+        if not busy:
+            rest = self._gathering.rest()
+            wait = max(min(core.due(), core.reading.due(now), self._beat_at) - now, rest)
+        began_to_wait = time.monotonic()
         note[KIND] = WAITS
-        received = self.sockets.wait(wait)
+        if rest:
+            time.sleep(rest)
+        received = self.sockets.wait(wait - rest)
         note[KIND] = TURN
-        self._rested_s += (time.perf_counter() - began) if wait > 0 else 0.0
+        waited_s = time.monotonic() - began_to_wait
+        self._rested_s += waited_s if wait > 0 else 0.0
         for ready in received:
             self._receive(core, ready)
+        self._gathering.worked(time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps)
 
     # ---- in
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,8 +54,15 @@ class ConsumersAt:
         return np.where(same, values[places], new)
 
 
+class Ranks(NamedTuple):
+    """The partitions of the stage in the order in which rows are clustered: see ``Table.partitions_by_rank``."""
+
+    by_rank: np.ndarray
+    rank_of: np.ndarray
+
+
 class Consumers:
-    """``of_worker``: a worker's entry is another object only if it has changed. ``by_rank``: see ``Table.partitions_by_rank``.
+    """``of_worker``: a worker's entry is another object only if it has changed.
     ``width``: columns that the matrix of acks needs, the most replicas of one partition. ``changes``: grows with each table
     that changes anything here."""
 
@@ -62,7 +70,7 @@ class Consumers:
         self.stage = stage
         self.epoch = -1
         self.of_worker: dict[int, ConsumersAt] = {}
-        self.by_rank = np.empty(0, np.int32)
+        self.ranks = Ranks(np.empty(0, np.int32), np.empty(0, np.int32))
         self.width = 1
         self.changes = 0
         self._rows: tuple[tuple[ReplicaAt, ...], ...] = ()
@@ -88,8 +96,11 @@ class Consumers:
         touched = {worker for partition in changed for worker in self._change(partition, rows[partition])}
         for worker in touched:
             self._renew(worker, len(rows))
-        if not len(self.by_rank) or any(_primary(before[p]) != _primary(rows[p]) for p in changed):
-            self.by_rank = table.partitions_by_rank(self.stage)
+        if not len(self.ranks.by_rank) or any(_primary(before[p]) != _primary(rows[p]) for p in changed):
+            by_rank = table.partitions_by_rank(self.stage)
+            rank_of = np.empty_like(by_rank)
+            rank_of[by_rank] = np.arange(len(by_rank), dtype=by_rank.dtype)
+            self.ranks = Ranks(by_rank, rank_of)
 
     def _change(self, partition: int, replicas: tuple[ReplicaAt, ...]) -> set[int]:
         """Take in the row of a partition; the workers that it concerns."""

@@ -21,6 +21,7 @@ from flux.stream.consumers import Consumers
 from flux.stream.cursor import NOBODY, OWES, UNKNOWN, Cursor
 from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
+from flux.stream.outgoing import Outgoing
 from flux.wire.messages import Ack, Data, Hello, Install, Mark, Orders, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -28,8 +29,6 @@ from partitioning.table import Table
 
 #: No sequence is held back.
 NEVER = 1 << 62
-#: Credit for a message beside its rows, so that credit also bounds the number of small messages.
-MESSAGE_BYTES = 256
 #: In resend timeouts: how often a producer that a consumer does not read from greets this consumer again.
 STANDBY_PATIENCE = 4
 #: In resend timeouts: the longest time that a stream with rows to send stands still, whatever was lost and however long
@@ -79,7 +78,9 @@ class Producer:
         meter: LogMeter | None = None,
         worker: int = -1,
         base: int = 0,
+        run_max_rows: int = 0,
     ) -> None:
+        """``run_max_rows``: small batches that wait for the same worker travel together, up to so many rows; 0: never."""
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
@@ -90,6 +91,7 @@ class Producer:
         self.release_from = NEVER
         self.rows = 0
         self.resent_handshakes = 0
+        self._run_max_rows = run_max_rows
         self._resend_s = resend_s
         self._worker = worker
         self._epoch = -1
@@ -219,7 +221,7 @@ class Producer:
         self._consumers.follow(table)
         if self._changes == self._consumers.changes:
             return
-        self._changes, self.by_rank = self._consumers.changes, self._consumers.by_rank
+        self._changes, self.by_rank = self._consumers.changes, self._consumers.ranks.by_rank
         self.dirty = True
         self._follow(self._consumers, now)
 
@@ -443,10 +445,12 @@ class Producer:
         return late
 
     def _data(self, worker: int, cursor: Cursor, now: float) -> Iterator[ToWorker]:
+        assert self._consumers is not None
         # Entries without rows for this worker may have been evicted while it was out of credit.
         cursor.next = max(cursor.next, self.log.base)
         end = min(self.log.end, self.release_from)
-        while cursor.next < end and cursor.sent_bytes < cursor.granted:
+        out = Outgoing(self.stream, cursor, self._consumers.ranks, self._run_max_rows)
+        while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
             entry = self.log[cursor.next]
             cursor.next += 1
             mine = cursor.at.hosts[entry.touches]
@@ -457,34 +461,7 @@ class Producer:
                 mine[mine] = wanted <= entry.sequence
                 if not np.count_nonzero(mine):
                     continue
-            yield ToWorker(worker, *self._message(cursor, entry, mine))
-            cursor.first = entry.sequence + 1
-
-    def _message(self, cursor: Cursor, entry: LogEntry, mine: np.ndarray) -> tuple[Data, tuple[pa.RecordBatch, ...]]:
-        assert cursor.nonce is not None
-        partitions: list[int] = []
-        rows: list[int] = []
-        runs: list[int] = []
-        batches: list[pa.RecordBatch] = []
-        nbytes = MESSAGE_BYTES
-        if isinstance(entry.element, Rows):
-            data = entry.element.data
-            ranks = np.flatnonzero(mine)
-            partitions = data.by_rank[ranks].tolist()
-            rows = (data.offsets[ranks + 1] - data.offsets[ranks]).tolist()
-            # Slices whose rows lie next to each other travel as one payload frame.
-            breaks = np.flatnonzero(ranks[1:] != ranks[:-1] + 1) + 1
-            starts = [0, *breaks.tolist(), len(ranks)]
-            for low, high in zip(starts, starts[1:], strict=False):
-                begin, end = int(data.offsets[ranks[low]]), int(data.offsets[ranks[high - 1] + 1])
-                runs.append(high - low)
-                batches.append(data.batch.slice(begin, end - begin))
-            total = data.batch.num_rows
-            nbytes += entry.nbytes * sum(rows) // total
-        message = Data(
-            self.stream.edge, self.stream.producer, cursor.nonce, cursor.number, cursor.first, entry.sequence,
-            partitions, rows, runs, nbytes, entry.element.kind, entry.checksum, entry.created,
-        )  # fmt: skip
-        cursor.number += 1
-        cursor.sent_bytes += nbytes
-        return message, tuple(batches)
+            for sent in out.add(entry, mine):
+                yield ToWorker(worker, *sent)
+        for sent in out.rest():
+            yield ToWorker(worker, *sent)

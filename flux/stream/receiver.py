@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from flux.stream.elements import WORDS, End, Word
 from flux.stream.marks import Marks
 from flux.stream.received import Received
+from flux.stream.runs import Run, unpack
 from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume
 from partitioning.ids import StreamId
 
@@ -45,15 +47,40 @@ class Slice:
     held: bool
 
     @property
+    def first(self) -> int:
+        """The first batch with rows in it; ``sequence`` is the last."""
+        return self.sequence
+
+    @property
     def ends_stream(self) -> bool:
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class RowSlice(Slice):
-    """Rows of one batch."""
+    """Rows of one batch, or of the batches of a ``run`` that ends with ``sequence``."""
 
     batch: pa.RecordBatch
+    run: Run | None = None
+
+    @property
+    def first(self) -> int:
+        return self.sequence if self.run is None else int(self.run.sequences[0])
+
+    def cut(self, through: int, partition: int) -> tuple[RowSlice, RowSlice] | None:
+        """The rows through this batch, and the others, where both have some. They are applied one after the other."""
+        runs = None if self.run is None else self.run.cut(through)
+        if runs is None:
+            return None
+        rows = int(runs[0].rows.sum())
+        parts = self.batch.slice(0, rows), self.batch.slice(rows)
+        some, others = (
+            replace(self, sequence=int(run.sequences[-1]), batch=part, run=run if len(run.rows) > 1 else None)
+            for run, part in zip(runs, parts, strict=True)
+        )
+        self.packet.pending += self.held
+        self.packet.inbound.note_cut(partition, some.first, others.first)
+        return some, others
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +144,8 @@ class Inbound:
         self.marks = Marks()
         self.shown: list[Mark] = []  # the marks as the producer's earlier lives had left them
         self._marked = marked
-        self.waiting: dict[int, deque[int]] = {}  # partition -> sequences received and not yet applied
+        self.waiting: dict[int, deque[int]] = {}  # partition -> first batch of each slice received and not yet applied
+        self.cuts = 0
         self.ack_due = False
         self.unacked_bytes = 0
         self._spoilt = Spoilt(-1, 0)
@@ -197,8 +225,8 @@ class Inbound:
         else:
             self.unacked_bytes += nbytes
             self.ack_due = True
-        for partition, _ in slices:
-            self.waiting.setdefault(partition, deque()).append(message.sequence)
+        for partition, slice_ in slices:
+            self.waiting.setdefault(partition, deque()).append(slice_.first)
         return slices
 
     def _slices(
@@ -220,6 +248,18 @@ class Inbound:
             slice_ = of(self.stream, message.sequence, packet, self.input, message.created, held, content)  # type: ignore[call-arg]
             slices.append(Delivery(partition, slice_))
 
+        if message.batches:
+            runs = unpack(batches[0], message.batches, len(message.partitions), message.counts)
+            for partition, (found, rows) in zip(message.partitions, runs, strict=True):
+                if partition not in hosted:
+                    counters.misrouted += 1
+                    continue
+                had = int(np.searchsorted(found.sequences, self.received[partition]))
+                counters.duplicate += had > 0
+                if had < len(found.rows):
+                    part = self._of_run(message, packet, found, rows, had, partition not in secondary)
+                    slices.append(Delivery(partition, part))
+            return slices
         index = 0
         for run, batch in zip(message.runs, batches, strict=True):
             offset = 0
@@ -236,6 +276,21 @@ class Inbound:
                 take(partition, WordSlice, WORDS[message.element])
         return slices
 
+    def _of_run(self, message: Data, packet: Packet, run: Run, batch: pa.RecordBatch, had: int, held: bool) -> RowSlice:
+        """The rows of a run for one partition, without the first batches, which it ``had`` before."""
+        if had:
+            batch, run = batch.slice(int(run.rows[:had].sum())), Run(run.sequences[had:], run.rows[had:])
+        several = run if len(run.rows) > 1 else None
+        return RowSlice(
+            self.stream, int(run.sequences[-1]), packet, self.input, message.created, held, batch, several
+        )  # fmt: skip
+
+    def note_cut(self, partition: int, first: int, second: int) -> None:
+        """A slice that waits for this partition is two from now on, which begin with these batches."""
+        self.cuts += 1
+        waiting = self.waiting[partition]
+        waiting.insert(waiting.index(first) + 1, second)
+
     def spoilt(self, sequence: int) -> int:
         """A batch cannot be decoded, and later messages with this nonce cannot be in order either. Returns how often in
         a row this batch could not be decoded."""
@@ -247,7 +302,7 @@ class Inbound:
 
     def applied(self, partition: int, slice_: Slice) -> None:
         """The oldest waiting slice of the partition has been applied to its state and its output log."""
-        assert self.waiting[partition][0] == slice_.sequence
+        assert self.waiting[partition][0] == slice_.first
         self.waiting[partition].popleft()
         packet = slice_.packet
         packet.pending -= slice_.held

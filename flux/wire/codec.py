@@ -7,6 +7,7 @@ format without schema (both ends know the edge's schema from the plan). Nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import pyarrow as pa
 from flux.errors import ProtocolError
 from flux.wire.control import FromController, ToController
 from flux.wire.frames import decode
-from flux.wire.messages import Answered, Asked, Data, ElementKind
+from flux.wire.messages import RUN_BATCHES, Answered, Asked, Data, ElementKind
 
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _answered: msgspec.msgpack.Decoder[Answered] = msgspec.msgpack.Decoder(Answered)
@@ -70,6 +71,8 @@ def check_shape(message: Data, batches: Sequence[pa.RecordBatch]) -> None:
         raise ProtocolError("partitions, rows and runs of the header do not agree")
     if message.element != ElementKind.ROWS and message.runs:
         raise ProtocolError(f"an element of kind {message.element.name} has no rows")
+    if message.batches or message.counts:
+        check_run(message)
     start = 0
     for run, batch in zip(message.runs, batches, strict=True):
         if run < 1 or min(message.rows[start : start + run]) < 1:
@@ -77,3 +80,20 @@ def check_shape(message: Data, batches: Sequence[pa.RecordBatch]) -> None:
         if sum(message.rows[start : start + run]) != batch.num_rows:
             raise ProtocolError(f"payload has {batch.num_rows} rows, the header announces others")
         start += run
+
+
+def check_run(message: Data) -> None:
+    numbers, width = message.batches, len(message.partitions)
+    if len(message.runs) != 1:
+        raise ProtocolError(f"a run of batches has one payload frame, the header announces {len(message.runs)}")
+    if len(numbers) > RUN_BATCHES or len(message.counts) != len(numbers) * width:
+        raise ProtocolError(
+            f"{len(numbers)} batches for {width} partitions have {len(message.counts)} counts; a run is at most "
+            f"{RUN_BATCHES} batches"
+        )
+    if any(number >= later for number, later in pairwise(numbers)) or numbers[-1] != message.sequence:
+        raise ProtocolError(f"a run of batches {numbers} does not ascend to {message.sequence}")
+    if numbers[0] < message.first:
+        raise ProtocolError(f"a run begins with batch {numbers[0]}, before batch {message.first}")
+    if any(sum(message.counts[at::width]) != rows for at, rows in enumerate(message.rows)):
+        raise ProtocolError("the rows of a run's batches are not those of its partitions")

@@ -76,13 +76,21 @@ class ElementKind(IntEnum):
     END = 1
 
 
+#: Batches of one run at most.
+RUN_BATCHES = 256
+
+
 class Data(Message, frozen=True):
     """Batch ``sequence``, or rather the slices of it for the partitions of one worker.
 
     Batches ``first`` .. ``sequence`` - 1 have no rows for these partitions. ``partitions`` and ``rows`` run in parallel
     with the rows of the payload; ``runs`` says how many partitions each payload frame holds. Without rows the element
     is for every partition. ``checksum`` is the stream's running checksum including this batch, 0 where none is kept.
-    ``created`` is the time at which the oldest row of the batch entered the query."""
+    ``created`` is the time at which the oldest row of the batch entered the query.
+
+    Or a run of several batches (``flux.stream.runs``): ``batches`` are their numbers, the last is ``sequence``, and
+    ``counts`` the rows of each for each partition. The payload is one frame, batch by batch; within a batch the
+    partitions come in the order of ``partitions``."""
 
     edge: Id
     producer: Id
@@ -97,6 +105,8 @@ class Data(Message, frozen=True):
     element: ElementKind = ElementKind.ROWS
     checksum: Checksum = 0
     created: float = 0.0
+    batches: list[Natural] = []
+    counts: list[Natural] = []
 
 
 class Ack(Message, frozen=True):
@@ -168,7 +178,8 @@ class StepKind(IntEnum):
 
 class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
     """One step in the order of a partition, and the time that the operator is told, which never falls from one to the
-    next. ``slices`` (edge, producer, sequence) are applied together; only steps for slices have any."""
+    next. ``slices`` (edge, producer, sequence) are applied together: all rows of a stream for this partition through this
+    batch, which has some, as far as they are not applied. Only steps for slices have any."""
 
     now: float
     created: float

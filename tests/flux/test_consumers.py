@@ -55,7 +55,7 @@ def test_after_any_tables_it_says_what_the_newest_says() -> None:
                 for worker, at in consumers.of_worker.items()
             }
             assert said == by_the_table(table)
-            assert consumers.by_rank.tolist() == table.partitions_by_rank(0).tolist()
+            assert consumers.ranks.by_rank.tolist() == table.partitions_by_rank(0).tolist()
             for worker, at in consumers.of_worker.items():
                 assert np.flatnonzero(at.hosts).tolist() == at.partitions.tolist(), worker
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError, RefusedError
-from flux.stream.producer import MESSAGE_BYTES, Producer
+from flux.stream.outgoing import MESSAGE_BYTES
+from flux.stream.producer import Producer
 from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId

@@ -25,7 +25,7 @@ def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_re
     from_sources: set[int], error: Any
 ) -> None:
     """An earlier primary had applied the end as batch 1; the second reading has it as batch 2."""
-    waits = Waiting([0], "stage s, partition 0")
+    waits = Waiting([0], 0, "stage s, partition 0")
     waits.from_sources = from_sources
     waits.forget_turns()  # the order is that of an earlier primary
     waits.add(the_end_as_batch(2))

@@ -22,12 +22,13 @@ from flux.host.stage_worker import StageWorker
 from flux.replicas.replica import Replica
 from flux.stream.elements import Rows
 from flux.stream.log import Log, LogEntry
-from flux.stream.producer import MESSAGE_BYTES, Producer
+from flux.stream.outgoing import MESSAGE_BYTES
+from flux.stream.producer import Producer
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Ack, ReadsElsewhere, Resume, StepKind
 from partitioning.ids import StreamId
 from tests.simulation.contents import contents
-from tests.simulation.evidence import order_of, same_batch, step_of
+from tests.simulation.evidence import batches_of, order_of, same_batch, step_of, through
 from tests.simulation.table_laws import TableLaws
 from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
@@ -250,9 +251,7 @@ class Ledger:
                     )
             slices = step(now)
             context = replica.context
-            watch.orders[before] = step_of(
-                replica.kind, context.now, [(*s.stream, s.sequence) for s in replica.applying]
-            )
+            watch.orders[before] = step_of(replica.kind, context.now, through(replica.applying))
             if context.now < time:
                 raise Violation("time never goes back", f"{replica.where}, step {before}: {context.now} after {time}")
             if replica.applied > before:
@@ -308,7 +307,10 @@ class Ledger:
     def _stepped(self, watch: Watch, slices: list[Any]) -> None:
         replica = watch.replica
         for slice_ in slices:
-            self._apply(watch, slice_.stream, slice_.sequence)
+            batches = batches_of(slice_)
+            self.counts["slices of several batches"] += len(batches) > 1
+            for sequence in batches:
+                self._apply(watch, slice_.stream, sequence)
         official = self._official[replica.stage.id, replica.partition]
         while watch.final < min(replica.applied, replica.order.committed):
             order = watch.orders.get(watch.final)  # None: applied before it was copied

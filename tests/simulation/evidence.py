@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from flux.replicas.order import OrderLog
 from flux.replicas.replica import Replica
 from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
+from flux.stream.receiver import RowSlice, Slice
 from flux.wire.messages import StepKind
 from partitioning.cluster import Clustered
 
@@ -32,6 +33,22 @@ def orders_of(core: StageWorker) -> list[OrderLog]:
 
 def step_of(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
     return kind, now, tuple(tuple(one) for one in slices)
+
+
+def batches_of(slice_: Slice) -> list[int]:
+    """With rows in a slice, in order; or the number of a word."""
+    run = slice_.run if isinstance(slice_, RowSlice) else None
+    return [slice_.sequence] if run is None else run.sequences.tolist()
+
+
+def through(slices: Sequence[Slice]) -> list[tuple[int, int, int]]:
+    """What an order says of these slices: how far each stream is applied, one after the other."""
+    said: list[tuple[int, int, int]] = []
+    for slice_ in slices:
+        if said and said[-1][:2] == slice_.stream:
+            said.pop()
+        said.append((*slice_.stream, slice_.sequence))
+    return said
 
 
 def same_batch(one: LogEntry, other: LogEntry, altered: bool = False) -> bool:

@@ -31,6 +31,9 @@ class RunEnd:
                 self.counts["stale messages refused"] += counters.stale
                 self.counts["gaps noticed"] += counters.gap
                 self.counts["subscriptions that switched their source"] += counters.switched
+                self.counts["slices cut as an order says"] += sum(
+                    i.cuts for i in worker.core.subscriptions.streams.values()
+                )
                 self._count_handshakes(worker.core.producers.values())
         for attempt in self.sim.spark.attempts:
             if attempt.core is not None:

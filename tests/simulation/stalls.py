@@ -174,7 +174,10 @@ class StallWatch:
         if inbound is None or inbound.received[replica.partition] <= sequence:
             return "its rows", self._comes(core, replica, stream, inbound)
         order = replica.order
-        if any((*stream, sequence) in entry.slices for entry in order.since(replica.applied)):
+        ordered = (
+            through for entry in order.since(replica.applied) for *of, through in entry.slices if (*of,) == stream
+        )
+        if any(sequence <= through for through in ordered):
             return "its steps", replica.applied, order.committed
         if replica.primary:
             return "its turn", self._batches_applied(replica), self._ordered_behind(replica)

@@ -23,6 +23,7 @@ from flux.wire.control import NewTable, TableChanged
 from flux.wire.messages import StepKind
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table, changed_by
+from tests.simulation.evidence import batches_of
 from tests.simulation.ingress_process import IngressProcess
 from tests.simulation.network import Identity, Link
 from tests.simulation.process import Process
@@ -342,7 +343,9 @@ class Story:
         if any(slice_.ends_stream for slice_ in replica.applying):
             return f"the end of stream {replica.applying[0].stream}"
         rows = sum(slice_.batch.num_rows for slice_ in replica.applying if isinstance(slice_, RowSlice))
-        batches = " and ".join(f"batch {slice_.sequence} of {slice_.stream}" for slice_ in replica.applying)
+        batches = " and ".join(
+            f"{numbers('batch', batches_of(slice_))} of {slice_.stream}" for slice_ in replica.applying
+        )
         return f"{number_of('row', rows)}, {batches}"
 
     # ---- the controller

@@ -74,6 +74,8 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
         "promoted secondaries that waited for rows",
         "order entries cut by a new primary",
         "subscriptions that switched their source",
+        "slices of several batches",
+        "slices cut as an order says",
         "changes of source on a whim",
         "credit beyond the bound for starving replicas",
         "repairs",

@@ -76,7 +76,12 @@ class Wording:
         consumer = self.plan.edges[m.edge].consumer
         rows = ", ".join(f"{number_of('row', n)} for partition {p}" for p, n in zip(m.partitions, m.rows, strict=True))
         what = f"the end of the stream{', ' + rows if rows else ''}" if m.element is messages.ElementKind.END else rows
-        return [(f"batch {m.sequence} of stream {at}: {what}", [at, *(key_tag((consumer, p)) for p in m.partitions)])]
+        return [
+            (
+                f"{numbers('batch', m.batches or [m.sequence])} of stream {at}: {what}",
+                [at, *(key_tag((consumer, p)) for p in m.partitions)],
+            )
+        ]
 
     def _applied(self, m: messages.Ack | messages.ReadsElsewhere) -> str:
         through = f"applied through batch {m.through}" if m.through >= 0 else "nothing applied"

@@ -157,6 +157,34 @@ def skew(
     _finish(benchmark.run(slow or 4.0, zipf, seconds, console), console, as_json, out)
 
 
+@bench.command()
+def small(
+    batch_rows: Annotated[int, typer.Option(min=1, max=65_536, help="Rows of each batch; no source joins any.")] = 64,
+    batches_per_s: Annotated[
+        float | None,
+        typer.Option(min=1, help="Batches per second over all sources. [default: the most that --p99-ms allows]"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure each rate.")] = 6,
+    sources: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the source.")] = 8,
+    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")] = 2,
+    hold: Annotated[
+        float, typer.Option(min=0, max=600, help="Keep all rows back for so many seconds, then give them at once.")
+    ] = 0,
+    p99_ms: Annotated[float, typer.Option(min=1, help="Age that one row in a hundred may exceed.")] = 50,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Small batches that no source joins: age of rows and CPU at a rate, the highest rate, or how a backlog goes down."""
+    if hold and batches_per_s is None:
+        raise typer.BadParameter("--hold needs a rate: give --batches-per-s too")
+    from benchmarks import small as benchmark
+
+    console = _prepare(as_json, out)
+    report = benchmark.run(batch_rows, batches_per_s, seconds, sources, partitions, replicas, hold, p99_ms, console)
+    _finish(report, console, as_json, out)
+
+
 def _prepare(as_json: bool, out: Path | None) -> Console:
     if out is not None:
         from benchmarks.timeline import require_plots

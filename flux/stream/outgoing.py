@@ -1,0 +1,134 @@
+"""Entries of a log on their way to one worker: alone, or small ones together as a run (design: run)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.stream.consumers import Ranks
+from flux.stream.cursor import Cursor
+from flux.stream.elements import Rows
+from flux.stream.log import LogEntry
+from flux.stream.runs import SMALL_ROWS, Part, pack
+from flux.wire.messages import RUN_BATCHES, Data
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+
+#: Credit for a message beside its rows, so that credit also bounds the number of small messages.
+MESSAGE_BYTES = 256
+
+Sent = tuple[Data, tuple[pa.RecordBatch, ...]]
+
+
+class Outgoing:
+    """From ``add`` and at last ``rest`` come messages, in the order of the entries. ``nbytes`` of what is still kept, which
+    is no more than the credit allows."""
+
+    def __init__(self, stream: StreamId, cursor: Cursor, ranks: Ranks, run_max_rows: int) -> None:
+        """``run_max_rows``: of one run; 0: every entry travels alone."""
+        self.nbytes = 0
+        self._stream = stream
+        self._cursor = cursor
+        self._ranks = ranks
+        self._run_max_rows = run_max_rows
+        self._kept: list[tuple[LogEntry, np.ndarray]] = []
+        self._rows = 0
+
+    def add(self, entry: LogEntry, mine: np.ndarray) -> Iterator[Sent]:
+        """``mine``: which of the partitions that the entry touches this worker has."""
+        rows = entry.element.data.batch.num_rows if isinstance(entry.element, Rows) else -1
+        small = 0 <= rows <= min(SMALL_ROWS, self._run_max_rows)
+        if not small or self._rows + rows > self._run_max_rows or len(self._kept) == RUN_BATCHES:
+            yield from self.rest()
+        if small:
+            self._kept.append((entry, mine))
+            self._rows += rows
+            self.nbytes += entry.nbytes + MESSAGE_BYTES  # as if each went alone, which a new table may lead to
+        else:
+            yield self._alone(entry, mine)
+
+    def rest(self) -> Iterator[Sent]:
+        kept, self._kept, self._rows, self.nbytes = self._kept, [], 0, 0
+        parts: list[Part] = []
+        for at, (entry, mine) in enumerate(kept):
+            if not parts and at == len(kept) - 1:
+                yield self._alone(entry, mine)
+                return
+            part = self._part(entry, mine)
+            if part is None:  # clustered by a table before this one
+                yield from self._together(parts)
+                parts = []
+                yield self._alone(entry, mine)
+            else:
+                parts.append(part)
+        yield from self._together(parts)
+
+    def _together(self, parts: list[Part]) -> Iterator[Sent]:
+        if not parts:
+            return
+        packed, last = pack(parts, self._ranks.by_rank), parts[-1]
+        message = self._message(
+            last.sequence, packed.partitions, packed.rows, [len(packed.partitions)],
+            sum(part.nbytes for part in parts), Rows.kind, last.checksum, min(part.created for part in parts),
+            [part.sequence for part in parts], packed.counts,
+        )  # fmt: skip
+        yield message, (packed.batch,)
+
+    def _part(self, entry: LogEntry, mine: np.ndarray) -> Part | None:
+        """What this worker gets of an entry; None: its rows lie in another order than those of its neighbours."""
+        assert isinstance(entry.element, Rows)
+        data = entry.element.data
+        places = np.flatnonzero(mine)
+        ranks = self._ranks.rank_of[data.by_rank[places]]
+        if np.count_nonzero(ranks[1:] < ranks[:-1]):
+            return None
+        rows = data.offsets[places + 1] - data.offsets[places]
+        batches = [batch for _, batch in _pieces(data, places)]
+        nbytes = entry.nbytes * int(rows.sum()) // data.batch.num_rows
+        return Part(entry.sequence, ranks, rows, batches, nbytes, entry.checksum, entry.created)
+
+    def _alone(self, entry: LogEntry, mine: np.ndarray) -> Sent:
+        partitions: list[int] = []
+        rows: list[int] = []
+        pieces: list[tuple[int, pa.RecordBatch]] = []
+        nbytes = 0
+        if isinstance(entry.element, Rows):
+            data = entry.element.data
+            places = np.flatnonzero(mine)
+            partitions = data.by_rank[places].tolist()
+            rows = (data.offsets[places + 1] - data.offsets[places]).tolist()
+            pieces = _pieces(data, places)
+            nbytes = entry.nbytes * sum(rows) // data.batch.num_rows
+        message = self._message(
+            entry.sequence, partitions, rows, [several for several, _ in pieces], nbytes, entry.element.kind,
+            entry.checksum, entry.created,
+        )  # fmt: skip
+        return message, tuple(batch for _, batch in pieces)
+
+    def _message(
+        self, sequence: int, partitions: list[int], rows: list[int], runs: list[int], nbytes: int, *more: Any
+    ) -> Data:
+        cursor = self._cursor
+        assert cursor.nonce is not None
+        nbytes += MESSAGE_BYTES
+        message = Data(
+            *self._stream, cursor.nonce, cursor.number, cursor.first, sequence, partitions, rows, runs, nbytes, *more
+        )  # fmt: skip
+        cursor.number += 1
+        cursor.sent_bytes += nbytes
+        cursor.first = sequence + 1
+        return message
+
+
+def _pieces(data: Clustered, places: np.ndarray) -> list[tuple[int, pa.RecordBatch]]:
+    """Slices whose rows lie next to each other are one: of how many partitions, and their rows."""
+    breaks = (np.flatnonzero(places[1:] != places[:-1] + 1) + 1).tolist() if len(places) > 1 else []
+    pieces = []
+    for low, high in pairwise([0, *breaks, len(places)]):
+        begin, end = int(data.offsets[places[low]]), int(data.offsets[places[high - 1] + 1])
+        pieces.append((high - low, data.batch.slice(begin, end - begin)))
+    return pieces

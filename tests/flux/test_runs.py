@@ -1,0 +1,249 @@
+"""Small batches that travel together: numbered one by one, cut where another replica has ordered them otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import made, scripted, work
+
+from flux.errors import NonDeterministicInputError, ProtocolError
+from flux.stream.producer import Producer
+from flux.stream.receiver import Counters, Inbound, RowSlice
+from flux.stream.runs import SMALL_ROWS, Part, Run, pack, unpack
+from flux.wire.codec import decode_batches, decode_data, encode_batches
+from flux.wire.frames import encode
+from flux.wire.messages import Data, OrderEntry, Resume
+from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+
+PARTITIONS = 4
+#: Worker 10 hosts partitions 0, 2 and 3 (as secondary of 3), worker 11 hosts 1 and 3.
+ROWS = ((ReplicaAt(10, 0),), (ReplicaAt(11, 0),), (ReplicaAt(10, 0),), (ReplicaAt(11, 0), ReplicaAt(10, 0)))
+TABLE = Table(0, (ROWS,), (), {10: "", 11: ""})
+SCHEMA = pa.schema([("x", pa.int64())])
+
+
+class Stream:
+    """A producer with small batches whose rows say which batch and partition they are of."""
+
+    def __init__(self, run_max_rows: int = 4096, granted: int = 1 << 30) -> None:
+        self.producer = Producer(StreamId(0, 0), 0, PARTITIONS, 1 << 30, 1.0, run_max_rows=run_max_rows)
+        self.producer.on_table(TABLE, 0, 0.0)
+        list(self.producer.poll(0.0))
+        self.granted = granted
+        self.rows: list[list[int]] = []
+
+    def append(self, *counts: int) -> None:
+        """So many rows for each partition."""
+        number, by_rank = len(self.rows), self.producer.by_rank
+        assert by_rank is not None
+        self.rows.append(list(counts))
+        values = [value(number, p, row) for p in by_rank for row in range(counts[p])]
+        rows = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
+        offsets = np.concatenate([[0], np.cumsum(np.array(counts)[by_rank])]).astype(np.int64)
+        self.producer.append(Clustered(rows, by_rank, offsets, rows.nbytes), float(number))
+
+    def resume(self, worker: int, needed: dict[int, int], nonce: int = 1) -> list[tuple[Data, list[pa.RecordBatch]]]:
+        self.producer.on_answer(worker, Resume(0, 0, nonce, 0, [*needed.items()], -1, [], self.granted), 0.0)  # type: ignore[list-item]
+        return self.sent(worker)
+
+    def sent(self, worker: int) -> list[tuple[Data, list[pa.RecordBatch]]]:
+        """As it comes out at the other end."""
+        sent = []
+        for effect in self.producer.poll(0.0):
+            if effect.worker == worker and isinstance(effect.message, Data):
+                message = decode_data(encode(effect.message))
+                assert isinstance(message, Data)
+                sent.append((message, decode_batches(message, encode_batches(effect.batches), SCHEMA)))
+        return sent
+
+    def expected(self, partition: int, first: int = 0, end: int | None = None) -> list[int]:
+        numbers = range(first, len(self.rows) if end is None else end)
+        return [value(n, partition, row) for n in numbers for row in range(self.rows[n][partition])]
+
+
+def value(number: int, partition: int, row: int) -> int:
+    return (number * PARTITIONS + partition) * 1000 + row
+
+
+def inbound(*has: int) -> Inbound:
+    """``has``: next batch that partitions 0, 2 and 3 need."""
+    made = Inbound(StreamId(0, 0), 0, 1 << 30)
+    made.greet(0, "here", 1)
+    for place, (partition, at) in enumerate(zip(HOSTED, has, strict=False)):
+        made.received.join(partition, at, HOSTED[:place])
+    return made
+
+
+HOSTED = [0, 2, 3]
+
+
+def taken(at: Inbound, sent: list[Any], counters: Counters | None = None) -> dict[int, list[RowSlice]]:
+    found: dict[int, list[RowSlice]] = {partition: [] for partition in HOSTED}
+    for message, batches in sent:
+        deliveries = at.take(message, batches, HOSTED, (), counters or Counters())
+        assert isinstance(deliveries, list), deliveries
+        for partition, slice_ in deliveries:
+            assert isinstance(slice_, RowSlice)
+            found[partition].append(slice_)
+    at.validate()
+    return found
+
+
+def values(slices: list[RowSlice]) -> list[int]:
+    return [x for slice_ in slices for x in slice_.batch.column("x").to_pylist()]
+
+
+SOME_ROWS = st.lists(st.lists(st.integers(0, 3), min_size=PARTITIONS, max_size=PARTITIONS), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(SOME_ROWS, st.integers(0, 12), st.integers(0, 12), st.sampled_from([0, 5, 4096]))
+def test_each_partition_gets_its_rows_in_order_however_they_travel(
+    batches: list[list[int]], needed: int, ahead: int, run_max_rows: int
+) -> None:
+    stream, needed, ahead = Stream(run_max_rows), min(needed, len(batches)), min(ahead, len(batches))
+    for counts in batches:
+        stream.append(*counts)
+    wants = {0: needed, 2: ahead, 3: 0}
+    at = inbound(needed, ahead, 0)
+    found = taken(at, stream.resume(10, wants))
+    for partition, first in wants.items():
+        assert values(found[partition]) == stream.expected(partition, first)
+        for slice_ in found[partition]:
+            run = slice_.run or Run(np.array([slice_.sequence]), np.array([slice_.batch.num_rows]))
+            assert (slice_.first, slice_.sequence) == (run.sequences[0], run.sequences[-1])
+            assert run.rows.tolist() == [stream.rows[n][partition] for n in run.sequences], "each has rows here"
+            at.applied(partition, slice_)
+    assert at.held_bytes == 0
+
+
+def test_what_waits_for_a_worker_travels_as_one_message() -> None:
+    stream = Stream()
+    for _ in range(5):
+        stream.append(1, 1, 1, 1)
+    ((message, (batch,)),) = stream.resume(10, {0: 0, 2: 0, 3: 0})
+    assert (message.number, message.first, message.sequence, message.batches) == (0, 0, 4, [0, 1, 2, 3, 4])
+    assert (sum(message.rows), batch.num_rows, message.created) == (15, 15, 0.0)
+    stream.append(0, 5, 0, 0)  # nothing for worker 10
+    stream.append(1, 1, 1, 1)
+    ((alone, _),) = stream.sent(10)
+    assert (alone.number, alone.first, alone.sequence, alone.batches) == (1, 5, 6, [])
+
+
+def test_large_batches_and_words_travel_alone() -> None:
+    stream = Stream()
+    for rows in (1, 1, SMALL_ROWS + 1, 1, 1):
+        stream.append(rows, 0, 0, 0)
+    stream.producer.finish(9.0)
+    sent = stream.resume(10, {0: 0, 2: 0, 3: 0})
+    assert [(m.sequence, m.batches) for m, _ in sent] == [(1, [0, 1]), (2, []), (4, [3, 4]), (5, [])]
+
+
+def test_a_run_is_no_longer_than_a_step_and_the_credit_allow() -> None:
+    stream = Stream(run_max_rows=6)
+    for _ in range(5):
+        stream.append(2, 0, 0, 0)
+    assert [m.batches for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2], [3, 4]]
+    short = Stream(granted=600)
+    for _ in range(5):
+        short.append(2, 0, 0, 0)
+    assert [m.sequence for m, _ in short.resume(10, {0: 0, 2: 0, 3: 0})] == [2], "two, and one more goes beyond it"
+
+
+def test_batches_that_were_clustered_by_another_table_travel_alone() -> None:
+    stream = Stream()
+    stream.append(1, 1, 1, 1)
+    other = np.array([3, 2, 1, 0], np.int32)
+    rows = pa.record_batch([pa.array([value(1, p, 0) for p in other], pa.int64())], schema=SCHEMA)
+    stream.rows.append([1, 1, 1, 1])
+    stream.producer.append(Clustered(rows, other, np.arange(5), rows.nbytes), 1.0)
+    stream.append(1, 1, 1, 1)
+    sent = stream.resume(10, {0: 0, 2: 0, 3: 0})
+    assert [m.sequence for m, _ in sent] == [0, 1, 2]
+    found = taken(inbound(0, 0, 0), sent)
+    assert all(values(found[p]) == stream.expected(p) for p in HOSTED)
+
+
+def test_a_replica_cuts_its_slices_as_the_order_says() -> None:
+    """It has got batches 0 to 4 as one run; the primary had them in others, and has merged the last two."""
+    stream = Stream()
+    for _ in range(5):
+        stream.append(2, 0, 0, 0)
+    at, operator = inbound(0, 0, 0), scripted()
+    replica = made(operator, 2)
+    replica.follow()
+    for slice_ in taken(at, stream.resume(10, {0: 0, 2: 0, 3: 0}))[0]:
+        replica.add(slice_)
+    orders = [OrderEntry(1.0, 0.0, [(0, 0, through)]) for through in (0, 2, 4)]
+    replica.order.on_orders(0, 0, orders, 3, 0)
+    applied: list[list[int]] = []
+    while replica.ready(1.0):
+        slices = replica.step(1.0)
+        for slice_ in slices:
+            at.applied(0, slice_)
+            at.validate()
+        applied.append(values(slices))  # type: ignore[arg-type]
+    assert applied == [stream.expected(0, 0, 1), stream.expected(0, 1, 3), stream.expected(0, 3, 5)]
+    assert (at.held_bytes, at.next_to_apply(0)) == (0, 5)
+    assert work(replica, 1.0) == 0
+
+
+def test_an_order_that_names_a_batch_without_rows_in_the_run_shows_another_input() -> None:
+    stream = Stream()
+    for rows in (1, 0, 1):
+        stream.append(rows, 1, 1, 1)
+    replica = made(scripted(), 2)
+    replica.waits.from_sources = {0}
+    replica.follow()
+    for slice_ in taken(inbound(0, 0, 0), stream.resume(10, {0: 0, 2: 0, 3: 0}))[0]:
+        replica.add(slice_)
+    replica.order.on_orders(0, 0, [OrderEntry(1.0, 0.0, [(0, 0, 1)])], 1, 0)
+    with pytest.raises(NonDeterministicInputError):
+        replica.step(1.0)
+
+
+def test_pack_and_unpack_are_inverse() -> None:
+    stream = Stream()
+    assert stream.producer.by_rank is not None
+    batch = pa.record_batch([pa.array([7, 8], pa.int64())], schema=SCHEMA)
+    parts = [Part(n, np.array([1]), np.array([2]), [batch], 8, 0, 0.0) for n in (3, 5)]
+    packed = pack(parts, stream.producer.by_rank)
+    ((run, rows),) = unpack(packed.batch, [3, 5], len(packed.partitions), packed.counts)
+    assert (run.sequences.tolist(), run.rows.tolist(), rows.column("x").to_pylist()) == ([3, 5], [2, 2], [7, 8, 7, 8])
+
+
+GOOD: dict[str, Any] = {
+    "edge": 0, "producer": 0, "nonce": 1, "number": 0, "first": 3, "sequence": 5, "partitions": [0, 2], "rows": [3, 1],
+    "runs": [2], "nbytes": 300, "batches": [3, 5], "counts": [1, 1, 2, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batches": [5, 3]},
+        {"batches": [3, 3]},
+        {"batches": [3, 4]},
+        {"batches": [2, 5]},
+        {"batches": [5]},
+        {"batches": []},
+        {"counts": [1, 1, 2]},
+        {"counts": []},
+        {"counts": [1, 1, 1, 1]},
+        {"counts": [3, 1, 1, 0]},
+        {"runs": [1, 1]},
+        {"batches": [*range(1000)], "counts": [0] * 2000},
+    ],
+)
+def test_a_run_whose_header_does_not_agree_with_itself_is_malformed(changes: dict[str, Any]) -> None:
+    frames = encode_batches([pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)])
+    assert decode_batches(Data(**GOOD), frames, SCHEMA)
+    with pytest.raises(ProtocolError):
+        decode_batches(Data(**(GOOD | changes)), frames * len(changes.get("runs", [2])), SCHEMA)

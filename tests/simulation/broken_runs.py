@@ -1,0 +1,70 @@
+"""Variants of the code in which runs of batches go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from flux.replicas.waiting import Waiting
+from flux.stream.receiver import Inbound, RowSlice
+from flux.stream.runs import Run
+
+Patch = pytest.MonkeyPatch
+
+
+def takes_runs_whole(patch: Patch) -> None:
+    """A partition takes also those batches of a run that it has."""
+    of_run = Inbound._of_run
+
+    def broken(self: Inbound, message: Any, packet: Any, run: Run, batch: Any, had: int, held: bool) -> Any:
+        return of_run(self, message, packet, run, batch, 0, held)
+
+    patch.setattr(Inbound, "_of_run", broken)
+
+
+def orders_name_slices(patch: Patch) -> None:
+    """A step takes as many slices as it was ordered of, whichever batches these have."""
+
+    def broken(self: Waiting, entry: Any) -> list[Any]:
+        slices = []
+        for edge, producer, through in entry.slices:
+            waiting = self.by_stream[edge, producer]  # type: ignore[index]
+            while waiting and waiting[0].first <= through:
+                slices.append(waiting.popleft())
+                if self.arrivals is not None:
+                    self._ordered[edge, producer] -= 1  # type: ignore[index]
+            if not waiting:
+                del self.by_stream[edge, producer]  # type: ignore[arg-type]
+        return slices
+
+    patch.setattr(Waiting, "take", broken)
+
+
+def drops_what_is_cut_off(patch: Patch) -> None:
+    """Of a slice that is cut only the first part is applied."""
+    cut = RowSlice.cut
+
+    def broken(self: RowSlice, through: int, partition: int) -> Any:
+        parts = cut(self, through, partition)
+        return parts and (parts[0], Forgotten(parts[1].sequence))
+
+    class Forgotten:
+        def __init__(self, sequence: int) -> None:
+            self.first = self.sequence = sequence
+
+    take = Waiting.take
+
+    def without(self: Waiting, entry: Any) -> list[Any]:
+        slices = take(self, entry)
+        for stream, waiting in list(self.by_stream.items()):
+            kept: Iterable[Any] = [slice_ for slice_ in waiting if not isinstance(slice_, Forgotten)]
+            waiting.clear()
+            waiting.extend(kept)
+            if not waiting:
+                del self.by_stream[stream]
+        return slices
+
+    patch.setattr(RowSlice, "cut", broken)
+    patch.setattr(Waiting, "take", without)
