@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flux.replicas.transfers import Aside
 from flux.stream.producer import ToWorker
 from flux.wire.control import PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
-from flux.wire.messages import Ack, Chunk, Installed, OrdersSeen, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Acks, Chunk, Installed, OrdersSeen, ReadsElsewhere, Refuse, Reset, Resume
 
 #: The connection of a worker to itself.
 LOCAL = "local"
@@ -19,7 +19,7 @@ class ToConnection:
     """Effect: answer on a connection to the data port."""
 
     connection: Hashable
-    message: Resume | ReadsElsewhere | Ack | Reset | Refuse | Chunk | OrdersSeen | Installed
+    message: Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | OrdersSeen | Installed
     payload: bytes | None = None
 
 

@@ -17,6 +17,7 @@ from flux.stream.consumers import Consumers
 from flux.stream.log import LogMeter
 from flux.stream.producer import Producer, ToWorker
 from flux.stream.source_streams import SourceStreams
+from flux.wire.messages import Acks
 from flux.wire.statistics import Statistics
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -65,9 +66,10 @@ class IngressTask:
             producer.on_table(table, consumer, now, self._consumers[consumer])
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
-        producer = self.producers.get(StreamId(message.edge, message.producer))
-        if producer is not None:
-            producer.on_answer(worker, message, now)
+        for one in message.items if isinstance(message, Acks) else (message,):
+            producer = self.producers.get(StreamId(one.edge, one.producer))
+            if producer is not None:
+                producer.on_answer(worker, one, now)
 
     def poll(self, now: float) -> Iterator[ToWorker]:
         for producer in self.producers.values():

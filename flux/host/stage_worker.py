@@ -41,6 +41,7 @@ from flux.stream.receiver import Counters, Inbound, RowSlice
 from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.wire.messages import (
     Ack,
+    Acks,
     Data,
     Fetch,
     Hello,
@@ -243,6 +244,13 @@ class StageWorker:
         if isinstance(message, Installed):
             self._transfers.on_installed(worker, message, now)
             return
+        if isinstance(message, Acks):
+            for ack in message.items:
+                self._on_answer(worker, ack, now)
+            return
+        self._on_answer(worker, message, now)
+
+    def _on_answer(self, worker: int, message: Resume | ReadsElsewhere | Ack | Reset | Refuse, now: float) -> None:
         producer = self.producers.get(StreamId(message.edge, message.producer))
         if producer is None:
             return
@@ -436,7 +444,9 @@ class StageWorker:
         return min(self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due())
 
     def _answer(
-        self, connection: Hashable, message: Resume | ReadsElsewhere | Ack | Reset | Refuse | OrdersSeen | Installed
+        self,
+        connection: Hashable,
+        message: Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | OrdersSeen | Installed,
     ) -> None:
         self._effects.append(ToConnection(connection, message))
 

@@ -21,13 +21,13 @@ from flux.replicas.replica import Replica
 from flux.replicas.starvation import Starvation
 from flux.stream.credit import Credit
 from flux.stream.receiver import Counters, Delivery, Inbound, Slice
-from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Acks, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.ids import StreamId
 
 #: So often the same batch may come damaged: more is no accident on the way.
 UNDECODABLE_MAX = 5
 
-Answer = Callable[[Hashable, Resume | ReadsElsewhere | Ack | Reset | Refuse], None]
+Answer = Callable[[Hashable, Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse], None]
 
 
 class Subscriptions:
@@ -287,6 +287,7 @@ class Subscriptions:
 
     def flush_acks(self) -> None:
         self.ack_at = np.inf
+        due: dict[Hashable, list[Ack]] = {}
         for inbound in self.streams.values():
             if not inbound.ack_due:
                 continue
@@ -294,7 +295,9 @@ class Subscriptions:
             # To every replica of the producer, so that each can truncate its log.
             for connection in inbound.offers.values() or [inbound.connection]:
                 if connection is not None:
-                    self.answer(connection, ack)
+                    due.setdefault(connection, []).append(ack)
+        for connection, acks in due.items():
+            self.answer(connection, acks[0] if len(acks) == 1 else Acks(acks))
 
     def _ack(self, inbound: Inbound) -> Ack:
         return inbound.ack(self._hosted.epoch, self.hosted_by(inbound.stream), self._awaited_by(inbound.stream))

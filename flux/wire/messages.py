@@ -122,6 +122,12 @@ class Ack(Message, frozen=True):
     granted: Natural
 
 
+class Acks(Message, frozen=True):
+    """Consumer: acks of several streams that one worker produces."""
+
+    items: list[Ack]
+
+
 class ReadsElsewhere(Message, frozen=True):
     """Consumer: I read this stream from another replica of its producer; here is what I have applied, as in Ack."""
 
@@ -254,4 +260,4 @@ class Installed(Message, frozen=True):
 #: What a producer, a primary or an egress task says to a data port.
 Asked = Hello | Data | Fetch | Orders | Install
 #: What it is answered there.
-Answered = Resume | ReadsElsewhere | Ack | Reset | Refuse | Chunk | OrdersSeen | Installed
+Answered = Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | OrdersSeen | Installed

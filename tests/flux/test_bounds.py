@@ -38,6 +38,7 @@ from flux.wire.control import (
 from flux.wire.frames import PREFIX, encode
 from flux.wire.messages import (
     Ack,
+    Acks,
     Answered,
     AppliedThrough,
     Asked,
@@ -98,7 +99,7 @@ EVERYTHING: Statistics = {
 }
 ASKED = [
     Hello(0, 1, 2, 3, 4),
-    Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM),
+    Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM, batches=[0, 1], counts=[5, 10, 5, 10]),
     Fetch(0, 1, 2),
     Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
     Install(0, 1, 2, 3, 0, 64),
@@ -107,6 +108,7 @@ ANSWERED = [
     Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM)]),
     ReadsElsewhere(0, 1, 2, 3, [AppliedThrough(5, 6)]),
     Ack(0, 1, 2, 3, 4, [AppliedThrough(5, 6)], 7),
+    Acks([Ack(0, 1, 2, 3, 4, [AppliedThrough(5, 6)], 7)]),
     Reset(0, 1, "again"),
     Refuse(0, 1, "edge", "none"),
     Chunk(0, 1, 2, 3),

@@ -24,7 +24,7 @@ from flux.wire.codec import decode_command, decode_data, decode_report
 from flux.wire.control import EdgeComplete, Failure, Heartbeat, NewTable, Stop, TableSeen, Welcome
 from flux.wire.frames import HEADER_BYTES_MAX, PREFIX, encode
 from flux.wire.handshake import ACCEPTED, Caller, Gate, Session, Tickets
-from flux.wire.messages import Ack, Data, OrderEntry, Orders, PartitionOrder, Reset, Resume
+from flux.wire.messages import Ack, Acks, Data, OrderEntry, Orders, PartitionOrder, Reset, Resume
 from partitioning.table import ReplicaAt, Table
 
 SEED = 11
@@ -39,7 +39,9 @@ TRUE = [
     encode(message)
     for message in (
         Ack(0, 1, 2, 3, 4, [(5, 6)], 7),
+        Acks([Ack(0, 1, 2, 3, 4, [(5, 6)], 7)]),
         Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000),
+        Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, batches=[0, 1], counts=[5, 10, 5, 10]),
         Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
         Reset(0, 1, "again"),
         Resume(0, 1, 2, 3, [(0, 1)], 4, [], 5),

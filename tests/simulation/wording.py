@@ -53,6 +53,7 @@ class Wording:
             return [("bytes that are no message", [])]
         if told is None:
             return [(name, [])]
+        name = "Ack" if isinstance(message, messages.Acks) else name
         return [(f"{name:<12} {text}", about) for text, about in told(message, payload)]
 
     # ---- streams
@@ -91,6 +92,9 @@ class Wording:
     def _Ack(self, m: messages.Ack, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
         return [(f"stream {at}: {self._applied(m)}; credit up to byte {m.granted:,}", [at])]
+
+    def _Acks(self, m: messages.Acks, _: Any) -> Lines:  # noqa: N802
+        return [line for ack in m.items for line in self._Ack(ack, None)]
 
     def _ReadsElsewhere(self, m: messages.ReadsElsewhere, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
