@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.operate.client import Client, choose
-from controller.operate.requests import Accepted, GetPartitions, Partitions, StartMoves, WantedMove
+from controller.operate.requests import Accepted, StartMoves, WantedMove
 from controller.report.events import Event
 from flux.errors import QueryFailed
 from spark_integration.query import Query
@@ -46,7 +46,7 @@ class Operator:
     def placement(self) -> dict[int, list[int]]:
         """Partition of the stage -> workers that have its copies, the primary's first."""
         found: dict[int, list[int]] = {}
-        for replica in self._client.ask(GetPartitions(stage=self.stage), Partitions).replicas:
+        for replica in self._client.partitions(self.stage).replicas:
             found.setdefault(replica.partition, []).append(replica.worker)
         return found
 

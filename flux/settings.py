@@ -66,7 +66,7 @@ TABLE = (
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are repaired or moved at the same time", 1, 1024),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
-    Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load", 0.01),
+    Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load; with more than 16,000 replicas less often", 0.01),
     Setting("balance_threshold", "balance.threshold", "number", "0.1", "a pair of workers moves partitions only if that can lower the higher load of the two by more than this fraction", 0, 1),
     Setting("balance_cool_down", "balance.coolDown", "seconds", "5s", "for this long after a move, the partition stays, its old worker receives no partition, and its new worker gives none away", 0),
     Setting("balance_max_moves", "balance.maxMoves", "int", "1", "most moves that one round may begin", 1, 1024),

@@ -29,6 +29,7 @@ from controller.operate.requests import (
     Suggest,
     Suggested,
     WantedMove,
+    all_partitions,
 )
 from controller.replicas.membership import Member
 from controller.replicas.next_additions import under_replicated
@@ -58,7 +59,7 @@ class Operated:
         """Where every copy of every partition is: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary" or
         "new"), ``safe``, ``load`` (busy seconds per second), ``queued``, ``state_bytes``, ``rows_per_s``, ``movable``, ``behind``
         (steps, of a replica that is not safe because it lags)."""
-        return [msgspec.to_builtins(replica) for replica in self._ask(GetPartitions(), Partitions).replicas]
+        return [msgspec.to_builtins(row) for row in all_partitions(self._page).replicas]
 
     def members(self) -> dict[int, Member]:
         """Workers that take part now, by id."""
@@ -143,6 +144,9 @@ class Operated:
         self._require_done(self._ask(request, Accepted).request, end, timeout)
 
     # ---- asking and waiting
+
+    def _page(self, request: GetPartitions) -> Partitions:
+        return self._ask(request, Partitions)
 
     def _ask(self, request: AnyRequest, expected: type[A]) -> A:
         answer: AnyAnswer = self._server.ask(request)

@@ -3,60 +3,67 @@ rates)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
-from controller.replicas.kinds import incomplete
+import numpy as np
+
+from controller.balance.load import WorkerLoad
+from controller.balance.load_table import LoadTable
+from controller.replicas.columns import Columns
+from controller.replicas.lags import Life
 from controller.replicas.membership import Member, Membership
-from controller.replicas.next_additions import Addition
 from flux.dataflow.plan import Plan
-from flux.replicas.kinds import kind_of
 from partitioning.ids import PartitionKey
-from partitioning.table import ReplicaAt, Table
 
 #: Rates are averages over at least this time, because busy seconds are counted in whole steps.
 INTERVAL_MIN_S = 1.0
-
-
-class Rates(NamedTuple):
-    """Busy seconds, rows and slices per second."""
-
-    busy: float = 0.0
-    rows: float = 0.0
-    slices: float = 0.0
-
-
-#: Of a replica that applies nothing, or of which nothing is known.
-IDLE = Rates()
-
-
-class Counts(NamedTuple):
-    """The work of a replica since it came to life, and the slices that wait for it."""
-
-    incarnation: int
-    busy_s: float
-    rows: int
-    slices: int
-    queued: int
-    state_bytes: int
+#: Columns of what a worker reports of a replica (``ReplicaWork``), after its partition and its incarnation. The first
+#: three are counts since it came to life.
+RATED, QUEUED, STATE_BYTES = range(3), 3, 4
+#: Rates: busy seconds, rows and slices per second.
+BUSY, ROWS, SLICES = range(3)
 
 
 @dataclass(frozen=True)
 class Report:
     """``at``: time by the worker's own clock, as for the counts. ``rested_s``: seconds in which its thread had nothing
-    to do."""
+    to do. Of its replicas, ordered by partition: ``rows`` (as in ``Columns``), ``incarnations``, ``counts`` by
+    replicas, and ``rates`` since an older report (NaN: not known) by replicas."""
 
     at: float
     rested_s: float | None
     cpu_s: float
     rss_bytes: int
-    replicas: dict[PartitionKey, Counts]  # a worker has one replica of a partition at most
+    rows: np.ndarray
+    incarnations: np.ndarray
+    counts: np.ndarray
+    rates: np.ndarray
 
-    def of(self, key: PartitionKey, incarnation: int) -> Counts | None:
-        counts = self.replicas.get(key)
-        return counts if counts is not None and counts.incarnation == incarnation else None
+    def since(self, older: Report | None) -> np.ndarray:
+        """Rates since then of the replicas that are in both; a worker has one replica of a partition at most."""
+        rates = np.full((3, len(self.rows)), np.nan)
+        if older is None or self.at <= older.at or not len(older.rows):
+            return rates
+        at = np.minimum(np.searchsorted(older.rows, self.rows), len(older.rows) - 1)
+        both = (older.rows[at] == self.rows) & (older.incarnations[at] == self.incarnations)
+        seconds = self.at - older.at
+        for which in RATED:
+            np.divide(self.counts[which] - older.counts[which][at], seconds, out=rates[which], where=both)
+        return rates
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the table has the replicas of a report: ``which`` of them are ``at`` these places, counted row by row, as of a
+    ``version`` of the columns."""
+
+    version: int
+    rows: np.ndarray
+    which: np.ndarray
+    at: np.ndarray
 
 
 class LoadBook:
@@ -64,52 +71,130 @@ class LoadBook:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._starts = np.cumsum([0, *(stage.partitions for stage in plan.stages)])
         self._newest: dict[int, Report] = {}
         self._older: dict[int, Report] = {}
-        self._last: dict[PartitionKey, Rates] = {}  # partition -> rates of its last known replica
+        self._found: dict[int, Found] = {}
+        #: The highest rates of each partition when they were last known.
+        self._last = np.zeros((3, int(self._starts[-1])))
 
     def take(self, worker: int, stats: Mapping[str, Any]) -> None:
         """From a heartbeat; not every one has a report of load."""
         given = stats.get("load")
         if given is None:
             return
-        replicas = {PartitionKey(stage, partition): Counts(*counts) for stage, partition, *counts in given["replicas"]}
-        report = Report(
-            given["at"], given.get("rested_s"), stats.get("cpu_s", 0.0), stats.get("rss_bytes", 0), replicas
-        )
-        newest = self._newest.get(worker)
-        older = self._older.get(worker)
+        rows, incarnations, counts = self._columns(given["replicas"])
+        newest, older = self._newest.get(worker), self._older.get(worker)
+        if newest and np.array_equal(newest.rows, rows) and np.array_equal(newest.incarnations, incarnations):
+            rows, incarnations = newest.rows, newest.incarnations  # the same objects: what was found stays true
         if newest is not None and (older is None or newest.at - older.at >= INTERVAL_MIN_S):
-            self._older[worker] = newest
-        self._newest[worker] = report
+            older = self._older[worker] = newest
+        about = (given["at"], given.get("rested_s"), stats.get("cpu_s", 0.0), stats.get("rss_bytes", 0))
+        report = Report(*about, rows, incarnations, counts, np.empty(0))
+        self._newest[worker] = Report(*about, rows, incarnations, counts, report.since(older))
+
+    def _columns(self, given: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What a worker says of replicas that the plan has, ordered by partition."""
+        said = np.array(given, np.float64).reshape(-1, 8)
+        stages, partitions = said[:, 0].astype(np.int64), said[:, 1].astype(np.int64)
+        known = stages < len(self._starts) - 1
+        said, stages, partitions = said[known], stages[known], partitions[known]
+        known = partitions < self._starts[stages + 1] - self._starts[stages]
+        rows = self._starts[stages[known]] + partitions[known]
+        order = np.argsort(rows, kind="stable")
+        said = said[known][order]
+        return rows[order], said[:, 2].astype(np.int64), np.ascontiguousarray(said[:, 3:].T)
 
     def forget(self, worker: int) -> None:
         self._newest.pop(worker, None)
         self._older.pop(worker, None)
+        self._found.pop(worker, None)
 
     # ---- loads
 
     def make(
         self,
-        table: Table,
+        columns: Columns,
         members: Membership,
-        has_arrived: Callable[[int, int, ReplicaAt], bool],
-        additions: Mapping[PartitionKey, Addition],
-        asked_for: set[PartitionKey],
-    ) -> Loads:
-        """``asked_for``: partitions with moves that have not begun or not ended."""
-        workers = {node: self._worker(member) for node, member in members.workers.items() if node in table.endpoints}
-        replicas = []
-        for stage in self.plan.stages:
-            rows = table.stages[stage.id]
-            low = set(incomplete(stage, rows))
-            for partition, listed in enumerate(rows):
-                key = PartitionKey(stage.id, partition)
-                free = key not in additions and key not in asked_for and partition not in low
-                movable = free and all(has_arrived(*key, replica) for replica in listed)
-                replicas += self._replicas(key, listed, movable)
+        unsafe: Iterable[Life],
+        low: Sequence[Sequence[int]],
+        busy_with: Iterable[PartitionKey],
+    ) -> LoadTable:
+        """``columns`` of the table; ``unsafe``: replicas that have not arrived; ``low``: for each stage, the partitions
+        with too few replicas; ``busy_with``: partitions with additions, or with moves that have not begun or not
+        ended."""
+        assert columns.table is not None
+        there = columns.table.endpoints
+        workers = {node: self._worker(member) for node, member in members.workers.items() if node in there}
+        queued, state_bytes, rates = self._spread(columns)
+        known = ~np.isnan(rates[BUSY])
+        self._note_last(rates, known)
+        # A new replica has no rates yet. It is taken to do as much as the others, or as the last one of its partition.
+        idle = ~columns.applies
+        for which in range(3):
+            np.copyto(rates[which], self._last[which][:, None], where=~known)
+            rates[which][idle] = 0.0
+        largest = functools.reduce(np.maximum, state_bytes.T)
+        np.copyto(state_bytes, largest[:, None], where=state_bytes == 0)
+        state_bytes[idle] = 0
         seconds = [self._seconds(worker) for worker in workers]
-        return Loads(workers, replicas, min(seconds, default=0.0))
+        return LoadTable(
+            columns,
+            workers,
+            min(seconds, default=0.0),
+            busy=np.round(rates[BUSY], 6),
+            rows_per_s=np.round(rates[ROWS], 3),
+            slices_per_s=np.round(rates[SLICES], 3),
+            queued=queued,
+            state_bytes=state_bytes,
+            movable=self._movable(columns, unsafe, low, busy_with),
+        )
+
+    def _spread(self, columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is queued and the bytes of state (0 where not known), of partitions by places, and the rates of these (NaN
+        where not known)."""
+        shape = columns.workers.shape
+        queued, state_bytes, rates = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full((3, *shape), np.nan)
+        places = [array.reshape(-1) for array in (queued, state_bytes, *rates)]
+        for worker, report in self._newest.items():
+            found = self._find(worker, report, columns)
+            said = (report.counts[QUEUED], report.counts[STATE_BYTES], *report.rates)
+            for of_places, of_report in zip(places, said, strict=True):
+                of_places[found.at] = of_report[found.which]
+        return queued, state_bytes, rates
+
+    def _find(self, worker: int, report: Report, columns: Columns) -> Found:
+        known = self._found.get(worker)
+        if known is None or known.version != columns.version or known.rows is not report.rows:
+            holds = (columns.workers[report.rows] == worker) & (
+                columns.incarnations[report.rows] == report.incarnations[:, None]
+            )
+            which, place = np.nonzero(holds)
+            at = report.rows[which] * holds.shape[1] + place
+            known = self._found[worker] = Found(columns.version, report.rows, which, at)
+        return known
+
+    def _note_last(self, rates: np.ndarray, known: np.ndarray) -> None:
+        """Of the replicas of a partition, the rates of the one that is busiest."""
+        best = np.full(len(known), -np.inf)
+        for place in range(known.shape[1]):
+            better = np.flatnonzero(known[:, place] & (rates[BUSY, :, place] > best))
+            best[better] = rates[BUSY, better, place]
+            self._last[:, better] = rates[:, better, place]
+
+    @staticmethod
+    def _movable(
+        columns: Columns,
+        unsafe: Iterable[Life],
+        low: Sequence[Sequence[int]],
+        busy_with: Iterable[PartitionKey],
+    ) -> np.ndarray:
+        arrived = columns.without(columns.live, unsafe) | ~columns.listed
+        movable: np.ndarray = functools.reduce(np.logical_and, arrived.T)
+        for stage, partitions in enumerate(low):
+            movable[columns.starts[stage] + np.array(partitions, np.int64)] = False
+        movable[[columns.row(key) for key in busy_with]] = False
+        return movable
 
     def _seconds(self, worker: int) -> float:
         newest, older = self._newest.get(worker), self._older.get(worker)
@@ -128,50 +213,3 @@ class LoadBook:
         return WorkerLoad(
             member.node, about.executor, round(cpu, 6), rss, member.leaving, round(busy, 6), about.host, about.domain
         )  # fmt: skip
-
-    def _replicas(self, key: PartitionKey, listed: tuple[ReplicaAt, ...], movable: bool) -> list[ReplicaLoad]:
-        found = [self._counts(key, replica) for replica in listed]
-        known = [self._rates(key, replica, counts) for replica, counts in zip(listed, found, strict=True)]
-        rates = [each for each in known if each is not None]
-        if rates:
-            self._last[key] = max(rates)
-        # A new replica has no rates yet. It is taken to do as much as the others, or as the last one of its partition.
-        guess = self._last.get(key, IDLE)
-        size_guess = max((counts.state_bytes for counts in found if counts is not None), default=0)
-        made = []
-        for number, (replica, counts, own) in enumerate(zip(listed, found, known, strict=True)):
-            idle = not kind_of(replica).applies
-            busy, rows, slices = IDLE if idle else own or guess
-            made.append(
-                ReplicaLoad(
-                    *key,
-                    replica.worker,
-                    primary=number == 0,
-                    busy=round(busy, 6),
-                    queued=counts.queued if counts else 0,
-                    state_bytes=0 if idle else (counts.state_bytes if counts else 0) or size_guess,
-                    rows_per_s=round(rows, 3),
-                    movable=movable,
-                    slices_per_s=round(slices, 3),
-                )  # fmt: skip
-            )
-        return made
-
-    def _counts(self, key: PartitionKey, replica: ReplicaAt) -> Counts | None:
-        report = self._newest.get(replica.worker)
-        return None if report is None else report.of(key, replica.incarnation)
-
-    def _rates(self, key: PartitionKey, replica: ReplicaAt, now: Counts | None) -> Rates | None:
-        """None: this life of the replica is not in two reports yet."""
-        newest, older = self._newest.get(replica.worker), self._older.get(replica.worker)
-        if now is None or newest is None or older is None or newest.at <= older.at:
-            return None
-        then = older.of(key, replica.incarnation)
-        if then is None:
-            return None
-        seconds = newest.at - older.at
-        return Rates(
-            (now.busy_s - then.busy_s) / seconds,
-            (now.rows - then.rows) / seconds,
-            (now.slices - then.slices) / seconds,
-        )

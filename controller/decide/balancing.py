@@ -10,6 +10,7 @@ from typing import Any
 
 from controller.balance.load import Loads, Move, Suggestion
 from controller.balance.load_reports import LoadBook
+from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.decide.board import Board
 from controller.replicas.move_queue import Moving
@@ -38,13 +39,17 @@ class Balancer:
 
     def loads(self) -> Loads:
         """The loads for policies, from the newest reports; rates are averages of the last seconds."""
-        board = self._board
-        if board.table is None:
-            return Loads({}, [])
-        asked_for = {job.key for job in self._moving.jobs()}
-        return self._book.make(
-            board.table, board.members, self._repairs.has_arrived, self._repairs.under_way, asked_for
-        )
+        table = self.load_table()
+        return Loads({}, []) if table is None else table.loads()
+
+    def load_table(self) -> LoadTable | None:
+        """The same as arrays; None before the first table."""
+        board, repairs = self._board, self._repairs
+        columns = board.columns()
+        if board.table is None or columns is None:
+            return None
+        busy_with = {*repairs.under_way, *(job.key for job in self._moving.jobs())}
+        return self._book.make(columns, board.members, repairs.unsafe, repairs.low(board.table), busy_with)
 
     # ---- suggestions
 

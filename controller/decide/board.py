@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from controller.decide.phases import QueryEvent, QueryPhase, after
+from controller.replicas.columns import Columns
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
 from controller.report.events import Event, History
@@ -45,6 +46,7 @@ class Board:
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
         self.changed = True
+        self._columns = Columns(plan)
         self._effects: list[Tell] = []
 
     # ---- the table
@@ -64,6 +66,10 @@ class Board:
             else:
                 self.tell(member, whole)
             member.shown = table.epoch
+
+    def columns(self) -> Columns | None:
+        """The table as arrays, None before the first. Ask for it again after every change."""
+        return None if self.table is None else self._columns.look(self.table)
 
     def show_table(self, connection: Hashable) -> None:
         """All of it, to somebody who takes no part; nothing before the first table."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import flux.errors
 from controller.balance.load import Loads, Move, Suggestion
+from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.decide.asked import Asked
 from controller.decide.attendance import Attendance
@@ -30,6 +31,7 @@ from controller.replicas.membership import Member, Membership
 from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
 from controller.report.inputs import InputRows
+from controller.report.replication import Level, levels
 from controller.wording import count, named
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, QueryFailed, QueryTimeout
@@ -136,7 +138,8 @@ class Controller:
     def _copies_on(self) -> str:
         """How far apart the replicas of each partition are at least, such as "different hosts". Empty if no partition
         has two."""
-        most = None if self.table is None else closest(self.plan, self.table, self.members.places)
+        columns = self.board.columns()
+        most = None if columns is None else closest(self.plan, columns, self.members.places)
         labelled = any(member.about.domain for member in self.members.workers.values())
         return "" if most is None else APART[most if labelled else max(most, Shared.DOMAIN)]
 
@@ -320,6 +323,16 @@ class Controller:
     def loads(self) -> Loads:
         """The loads for policies."""
         return self.balancer.loads()
+
+    def load_table(self) -> LoadTable | None:
+        """The same as arrays, for reports; None before the first table."""
+        return self.balancer.load_table()
+
+    def levels(self) -> list[Level]:
+        """How well each stage is replicated."""
+        table = self.board.table
+        low = [] if table is None else self.repairs.low(table)
+        return levels(self.plan, self.board.columns(), self.repairs.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
         """All moves that a policy would make now. UsageError if there is no policy of that name."""

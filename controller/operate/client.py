@@ -22,9 +22,11 @@ from controller.operate.requests import (
     Answer,
     AnyAnswer,
     GetStatus,
+    Partitions,
     Refused,
     Request,
     Status,
+    all_partitions,
     decode_answer,
     encode_request,
 )
@@ -76,6 +78,10 @@ class Client:
         if not isinstance(answer, expected):
             raise ProtocolError(f"expected {expected.__name__} from query {self._name}, {type(answer).__name__} came")
         return answer
+
+    def partitions(self, stage: str | None = None) -> Partitions:
+        """Placement and load of all replicas, of one stage or of all."""
+        return all_partitions(lambda page: self.ask(page, Partitions), stage)
 
     def _wait(self, number: int, timeout_s: float) -> AnyAnswer:
         end = time.monotonic() + timeout_s

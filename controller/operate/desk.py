@@ -8,14 +8,14 @@ them.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from controller.balance.load import Holding, Loads, Move, ReplicaLoad, Suggestion
+from controller.balance.load import Move, ReplicaLoad, Suggestion
+from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.decide.asked import Asked
 from controller.decide.board import Tell
@@ -55,13 +55,17 @@ from controller.replicas.membership import Membership
 from controller.replicas.move_phases import MovePhase
 from controller.replicas.repairs import Repairs
 from controller.report.metrics import Metrics
-from controller.report.replication import levels
+from controller.report.replication import Level
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, UsageError
 from flux.wire.frames import encode
-from partitioning.table import ReplicaAt, Table
+from partitioning.ids import PartitionKey
+from partitioning.table import Table
 
 log = logging.getLogger("flux")
+
+#: Partitions of one answer about replicas: making it takes the controller's thread some 20 ms.
+PAGE = 2048
 
 
 class Core(Protocol):
@@ -80,7 +84,8 @@ class Core(Protocol):
     def members(self) -> Membership: ...
     @property
     def rounds(self) -> Rounds: ...
-    def loads(self) -> Loads: ...
+    def load_table(self) -> LoadTable | None: ...
+    def levels(self) -> list[Level]: ...
     def suggest(self, policy: str, now: float) -> Suggestion: ...
     def next_request(self) -> int: ...
     def request(self, number: int) -> Asked: ...
@@ -108,13 +113,6 @@ class About:
 
     def uptime_s(self, now: float) -> float:
         return round(max(now - (self.started if self.began is None else self.began), 0.0), 3)
-
-
-class Placed(NamedTuple):
-    """Primaries, and all replicas, by worker."""
-
-    primaries: Counter[int]
-    replicas: Counter[int]
 
 
 class Desk:
@@ -152,7 +150,9 @@ class Desk:
         try:
             match request:
                 case StartMoves():
-                    moves = [self._meant(wanted) for wanted in request.moves]
+                    loads = self._running().load_table()
+                    assert loads is not None
+                    moves = [self._meant(wanted, loads) for wanted in request.moves]
                     number = core.next_request()
                     effects = self._running().move(moves, request.why, now, number)
                     return Accepted(request=number, moves=[self._move(move) for move in moves]), effects
@@ -177,7 +177,7 @@ class Desk:
                 case GetStatus():
                     return self._status(now)
                 case GetPartitions():
-                    return self._partitions(request.stage)
+                    return self._partitions(request)
                 case GetHistory():
                     return self._history(request.stage)
                 case Follow():
@@ -249,9 +249,7 @@ class Desk:
         core = self._core
         counted = report.get("stages") or [{}] * len(core.plan.stages)
         rows = []
-        for plan, level, stats in zip(
-            core.plan.stages, levels(core.plan, core.table, core.repairs.keeps_up), counted, strict=True
-        ):
+        for plan, level, stats in zip(core.plan.stages, core.levels(), counted, strict=True):
             p50, p99 = stats.get("latencyMs") or (None, None)
             rows.append(
                 StageStatus(
@@ -272,13 +270,13 @@ class Desk:
         return rows
 
     def _workers(self, report: dict[str, Any]) -> list[WorkerStatus]:
-        loads = self._core.loads()
-        busy = loads.of_workers()
+        table = self._core.load_table()
+        busy = {} if table is None else table.of_workers()
+        primaries, replicas = ({}, {}) if table is None else table.columns.placed()
         rates = {worker["id"]: worker["rowsPerSecond"] for worker in report.get("workers", ())}
-        primaries, replicas = self._placed()
         rows = []
         for _, member in sorted(self._core.members.workers.items()):
-            stats, load = member.stats, loads.workers.get(member.node)
+            stats, load = member.stats, table.workers.get(member.node) if table else None
             rows.append(
                 WorkerStatus(
                     worker=member.node,
@@ -286,8 +284,8 @@ class Desk:
                     host=member.about.host,
                     pid=member.about.pid,
                     executor=member.about.executor,
-                    primaries=primaries[member.node],
-                    replicas=replicas[member.node],
+                    primaries=primaries.get(member.node, 0),
+                    replicas=replicas.get(member.node, 0),
                     rows_in=int(stats.get("rows_in", 0)),
                     rows_per_s=rates.get(member.node, 0.0),
                     queued=int(stats.get("queued", 0)),
@@ -299,14 +297,6 @@ class Desk:
                 )
             )
         return rows
-
-    def _placed(self) -> Placed:
-        stages = () if self._core.table is None else self._core.table.stages
-        listed = [replicas for partitions in stages for replicas in partitions]
-        return Placed(
-            Counter(replicas[0].worker for replicas in listed if replicas),
-            Counter(replica.worker for replicas in listed for replica in replicas),
-        )
 
     def _pending(self) -> list[MoveStatus]:
         """The controller's list of moves, with the phase that the addition of each has reached."""
@@ -329,32 +319,37 @@ class Desk:
 
     # ---- partitions
 
-    def _partitions(self, stage: str | None) -> Partitions:
-        core = self._core
-        wanted = None if stage is None else self._stage(stage)
-        loads = core.loads()
-        known = {Holding(load.stage, load.partition, load.worker): load for load in loads.replicas}
-        rows = []
-        for number, partitions in enumerate(core.table.stages if core.table else ()):
-            if wanted is None or number == wanted:
-                for partition, replicas in enumerate(partitions):
-                    for place, replica in enumerate(replicas):
-                        load = known.get(Holding(number, partition, replica.worker))
-                        rows.append(self._replica(number, partition, place, replica, load))
-        return Partitions(replicas=rows, seconds=loads.seconds)
+    def _partitions(self, request: GetPartitions) -> Partitions:
+        wanted = None if request.stage is None else self._stage(request.stage)
+        loads = self._core.load_table()
+        if loads is None:
+            return Partitions(replicas=[], seconds=0.0)
+        if request.heaviest is not None:
+            found, following = loads.heaviest(wanted, request.heaviest), None
+        else:
+            first, end = loads.columns.rows_of(wanted)
+            first = min(first + request.first, end)
+            page = min(first + PAGE, end)
+            found, following = loads.replicas(first, page), request.first + PAGE if page < end else None
+        return Partitions(
+            replicas=[self._replica(load) for load in found],
+            seconds=loads.seconds,
+            following=following,
+            total=loads.columns.replicas_of(wanted),
+        )
 
-    def _replica(
-        self, stage: int, partition: int, place: int, replica: ReplicaAt, load: ReplicaLoad | None
-    ) -> ReplicaStatus:
-        load = load or ReplicaLoad(stage, partition, replica.worker, movable=False)
-        repairs = self._core.repairs
-        lag = repairs.lags.beyond(Life(stage, partition, replica.worker, replica.incarnation))
-        heir = repairs.is_safe(stage, partition, replica)
+    def _replica(self, load: ReplicaLoad) -> ReplicaStatus:
+        repairs, table = self._core.repairs, self._core.table
+        assert table is not None
+        replicas = table.replicas(load.stage, load.partition)
+        replica = next(replica for replica in replicas if replica.worker == load.worker)
+        lag = repairs.lags.beyond(Life(load.stage, load.partition, replica.worker, replica.incarnation))
+        heir = repairs.is_safe(load.stage, load.partition, replica)
         return ReplicaStatus(
-            stage=self._name(stage),
-            partition=partition,
-            worker=replica.worker,
-            role="primary" if place == 0 else kind_of(replica).role if replica.live else "new",
+            stage=self._name(load.stage),
+            partition=load.partition,
+            worker=load.worker,
+            role="primary" if load.primary else kind_of(replica).role if replica.live else "new",
             safe=heir and lag is None,
             load=round(load.busy, 4),
             queued=load.queued,
@@ -386,11 +381,11 @@ class Desk:
             phase=phase,
         )
 
-    def _meant(self, wanted: WantedMove) -> Move:
+    def _meant(self, wanted: WantedMove, loads: LoadTable) -> Move:
         """The move with the number of its stage instead of the name. Without a source, the primary's worker is the
         source."""
         stage = self._stage(wanted.stage)
-        table = self._running().table
+        table = self._core.table
         assert table is not None
         rows = table.stages[stage]
         if wanted.partition >= len(rows):
@@ -398,14 +393,9 @@ class Desk:
                 f"stage {wanted.stage} has the partitions 0 to {len(rows) - 1}, there is no {wanted.partition}"
             )
         source = rows[wanted.partition][0].worker if wanted.source is None else wanted.source
-        cost = next(
-            (
-                load.state_bytes
-                for load in self._core.loads().replicas
-                if (load.stage, load.partition, load.worker) == (stage, wanted.partition, source)
-            ),
-            0,
-        )
+        row = loads.columns.row(PartitionKey(stage, wanted.partition))
+        held = loads.replicas(row, row + 1)
+        cost = next((load.state_bytes for load in held if load.worker == source), 0)
         return Move(stage, wanted.partition, source, wanted.target, cost=cost)
 
     def _name(self, stage: int) -> str:

@@ -7,7 +7,7 @@ connection file to each other (``flux.wire.handshake``), so nothing from strange
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -38,9 +38,12 @@ class GetStatus(Request, frozen=True):
 
 
 class GetPartitions(Request, frozen=True):
-    """Placement and load, of one stage or of all; answered by ``Partitions``."""
+    """Placement and load, of one stage or of all; answered by ``Partitions``: one page, from the partition of number
+    ``first`` on, counted through all that are asked for. With ``heaviest``, only so many replicas, by load."""
 
     stage: Name | None = None
+    first: Natural = 0
+    heaviest: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
 
 
 class GetHistory(Request, frozen=True):
@@ -265,10 +268,13 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partitions(Answer, frozen=True):
-    """``seconds``: length of the interval that the loads are averages of; 0: no loads are known yet."""
+    """``seconds``: length of the interval that the loads are averages of; 0: no loads are known yet. ``following``:
+    ``first`` of the next page, None after the last; ``total``: replicas on all pages."""
 
     replicas: list[ReplicaStatus]
     seconds: float
+    following: int | None = None
+    total: int = 0
 
 
 class History(Answer, frozen=True):
@@ -318,6 +324,16 @@ AnyAnswer = Status | Partitions | History | MetricsText | Suggested | Accepted |
 
 _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)
+
+
+def all_partitions(ask: Callable[[GetPartitions], Partitions], stage: str | None = None) -> Partitions:
+    """All pages as one. The placement may change between two of them; each partition is shown as it was at one time."""
+    page = answer = ask(GetPartitions(stage=stage))
+    replicas = list(page.replicas)
+    while page.following is not None:
+        page = ask(GetPartitions(stage=stage, first=page.following))
+        replicas += page.replicas
+    return msgspec.structs.replace(answer, replicas=replicas, following=None)
 
 
 def encode_request(request: Request) -> list[bytes]:

@@ -22,7 +22,6 @@ from controller.operate.requests import REQUEST_BYTES_MAX, AnyAnswer, AnyRequest
 from controller.replicas.repairs import Event
 from controller.report import metrics_http
 from controller.report.metrics import Metrics
-from controller.report.replication import levels
 from flux.errors import UsageError
 from flux.shell.transport import Keys, Port, Sockets
 
@@ -121,10 +120,10 @@ class Service:
         """Renew the metrics that other threads and people see."""
         core = self._core
         try:
-            self.metrics.observe(
-                core.phase, self._report(), levels(core.plan, core.table, core.repairs.keeps_up), core.loads(),
-                len(core.moves_pending()), self._refused(),
-            )  # fmt: skip
+            table = core.load_table()
+            busy = {} if table is None else table.of_workers()
+            moves = len(core.moves_pending())
+            self.metrics.observe(core.phase, self._report(), core.levels(), busy, moves, self._refused())
         except Exception:
             # This changes nothing in the query, so a defect here must not end a query that runs well.
             log.exception("metrics of query %s cannot be renewed", self._about.id)

@@ -13,9 +13,11 @@ from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+
+from controller.replicas.columns import NOBODY, Columns
 from flux.dataflow.plan import Plan
 from flux.replicas.kinds import replicated
-from partitioning.table import Table
 
 
 class Place(NamedTuple):
@@ -100,17 +102,34 @@ def _has_others(names: AbstractSet[str], known: AbstractSet[str]) -> bool:
     return any(name not in known for name in names)
 
 
-def closest(plan: Plan, table: Table, places: Mapping[int, Place]) -> Shared | None:
+def closest(plan: Plan, columns: Columns, places: Mapping[int, Place]) -> Shared | None:
     """The most that two replicas of any partition share; None: no partition has two."""
-    spread = Spread(places, places)
-    found = [
-        max(
-            spread.shared(replica.worker, [r.worker for r in replicas[:number]])
-            for number, replica in enumerate(replicas)
-        )
-        for stage in plan.stages
-        if replicated(stage)
-        for replicas in table.stages[stage.id]
-        if len(replicas) > 1
-    ]
-    return max(found, default=None)
+    wanted = np.repeat([replicated(stage) for stage in plan.stages], columns.sizes)
+    workers = columns.workers[wanted & (columns.count(columns.listed) > 1)]
+    if not len(workers):
+        return None
+    size = int(workers.max()) + 1
+    for level, names in (
+        (Shared.EXECUTOR, {worker: place.executor for worker, place in places.items()}),
+        (Shared.HOST, {worker: place.host for worker, place in places.items()}),
+        (Shared.DOMAIN, {worker: place.domain for worker, place in places.items()}),
+    ):
+        if _shared_by_any(workers, names, size):
+            return level
+    return Shared.NOTHING
+
+
+def _shared_by_any(workers: np.ndarray, names: Mapping[int, str], size: int) -> bool:
+    """Whether two workers of one row have the same name. Workers without a name share nothing."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    of_worker = np.full(size + 1, NOBODY)  # the last for NOBODY
+    for worker, name in names.items():
+        if worker < size:
+            of_worker[worker] = numbers[name]
+    found = of_worker[workers]
+    places = range(found.shape[1])
+    return any(
+        bool(((found[:, one] == found[:, other]) & (found[:, one] != NOBODY)).any())
+        for one in places
+        for other in range(one)
+    )

@@ -113,6 +113,10 @@ class Census:
                 self._total.update(held)
                 self._held[stage] = held
 
+    def low_of_stages(self) -> list[list[int]]:
+        """For each stage, its partitions with fewer replicas than it wants."""
+        return self._low
+
     def low(self) -> Iterator[PartitionKey]:
         """Partitions with fewer replicas than their stage wants, in topological order."""
         return (

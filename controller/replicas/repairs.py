@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ from controller.replicas.next_additions import (
     Wanted,
     first_phase,
     next_additions,
-    under_replicated,
 )
 from controller.replicas.placement import Placement
 from controller.report.events import Event, History
@@ -92,6 +92,21 @@ class Repairs:
     def keeps_up(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
         """Whether it is safe and could take over at once. Only then may something be given up in its favour."""
         return self.is_safe(stage, partition, replica) and not self.is_behind(stage, partition, replica)
+
+    def doubtful(self) -> set[Life]:
+        """Replicas that have not arrived, or do not keep up. Of a live replica of a safe kind that is not among them,
+        ``keeps_up`` is true."""
+        return self._unsafe | self.lags.all_beyond().keys()
+
+    @property
+    def unsafe(self) -> AbstractSet[Life]:
+        """Replicas that have not arrived; others have, if they are live."""
+        return self._unsafe
+
+    def low(self, table: Table) -> list[list[int]]:
+        """For each stage, its partitions with fewer replicas than it wants."""
+        self._census.look(table)
+        return self._census.low_of_stages()
 
     def keeps_up_with_silence(self, since: float) -> Callable[[int, int, ReplicaAt], bool]:
         """``keeps_up`` for partitions whose primary is silent ``since`` then: a replica may have applied by now all
@@ -356,10 +371,13 @@ class Repairs:
         """The part of ``lastProgress`` about replicas."""
         if table is None:
             return {}
-        low = under_replicated(self.plan, table)
         stalls = [event.stall_ms for event in self.history if event.kind == "repair"]
         return {
-            "underReplicated": [f"{self.plan.stages[stage].name}/{partition}" for stage, partition in low],
+            "underReplicated": [
+                f"{self.plan.stages[stage].name}/{partition}"
+                for stage, partitions in enumerate(self.low(table))
+                for partition in partitions
+            ],
             "behind": [
                 {
                     "stage": self.plan.stages[life.stage].name,

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controller.balance.load import Loads
 from controller.replicas.repairs import Event
 from controller.report.replication import Level
 from flux.dataflow.plan import Plan
@@ -104,12 +103,12 @@ class Metrics(Collector):
         phase: str,
         report: dict[str, Any] | None,
         levels: list[Level],
-        loads: Loads,
+        busy: Mapping[int, float],
         moves_pending: int,
         refused: int,
     ) -> None:
-        """Take a snapshot. ``report``: the newest progress report, None before the first; ``refused``: number of
-        refused requests."""
+        """Take a snapshot. ``report``: the newest progress report, None before the first; ``busy``: seconds per second
+        that each worker spends applying rows; ``refused``: number of refused requests."""
         if report is None:
             self._snapshot = [self._of_phase(phase)]
             return
@@ -121,7 +120,7 @@ class Metrics(Collector):
             self._of_phase(phase),
             *self._of_query(report, moves_pending, refused),
             *self._of_stages(report["stages"], levels),
-            *self._of_workers(workers, loads),
+            *self._of_workers(workers, busy),
             *self._of_events(),
         ]
 
@@ -169,13 +168,12 @@ class Metrics(Collector):
             self._add(short, level.short, name)
         return [rows_in, rows_out, rate, queued, latency, wanted, safe, short]
 
-    def _of_workers(self, workers: list[dict[str, Any]], loads: Loads) -> list[Metric]:
+    def _of_workers(self, workers: list[dict[str, Any]], busy: Mapping[int, float]) -> list[Metric]:
         cpu = self._counter("flux_worker_cpu_seconds", "CPU time of the worker's process", "worker")
         rss = self._gauge("flux_worker_rss_bytes", "Resident memory of the worker's process", "worker")
         load = self._gauge("flux_worker_load", "Seconds per second spent applying rows", "worker")
         queued = self._gauge("flux_worker_queued_slices", "Slices that wait to be applied", "worker")
         log = self._gauge("flux_worker_log_bytes", "Bytes in the logs of its producers", "worker")
-        busy = loads.of_workers()
         for worker in workers:
             name = str(worker["id"])
             self._add(cpu, worker.get("cpuSeconds", 0.0), name)

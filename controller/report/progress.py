@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,17 +28,18 @@ class PartitionCounts:
     highest count ever reported of a partition is the newest."""
 
     def __init__(self, partitions: int) -> None:
-        # A row per partition: rows in, rows out, 1 when finished.
-        self._highest = np.zeros((partitions, 3), np.int64)
+        # Of each partition: rows in, rows out, 1 when finished.
+        self._highest = np.zeros((3, partitions), np.int64)
 
-    def add(self, primaries: Sequence[Sequence[int]]) -> None:
-        """Of each primary: partition, rows in, rows out, 1 when finished."""
-        if primaries:
-            reported = np.array(primaries, np.int64)
-            np.maximum.at(self._highest, reported[:, 0], reported[:, 1:])
+    def add(self, reports: Iterable[Sequence[Sequence[int]]]) -> None:
+        """Of each primary that a report is about: partition, rows in, rows out, 1 when finished."""
+        rows = chain.from_iterable(reports)
+        said = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, 4)
+        for column in range(3):  # one column at a time: for rows of an array, maximum.at takes thirty times as long
+            np.maximum.at(self._highest[column], said[:, 0], said[:, 1 + column])
 
     def totals(self) -> Totals:
-        return Totals(*self._highest.sum(axis=0).tolist())
+        return Totals(*self._highest.sum(axis=1).tolist())
 
 
 @dataclass
@@ -107,8 +109,7 @@ class Progress:
     def _stage(self, stage: int, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
         plan = self.plan.stages[stage]
         mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
-        for report in mine:
-            self._by_stage[stage].add(report["primaries"])
+        self._by_stage[stage].add(report["primaries"] for report in mine)
         totals = self._by_stage[stage].totals()
         return {
             "name": plan.name,

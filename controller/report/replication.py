@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from controller.replicas.kinds import incomplete
+import numpy as np
+
+from controller.replicas.columns import Columns
+from controller.replicas.lags import Life
 from flux.dataflow.plan import Plan
-from partitioning.table import ReplicaAt, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +22,11 @@ class Level:
     short: int
 
 
-def levels(plan: Plan, table: Table | None, is_safe: Callable[[int, int, ReplicaAt], bool]) -> list[Level]:
-    if table is None:
+def levels(plan: Plan, columns: Columns | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]) -> list[Level]:
+    """``columns`` of the table, None before the first; ``doubtful``: replicas that are not safe yet or do not keep up;
+    ``low``: for each stage, the partitions with too few replicas."""
+    if columns is None:
         return [Level(stage.replicas, 0, stage.partitions) for stage in plan.stages]
-    found = []
-    for stage in plan.stages:
-        rows = table.stages[stage.id]
-        safe = min(
-            (sum(is_safe(stage.id, number, r) for r in replicas) for number, replicas in enumerate(rows)), default=0
-        )
-        short = len(incomplete(stage, rows))
-        found.append(Level(stage.replicas, safe, short))
-    return found
+    safe = columns.count(columns.without(columns.live & columns.safe, doubtful))
+    fewest = np.minimum.reduceat(safe, columns.starts[:-1])
+    return [Level(stage.replicas, int(fewest[stage.id]), len(low[stage.id])) for stage in plan.stages]

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from harness import LIMIT_S
 
 import flux
-from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
+from controller.balance.load import Loads, Move, Suggestion, WorkerLoad
+from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.dag import compile_plan
 from controller.decide.asked import Asked, Standing, State, of_drain, of_moves, of_scale
@@ -26,6 +28,7 @@ from controller.operate.connection_file import find_all
 from controller.operate.desk import About, Desk
 from controller.operate.service import Service
 from controller.replicas.apart import Place
+from controller.replicas.columns import Columns
 from controller.replicas.membership import Member, Membership
 from controller.replicas.move_phases import MovePhase
 from controller.replicas.move_queue import Job
@@ -33,6 +36,7 @@ from controller.replicas.placement import FarApart
 from controller.replicas.repairs import Repairs
 from controller.report.events import Event, History
 from controller.report.metrics import Metrics
+from controller.report.replication import Level, levels
 from flux.dataflow.api import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
@@ -93,18 +97,30 @@ class FakeCore:
             self.plan, {n: f"tcp://127.0.0.1:{n}" for n in range(3)}
         )
 
-    def loads(self) -> Loads:
+    def load_table(self) -> LoadTable | None:
+        """Each replica is as busy as the others; the state of partition n is n kilobytes."""
+        if self.table is None:
+            return None
         workers = {
             node: WorkerLoad(node, member.about.executor, cpu=0.5, rss_bytes=200 << 20, leaving=node in self.leaving)
             for node, member in self.members.workers.items()
         }
-        replicas = [
-            ReplicaLoad(stage, partition, r.worker, number == 0, 0.1, 1, 1000 * partition, 50.0)
-            for stage, partitions in enumerate(self.table.stages if self.table else ())
-            for partition, rows in enumerate(partitions)
-            for number, r in enumerate(rows)
-        ]
-        return Loads(workers, replicas, seconds=5.0)
+        columns = Columns(self.plan).look(self.table)
+        shape = columns.workers.shape
+        numbers = np.concatenate([np.arange(stage.partitions) for stage in self.plan.stages])
+        return LoadTable(
+            columns, workers, 5.0, np.full(shape, 0.1), np.full(shape, 50.0), np.zeros(shape), np.ones(shape, int),
+            1000 * np.repeat(numbers, shape[1]).reshape(shape), np.ones(shape[0], bool),
+        )  # fmt: skip
+
+    def loads(self) -> Loads:
+        table = self.load_table()
+        return Loads({}, []) if table is None else table.loads()
+
+    def levels(self) -> list[Level]:
+        columns = None if self.table is None else Columns(self.plan).look(self.table)
+        low = [] if self.table is None else self.repairs.low(self.table)
+        return levels(self.plan, columns, self.repairs.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
         if policy not in ("pairing", "even", "nothing"):
@@ -250,13 +266,11 @@ def counter(report: dict[str, Any] | None = REPORT) -> Counter:
     about = About(ID, "clicks", "flights (local-1)", 4321, STARTED, "http://127.0.0.1:9/metrics")
 
     def observe() -> None:
-        from controller.report.replication import levels
-
         metrics.observe(
             core.phase,
             report,
-            levels(core.plan, core.table, core.repairs.is_safe),
-            core.loads(),
+            core.levels(),
+            core.loads().of_workers(),
             len(core.pending),
             desk.refused,
         )

@@ -18,6 +18,7 @@ from controller.operate import cli
 from controller.operate.cli import tables, waiting
 from controller.operate.client import choose
 from controller.operate.connection_file import write
+from controller.replicas.lags import Life
 from controller.replicas.move_phases import MovePhase
 
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -133,6 +134,19 @@ def test_partitions_are_shown_with_role_load_and_state(core: FakeCore) -> None:
     assert run("partitions", "--stage", "Nope").exit_code == REFUSED
     refused = parsed("partitions", "--stage", "Nope", code=REFUSED)["error"]
     assert refused == {"kind": "refused", "message": "there is no stage Nope; there are Delays, Worst"}
+
+
+def test_where_there_are_too_many_copies_to_read_stages_are_shown_unless_all_are_asked_for(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MANY", 9)
+    shown = run("partitions").stdout
+    assert "step p50" in shown, "the stages"
+    assert "10 copies in all: --all shows each" in shown
+    assert "load and rows/s over" in run("partitions", "--stage", "Delays").stdout, "these are 8"
+    every = run("partitions", "--all").stdout
+    assert len([line for line in every.splitlines() if line.startswith(("Delays/", "Worst/"))]) == 10
+    assert len(parsed("partitions")["replicas"]) == 10
 
 
 def test_the_history_is_shown_with_when_why_and_stall(core: FakeCore) -> None:
@@ -346,7 +360,7 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
 
 def test_fail_says_which_partitions_would_wait_for_a_copy_that_is_far_behind(core: FakeCore) -> None:
     primary, heir = core.table.stages[0][0]
-    core.repairs.lags.note_one(primary.worker, (0, 0, heir.worker, heir.incarnation), 5000, 9.5, 0, True, 0.0)
+    core.repairs.lags.note_one(primary.worker, Life(0, 0, heir.worker, heir.incarnation), 5000, 9.5, 0, True, 0.0)
     asked = run("fail", str(primary.worker), says="n\n")
     name = core.plan.stages[0].name
     assert f"{name}/0 will wait: worker {heir.worker} is 5,000 steps behind" in asked.stderr

@@ -344,8 +344,8 @@ def test_answers_that_nobody_reads_do_not_pile_up_without_bound() -> None:
     asked = 2000  # the answers are more than what the kernel holds for a connection
     with served("clicks", "aa11") as core:
         looked: list[None] = []
-        loads = core.loads
-        core.loads = lambda: looked.append(None) or loads()
+        loads = core.load_table
+        core.load_table = lambda: looked.append(None) or loads()
         connection = choose(None)
         with Peer(connection.endpoint, connection.secret, sealed=True, kind=Deaf) as peer:
             assert peer.met()

@@ -28,6 +28,7 @@ from controller.operate.requests import (
     Suggest,
     Suggested,
     WantedMove,
+    all_partitions,
     decode_answer,
     encode_request,
 )
@@ -84,6 +85,33 @@ def test_a_replica_that_is_short_of_copies_shows_in_the_status() -> None:
     at.core.table = drop(at.core.table, 0, 1, lost)
     delays = answer(at, GetStatus()).stages[0]
     assert (delays.replicas, delays.safe, delays.short) == (2, 1, 1)
+
+
+def test_replicas_are_told_of_page_by_page_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = counter()
+    whole = answer(at, GetPartitions())
+    assert (whole.following, whole.total) == (None, 10)
+    monkeypatch.setattr("controller.operate.desk.PAGE", 3)
+    page = answer(at, GetPartitions())
+    assert ({row.partition for row in page.replicas}, page.following) == ({0, 1, 2}, 3)
+    assert all_partitions(lambda request: answer(at, request)).replicas == whole.replicas
+    worst = all_partitions(lambda request: answer(at, request), "Worst").replicas
+    assert worst == [row for row in whole.replicas if row.stage == "Worst"]
+    assert answer(at, GetPartitions(first=99)).replicas == []
+
+
+def test_the_heaviest_replicas_come_first_and_are_as_many_as_asked_for() -> None:
+    at = counter()
+    table = at.core.load_table()
+    assert table is not None
+    table.busy[3, 1] = 0.75
+    at.core.load_table = lambda: table  # type: ignore[method-assign]
+    said = answer(at, GetPartitions(heaviest=3))
+    assert [(row.stage, row.partition, row.role, row.load) for row in said.replicas] == [
+        ("Delays", 3, "secondary", 0.75), ("Delays", 0, "primary", 0.1), ("Delays", 0, "secondary", 0.1),
+    ]  # fmt: skip
+    assert (said.total, said.following) == (10, None)
+    assert [row.stage for row in answer(at, GetPartitions(stage="Worst", heaviest=1)).replicas] == ["Worst"]
 
 
 def test_a_move_under_way_is_not_listed_as_a_repair() -> None:
@@ -143,7 +171,7 @@ def test_the_metrics_are_those_of_now_and_not_of_the_last_progress() -> None:
 
 def test_a_mistake_while_looking_is_an_answer_and_not_the_end_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     at = counter()
-    monkeypatch.setattr(at.core, "loads", lambda: 1 / 0)
+    monkeypatch.setattr(at.core, "load_table", lambda: 1 / 0)
     refused = answer(at, GetStatus())
     assert (refused.kind, refused.reason) == ("failed", "ZeroDivisionError: division by zero")
 

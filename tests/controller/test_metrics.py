@@ -14,6 +14,8 @@ import pytest
 from operated import ID, REPORT, FakeCore, plan_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from controller.replicas.columns import Columns
+from controller.replicas.lags import Life
 from controller.replicas.repairs import Event
 from controller.report import metrics_http
 from controller.report.metrics import STALL_BUCKETS_S, Metrics, merged
@@ -25,7 +27,13 @@ LEVELS = [Level(2, 2, 0), Level(1, 1, 0)]
 
 def observed(metrics: Metrics, report: dict[str, Any] | None = REPORT, **changes: Any) -> Metrics:
     core = FakeCore()
-    given = {"phase": "running", "levels": LEVELS, "loads": core.loads(), "moves_pending": 2, "refused": 1} | changes
+    given = {
+        "phase": "running",
+        "levels": LEVELS,
+        "busy": core.loads().of_workers(),
+        "moves_pending": 2,
+        "refused": 1,
+    } | changes
     metrics.observe(report=report, **given)
     return metrics
 
@@ -117,10 +125,13 @@ def test_a_snapshot_that_somebody_reads_is_not_changed_by_the_next() -> None:
 
 def test_the_level_of_replication_is_that_of_the_worst_partition() -> None:
     core = FakeCore()
-    assert levels(core.plan, core.table, core.repairs.is_safe) == LEVELS
-    assert levels(core.plan, None, core.repairs.is_safe) == [Level(2, 0, 4), Level(1, 0, 2)]
-    unsafe = core.table.stages[0][1][1]
-    assert levels(core.plan, core.table, lambda stage, partition, replica: replica is not unsafe)[0] == Level(2, 1, 0)
+    assert core.levels() == LEVELS
+    assert levels(core.plan, None, (), []) == [Level(2, 0, 4), Level(1, 0, 2)]
+    assert core.table is not None
+    unsafe = core.table.replicas(0, 1)[1]
+    columns, low = Columns(core.plan).look(core.table), core.repairs.low(core.table)
+    assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, unsafe.incarnation)], low)[0] == Level(2, 1, 0)
+    assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, 99)], low) == LEVELS, "another life of it"
 
 
 def test_several_queries_give_each_family_once() -> None:

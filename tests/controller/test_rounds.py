@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.balance.load import Loads, Move, Suggestion
-from controller.balance.rounds import SETTLED_S, Rounds
+from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
+from controller.balance.rounds import PER_REPLICA_S, SETTLED_S, Rounds
 from flux.errors import UsageError
 from tests.controller.cluster import Cluster
 
@@ -54,6 +54,20 @@ def cluster(**more: Any) -> Cluster:
     c.core.rounds.on = True
     c.core.rounds._policy = c.core.rounds._make("pairing")
     return c
+
+
+def test_a_round_over_very_many_copies_comes_later_so_that_the_controller_has_time_for_losses(
+    policies: Policies,
+) -> None:
+    rounds = Rounds(cluster().core.plan.settings)
+    rounds.on = True
+    rounds._policy = rounds._make("pairing")
+    few, many = (Loads({}, [ReplicaLoad(0, 0, 0)] * number) for number in (2_000, 200_000))
+    rounds.ask(few, 0.0, True)
+    assert rounds.due(1.0)
+    rounds.ask(many, 1.0, True)
+    assert not rounds.due(1.0 + 200_000 * PER_REPLICA_S - 0.1)
+    assert rounds.due(1.0 + 200_000 * PER_REPLICA_S + 0.1)
 
 
 def test_the_policy_is_asked_once_a_round(policies: Policies) -> None:

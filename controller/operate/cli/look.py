@@ -68,12 +68,22 @@ def status(call: Call) -> None:
 
 
 @shows
-def partitions(call: Call, stage: Stage = None) -> None:
-    """Show where each replica of each partition is, with role, load, queue and state size."""
-    answer = call.client.ask(GetPartitions(stage=stage), Partitions)
+def partitions(
+    call: Call,
+    stage: Stage = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every copy, however many there are.")] = False,
+) -> None:
+    """Show where each replica of each partition is, with role, load, queue and state size. Of more than a thousand, show
+    the stages and the copies with the highest loads; --all and --json have all."""
     if call.as_json:
-        document(plain(answer))
+        document(plain(call.client.partitions(stage)))
+        return
+    answer = call.client.ask(GetPartitions(stage=stage, heaviest=tables.MANY), Partitions)
+    if answer.total > tables.MANY and not every:
+        rows = call.client.ask(GetStatus(), Status).stages
+        show(tables.many_partitions([row for row in rows if stage in (None, row.name)], answer))
     else:
+        answer = call.client.partitions(stage)
         show(tables.partitions(answer.replicas, answer.seconds))
 
 
@@ -112,13 +122,13 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between frames.")] = 1.0,
 ) -> None:
     """Show a live view: workers and partitions by load, moves and repairs under way. With --json, one frame."""
-    answer, replicas = _frame(call.client)
     if call.as_json:
-        document({"status": plain(answer), "partitions": plain(replicas)})
+        answer = call.client.ask(GetStatus(), Status)
+        document({"status": plain(answer), "partitions": plain(call.client.partitions())})
         return
     screen = console()
     if once:
-        screen.print(tables.top(answer, replicas.replicas))
+        screen.print(tables.top(*_frame(call.client)))
         return
     if not screen.is_terminal and seconds is None:
         raise UsageError("a live view needs a terminal: use --once, or --seconds for so long")
@@ -132,8 +142,7 @@ def _live(client: Client, screen: Console, seconds: float | None, interval: floa
     try:
         with Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
             while True:
-                answer, replicas = _frame(client)
-                live.update(tables.top(answer, replicas.replicas), refresh=True)
+                live.update(tables.top(*_frame(client)), refresh=True)
                 if end is not None and time.monotonic() + interval > end:
                     return
                 time.sleep(interval)
@@ -145,4 +154,4 @@ def _live(client: Client, screen: Console, seconds: float | None, interval: floa
 
 
 def _frame(client: Client) -> tuple[Status, Partitions]:
-    return client.ask(GetStatus(), Status), client.ask(GetPartitions(), Partitions)
+    return client.ask(GetStatus(), Status), client.ask(GetPartitions(heaviest=tables.TOP_PARTITIONS), Partitions)

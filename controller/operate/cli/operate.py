@@ -22,9 +22,7 @@ from controller.operate.requests import (
     FailWorker,
     Follow,
     Followed,
-    GetPartitions,
     GetStatus,
-    Partitions,
     ReplicaStatus,
     SetWorkers,
     StartMoves,
@@ -172,7 +170,7 @@ def fail(call: Call, worker: Worker) -> None:
     """Give a worker up as if it had died, to rehearse a loss. Asks for confirmation."""
     client = call.client
     _require_worker(worker, client.ask(GetStatus(), Status))
-    replicas = client.ask(GetPartitions(), Partitions).replicas
+    replicas = client.partitions().replicas
     for line in _risk(worker, replicas):
         print(line, file=sys.stderr)
     _confirm(f"Fail worker {worker}?", call)

@@ -13,6 +13,7 @@ from rich.text import Text
 from controller.operate.client import Sighting
 from controller.operate.requests import (
     MoveStatus,
+    Partitions,
     RepairStatus,
     ReplicaStatus,
     RequestStatus,
@@ -25,6 +26,8 @@ from controller.wording import named
 
 #: Partitions in one frame of ``flux top``.
 TOP_PARTITIONS = 15
+#: Copies that are shown one by one unless all are asked for: more than anybody reads.
+MANY = 1000
 
 
 def table(*columns: str) -> Table:
@@ -200,6 +203,12 @@ def partitions(rows: Sequence[ReplicaStatus], seconds: float) -> RenderableType:
     return Group(made, Text(note, style="dim"))
 
 
+def many_partitions(rows: Sequence[StageStatus], heaviest: Partitions) -> RenderableType:
+    """Stages, and the copies with the highest loads, where a line for each copy would be too many."""
+    note = Text(f"{heaviest.total:,} copies in all: --all shows each, --stage those of one stage", style="dim")
+    return Group(stages(rows), "", *_heaviest(heaviest), note)
+
+
 def history(events: Sequence[Event]) -> RenderableType:
     made = table("when", "what", "partition", ">from", ">to", ">state", ">took", ">stall", "~why")
     for event in events:
@@ -215,16 +224,18 @@ def history(events: Sequence[Event]) -> RenderableType:
 # ---- top
 
 
-def top(query: Status, replicas: Sequence[ReplicaStatus]) -> RenderableType:
+def top(query: Status, heaviest: Partitions) -> RenderableType:
     """One frame: workers and the heaviest partitions by load, moves and repairs under way."""
     busiest = sorted(query.workers, key=lambda row: (-row.load, row.worker))
-    heaviest = sorted(replicas, key=lambda row: (-row.load, row.stage, row.partition, row.worker))[:TOP_PARTITIONS]
+    return Group(head(query), "", workers(busiest), "", *_heaviest(heaviest), *under_way(query))
+
+
+def _heaviest(answer: Partitions) -> list[RenderableType]:
     made = table("partition", ">worker", "role", ">load", ">rows/s", ">queued", ">state")
-    for row in heaviest:
+    for row in answer.replicas[:TOP_PARTITIONS]:
         made.add_row(
             f"{row.stage}/{row.partition}", str(row.worker), row.role, percent(row.load), f"{row.rows_per_s:,.0f}",
             f"{row.queued:,}", size(row.state_bytes),
         )  # fmt: skip
-    left = len(replicas) - len(heaviest)
-    more = [Text(f"and {left} more copies", style="dim")] if left > 0 else []
-    return Group(head(query), "", workers(busiest), "", made, *more, *under_way(query))
+    left = answer.total - made.row_count
+    return [made, Text(f"and {left} more copies", style="dim")] if left > 0 else [made]

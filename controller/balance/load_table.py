@@ -1,0 +1,70 @@
+"""The loads of all replicas as arrays, one value for each place of ``Columns``, and the workers beside them.
+
+What people and metrics are told is summed up here, without an object for each replica. Policies get ``Loads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
+from controller.replicas.columns import Columns
+
+
+@dataclass(frozen=True)
+class LoadTable:
+    """``busy``, ``rows_per_s``, ``slices_per_s``, ``queued``, ``state_bytes``: of partitions by places, as in
+    ``ReplicaLoad``; ``movable``: of partitions. ``seconds``: as in ``Loads``. Read it before the table changes."""
+
+    columns: Columns
+    workers: dict[int, WorkerLoad]
+    seconds: float
+    busy: np.ndarray
+    rows_per_s: np.ndarray
+    slices_per_s: np.ndarray
+    queued: np.ndarray
+    state_bytes: np.ndarray
+    movable: np.ndarray
+
+    def of_workers(self) -> dict[int, float]:
+        """As ``Loads.of_workers``."""
+        listed = self.columns.listed
+        workers = self.columns.workers[listed]
+        sums = np.bincount(workers, self.busy[listed], minlength=1) if len(workers) else np.zeros(1)
+        return {worker: float(sums[worker]) if worker < len(sums) else 0.0 for worker in self.workers}
+
+    def heaviest(self, stage: int | None, most: int) -> list[ReplicaLoad]:
+        """The replicas of a stage, or of all, with the highest loads, at most so many, the heaviest first."""
+        first, end = self.columns.rows_of(stage)
+        rows, places = np.nonzero(self.columns.listed[first:end])
+        rows += first
+        order = np.lexsort((self.columns.workers[rows, places], rows, -self.busy[rows, places]))[:most]
+        return list(self._replicas(rows[order], places[order]))
+
+    def replicas(self, first: int, end: int) -> list[ReplicaLoad]:
+        """Of the partitions with these rows in ``columns``, ``end`` excluded, in the order of the table."""
+        rows, places = np.nonzero(self.columns.listed[first:end])
+        return list(self._replicas(rows + first, places))
+
+    def loads(self) -> Loads:
+        """All of them, for policies."""
+        return Loads(self.workers, self.replicas(0, len(self.movable)), self.seconds)
+
+    def _replicas(self, rows: np.ndarray, places: np.ndarray) -> Iterator[ReplicaLoad]:
+        stages = np.searchsorted(self.columns.starts, rows, side="right") - 1
+        columns: Sequence[np.ndarray] = (
+            stages,
+            rows - self.columns.starts[stages],
+            self.columns.workers[rows, places],
+            places == 0,
+            self.busy[rows, places],
+            self.queued[rows, places],
+            self.state_bytes[rows, places],
+            self.rows_per_s[rows, places],
+            self.movable[rows],
+            self.slices_per_s[rows, places],
+        )  # fmt: skip
+        return map(ReplicaLoad, *(column.tolist() for column in columns))
