@@ -13,7 +13,7 @@ from flux.stream.consumers import Ranks
 from flux.stream.cursor import Cursor
 from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
-from flux.stream.runs import SMALL_ROWS, Part, pack
+from flux.stream.runs import RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, pack
 from flux.wire.messages import RUN_BATCHES, Data
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -36,28 +36,32 @@ class Outgoing:
         self._ranks = ranks
         self._run_max_rows = run_max_rows
         self._kept: list[tuple[LogEntry, np.ndarray]] = []
-        self._rows = 0
+        self._rows = self._touched = 0
 
     def add(self, entry: LogEntry, mine: np.ndarray) -> Iterator[Sent]:
         """``mine``: which of the partitions that the entry touches this worker has."""
         rows = entry.element.data.batch.num_rows if isinstance(entry.element, Rows) else -1
-        small = 0 <= rows <= min(SMALL_ROWS, self._run_max_rows)
-        if not small or self._rows + rows > self._run_max_rows or len(self._kept) == RUN_BATCHES:
+        small, cells = 0 <= rows <= min(SMALL_ROWS, self._run_max_rows), self._touched + len(mine)
+        several = len(self._kept) + 1
+        full = self._rows + rows > self._run_max_rows or several > RUN_BATCHES or several * cells > RUN_CELLS
+        if self._kept and (not small or full):
             yield from self.rest()
         if small:
             self._kept.append((entry, mine))
             self._rows += rows
+            self._touched += len(mine)
             self.nbytes += entry.nbytes + MESSAGE_BYTES  # as if each went alone, which a new table may lead to
         else:
             yield self._alone(entry, mine)
 
     def rest(self) -> Iterator[Sent]:
-        kept, self._kept, self._rows, self.nbytes = self._kept, [], 0, 0
-        parts: list[Part] = []
-        for at, (entry, mine) in enumerate(kept):
-            if not parts and at == len(kept) - 1:
+        kept, self._kept, self._rows, self._touched, self.nbytes = self._kept, [], 0, 0, 0
+        if len(kept) < RUN_LEAST:
+            for entry, mine in kept:
                 yield self._alone(entry, mine)
-                return
+            return
+        parts: list[Part] = []
+        for entry, mine in kept:
             part = self._part(entry, mine)
             if part is None:  # clustered by a table before this one
                 yield from self._together(parts)
@@ -70,11 +74,11 @@ class Outgoing:
     def _together(self, parts: list[Part]) -> Iterator[Sent]:
         if not parts:
             return
-        packed, last = pack(parts, self._ranks.by_rank), parts[-1]
+        packed, last = pack(parts), parts[-1]
+        partitions = self._ranks.by_rank[packed.ranks].tolist()
         message = self._message(
-            last.sequence, packed.partitions, packed.rows, [len(packed.partitions)],
-            sum(part.nbytes for part in parts), Rows.kind, last.checksum, min(part.created for part in parts),
-            [part.sequence for part in parts], packed.counts,
+            last.sequence, partitions, packed.rows, [len(partitions)], sum(part.nbytes for part in parts), Rows.kind,
+            last.checksum, min(part.created for part in parts), [part.sequence for part in parts], packed.counts,
         )  # fmt: skip
         yield message, (packed.batch,)
 
@@ -83,13 +87,14 @@ class Outgoing:
         assert isinstance(entry.element, Rows)
         data = entry.element.data
         places = np.flatnonzero(mine)
-        ranks = self._ranks.rank_of[data.by_rank[places]]
-        if np.count_nonzero(ranks[1:] < ranks[:-1]):
+        ranks = self._ranks.rank_of[data.by_rank[places]].tolist()
+        if any(rank > after for rank, after in pairwise(ranks)):
             return None
-        rows = data.offsets[places + 1] - data.offsets[places]
+        rows = (data.offsets[places + 1] - data.offsets[places]).tolist()
         batches = [batch for _, batch in _pieces(data, places)]
-        nbytes = entry.nbytes * int(rows.sum()) // data.batch.num_rows
-        return Part(entry.sequence, ranks, rows, batches, nbytes, entry.checksum, entry.created)
+        nbytes = entry.nbytes * sum(rows) // data.batch.num_rows
+        counts = list(zip(ranks, rows, strict=True))
+        return Part(entry.sequence, counts, batches, nbytes, entry.checksum, entry.created)
 
     def _alone(self, entry: LogEntry, mine: np.ndarray) -> Sent:
         partitions: list[int] = []
@@ -126,7 +131,10 @@ class Outgoing:
 
 def _pieces(data: Clustered, places: np.ndarray) -> list[tuple[int, pa.RecordBatch]]:
     """Slices whose rows lie next to each other are one: of how many partitions, and their rows."""
-    breaks = (np.flatnonzero(places[1:] != places[:-1] + 1) + 1).tolist() if len(places) > 1 else []
+    if int(places[-1]) - int(places[0]) == len(places) - 1:
+        begin, end = int(data.offsets[places[0]]), int(data.offsets[places[-1] + 1])
+        return [(len(places), data.batch.slice(begin, end - begin))]
+    breaks = (np.flatnonzero(places[1:] != places[:-1] + 1) + 1).tolist()
     pieces = []
     for low, high in pairwise([0, *breaks, len(places)]):
         begin, end = int(data.offsets[places[low]]), int(data.offsets[places[high - 1] + 1])

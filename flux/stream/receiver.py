@@ -8,12 +8,12 @@ Left to others: applying slices (replica), sockets (transport).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from flux.stream.elements import WORDS, End, Word
@@ -65,17 +65,17 @@ class RowSlice(Slice):
 
     @property
     def first(self) -> int:
-        return self.sequence if self.run is None else int(self.run.sequences[0])
+        return self.sequence if self.run is None else self.run.sequences[0]
 
     def cut(self, through: int, partition: int) -> tuple[RowSlice, RowSlice] | None:
         """The rows through this batch, and the others, where both have some. They are applied one after the other."""
         runs = None if self.run is None else self.run.cut(through)
         if runs is None:
             return None
-        rows = int(runs[0].rows.sum())
+        rows = sum(runs[0].rows)
         parts = self.batch.slice(0, rows), self.batch.slice(rows)
         some, others = (
-            replace(self, sequence=int(run.sequences[-1]), batch=part, run=run if len(run.rows) > 1 else None)
+            replace(self, sequence=run.sequences[-1], batch=part, run=run if len(run.rows) > 1 else None)
             for run, part in zip(runs, parts, strict=True)
         )
         self.packet.pending += self.held
@@ -249,12 +249,12 @@ class Inbound:
             slices.append(Delivery(partition, slice_))
 
         if message.batches:
-            runs = unpack(batches[0], message.batches, len(message.partitions), message.counts)
+            runs = unpack(batches[0], message.batches, message.rows, message.counts)
             for partition, (found, rows) in zip(message.partitions, runs, strict=True):
                 if partition not in hosted:
                     counters.misrouted += 1
                     continue
-                had = int(np.searchsorted(found.sequences, self.received[partition]))
+                had = bisect_left(found.sequences, self.received[partition])
                 counters.duplicate += had > 0
                 if had < len(found.rows):
                     part = self._of_run(message, packet, found, rows, had, partition not in secondary)
@@ -279,10 +279,10 @@ class Inbound:
     def _of_run(self, message: Data, packet: Packet, run: Run, batch: pa.RecordBatch, had: int, held: bool) -> RowSlice:
         """The rows of a run for one partition, without the first batches, which it ``had`` before."""
         if had:
-            batch, run = batch.slice(int(run.rows[:had].sum())), Run(run.sequences[had:], run.rows[had:])
+            batch, run = batch.slice(sum(run.rows[:had])), run.from_(had)
         several = run if len(run.rows) > 1 else None
         return RowSlice(
-            self.stream, int(run.sequences[-1]), packet, self.input, message.created, held, batch, several
+            self.stream, run.sequences[-1], packet, self.input, message.created, held, batch, several
         )  # fmt: skip
 
     def note_cut(self, partition: int, first: int, second: int) -> None:

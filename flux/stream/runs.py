@@ -10,6 +10,7 @@ can be cut behind each batch that has rows in it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,14 +20,18 @@ import pyarrow.compute as pc
 
 #: A batch with more rows for a worker travels alone: little is gained by a copy of it.
 SMALL_ROWS = 512
+#: Fewer batches travel one by one: to pack and to unpack them costs as much.
+RUN_LEAST = 4
+#: Batches of a run times partitions: so many numbers its header has at most.
+RUN_CELLS = 8192
 
 
 class Part(NamedTuple):
-    """The rows of one batch for one worker, in the order of the ``ranks`` of their partitions, which ascend; ``rows`` of each."""
+    """The rows of one batch for one worker, in the order of the ranks of their partitions, which ascend. ``counts``: rank and
+    rows of each partition."""
 
     sequence: int
-    ranks: np.ndarray
-    rows: np.ndarray
+    counts: list[tuple[int, int]]
     batches: list[pa.RecordBatch]
     nbytes: int
     checksum: int
@@ -34,52 +39,59 @@ class Part(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A run as it travels: one batch, and how many of its rows are for each of the ``partitions``. ``counts``: of each batch
-    of the run for each partition, batch by batch."""
+    """A run as it travels: one batch, and how many of its rows are for each rank. ``counts``: of each batch of the run for each
+    rank, batch by batch."""
 
     batch: pa.RecordBatch
-    partitions: list[int]
+    ranks: list[int]
     rows: list[int]
     counts: list[int]
 
 
 class Run(NamedTuple):
-    """The batches with rows in a slice, and how many rows of each (int64)."""
+    """The batches with rows in a slice, and how many rows of each."""
 
-    sequences: np.ndarray
-    rows: np.ndarray
+    sequences: list[int]
+    rows: list[int]
+
+    def from_(self, at: int) -> Run:
+        return Run(self.sequences[at:], self.rows[at:])
 
     def cut(self, through: int) -> tuple[Run, Run] | None:
         """The batches through this one, which must be among them, and the others, which must not be none."""
-        at = int(np.searchsorted(self.sequences, through, "right"))
+        at = bisect_right(self.sequences, through)
         if not 0 < at < len(self.sequences) or self.sequences[at - 1] != through:
             return None
-        return Run(self.sequences[:at], self.rows[:at]), Run(self.sequences[at:], self.rows[at:])
+        return Run(self.sequences[:at], self.rows[:at]), self.from_(at)
 
 
-def pack(parts: Sequence[Part], by_rank: np.ndarray) -> Packed:
+def pack(parts: Sequence[Part]) -> Packed:
     """The rows stay in the order of the batches: to sort them by partition is the receiver's affair."""
-    ranks, place = np.unique(np.concatenate([part.ranks for part in parts]), return_inverse=True)
-    number = np.repeat(np.arange(len(parts)), [len(part.ranks) for part in parts])
-    counts = np.zeros((len(parts), len(ranks)), np.int64)
-    counts[number, place] = np.concatenate([part.rows for part in parts])
+    ranks = sorted({rank for part in parts for rank, _ in part.counts})
+    place, width = {rank: at for at, rank in enumerate(ranks)}, len(ranks)
+    counts = [0] * (width * len(parts))
+    for number, part in enumerate(parts):
+        for rank, rows in part.counts:
+            counts[number * width + place[rank]] = rows
     batch = pa.concat_batches([batch for part in parts for batch in part.batches])
-    return Packed(batch, by_rank[ranks].tolist(), counts.sum(axis=0).tolist(), counts.ravel().tolist())
+    return Packed(batch, ranks, [sum(counts[at::width]) for at in range(width)], counts)
 
 
 def unpack(
-    batch: pa.RecordBatch, sequences: Sequence[int], partitions: int, counts: Sequence[int]
+    batch: pa.RecordBatch, sequences: list[int], rows: Sequence[int], counts: list[int]
 ) -> Iterator[tuple[Run, pa.RecordBatch]]:
-    """For each of so many partitions of a run: which batches have rows for it, and its rows."""
-    table = np.array(counts, np.int64).reshape(len(sequences), partitions)
-    numbers = np.array(sequences, np.int64)
-    if partitions > 1:
-        whose = np.repeat(np.tile(np.arange(partitions), len(sequences)), table.ravel())
+    """For each partition of a run, which has so many ``rows`` in all: which batches have rows for it, and these."""
+    width = len(rows)
+    if width > 1:
+        whose = np.repeat(np.tile(np.arange(width), len(sequences)), counts)
         batch = pc.take(batch, pa.array(np.argsort(whose, kind="stable")), boundscheck=False)
     start = 0
-    for rows in table.T:
-        some = np.flatnonzero(rows)
-        run = Run(numbers[some], rows[some])
-        end = start + int(run.rows.sum())
-        yield run, batch.slice(start, end - start)
-        start = end
+    for at, total in enumerate(rows):
+        of_each = counts[at::width]
+        if 0 in of_each:
+            some = [(sequence, count) for sequence, count in zip(sequences, of_each, strict=True) if count]
+            run = Run([sequence for sequence, _ in some], [count for _, count in some])
+        else:
+            run = Run(sequences, of_each)
+        yield run, batch.slice(start, total)
+        start += total

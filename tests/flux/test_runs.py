@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import made, scripted, work
 
+import flux.stream.outgoing
 from flux.errors import NonDeterministicInputError, ProtocolError
+from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, RowSlice
-from flux.stream.runs import SMALL_ROWS, Part, Run, pack, unpack
+from flux.stream.runs import RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, Run, pack, unpack
 from flux.wire.codec import decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
 from flux.wire.messages import Data, OrderEntry, Resume
@@ -27,6 +29,12 @@ PARTITIONS = 4
 ROWS = ((ReplicaAt(10, 0),), (ReplicaAt(11, 0),), (ReplicaAt(10, 0),), (ReplicaAt(11, 0), ReplicaAt(10, 0)))
 TABLE = Table(0, (ROWS,), (), {10: "", 11: ""})
 SCHEMA = pa.schema([("x", pa.int64())])
+
+
+@pytest.fixture(autouse=True)
+def as_in_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator makes more runs."""
+    monkeypatch.setattr(flux.stream.outgoing, "RUN_LEAST", RUN_LEAST)
 
 
 class Stream:
@@ -117,9 +125,9 @@ def test_each_partition_gets_its_rows_in_order_however_they_travel(
     for partition, first in wants.items():
         assert values(found[partition]) == stream.expected(partition, first)
         for slice_ in found[partition]:
-            run = slice_.run or Run(np.array([slice_.sequence]), np.array([slice_.batch.num_rows]))
+            run = slice_.run or Run([slice_.sequence], [slice_.batch.num_rows])
             assert (slice_.first, slice_.sequence) == (run.sequences[0], run.sequences[-1])
-            assert run.rows.tolist() == [stream.rows[n][partition] for n in run.sequences], "each has rows here"
+            assert run.rows == [stream.rows[n][partition] for n in run.sequences], "each has rows here"
             at.applied(partition, slice_)
     assert at.held_bytes == 0
 
@@ -139,22 +147,48 @@ def test_what_waits_for_a_worker_travels_as_one_message() -> None:
 
 def test_large_batches_and_words_travel_alone() -> None:
     stream = Stream()
-    for rows in (1, 1, SMALL_ROWS + 1, 1, 1):
+    for rows in (1, 1, 1, 1, SMALL_ROWS + 1, 1, 1, 1, 1, 1):
         stream.append(rows, 0, 0, 0)
     stream.producer.finish(9.0)
     sent = stream.resume(10, {0: 0, 2: 0, 3: 0})
-    assert [(m.sequence, m.batches) for m, _ in sent] == [(1, [0, 1]), (2, []), (4, [3, 4]), (5, [])]
+    assert [(m.sequence, m.batches) for m, _ in sent] == [(3, [0, 1, 2, 3]), (4, []), (9, [5, 6, 7, 8, 9]), (10, [])]
 
 
 def test_a_run_is_no_longer_than_a_step_and_the_credit_allow() -> None:
-    stream = Stream(run_max_rows=6)
-    for _ in range(5):
+    stream = Stream(run_max_rows=10)
+    for _ in range(9):
         stream.append(2, 0, 0, 0)
-    assert [m.batches for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2], [3, 4]]
-    short = Stream(granted=600)
-    for _ in range(5):
+    assert [m.batches for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
+    short = Stream(granted=4 * (MESSAGE_BYTES + 16) + 1)
+    for _ in range(9):
         short.append(2, 0, 0, 0)
-    assert [m.sequence for m, _ in short.resume(10, {0: 0, 2: 0, 3: 0})] == [2], "two, and one more goes beyond it"
+    assert [m.batches for m, _ in short.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2, 3, 4]], "one goes beyond it"
+
+
+def test_few_batches_travel_one_by_one() -> None:
+    stream = Stream()
+    for _ in range(RUN_LEAST - 1):
+        stream.append(2, 0, 0, 0)
+    assert [(m.sequence, m.batches) for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [(0, []), (1, []), (2, [])]
+
+
+def test_the_header_of_a_run_is_bounded() -> None:
+    """Each batch is for a partition of its own: the numbers of a run are as many as its batches times its partitions."""
+    partitions, batches = 1000, 200
+    table = Table(0, (((ReplicaAt(10, 0),),) * partitions,), (), {10: ""})
+    producer = Producer(StreamId(0, 0), 0, partitions, 1 << 30, 1.0, run_max_rows=4096)
+    producer.on_table(table, 0, 0.0)
+    list(producer.poll(0.0))
+    assert producer.by_rank is not None
+    for number in range(batches):
+        rows = pa.record_batch([pa.array([number], pa.int64())], schema=SCHEMA)
+        offsets = np.array([0] * (number + 1) + [1] * (partitions - number))
+        producer.append(Clustered(rows, producer.by_rank, offsets, 8), 0.0)
+    needed = [(partition, 0) for partition in range(partitions)]
+    producer.on_answer(10, Resume(0, 0, 1, 0, needed, -1, [], 1 << 30), 0.0)  # type: ignore[arg-type]
+    sent = [effect.message for effect in producer.poll(0.0)]
+    assert [number for m in sent if isinstance(m, Data) for number in m.batches] == list(range(batches))
+    assert 1 < max(len(m.counts) for m in sent if isinstance(m, Data)) <= RUN_CELLS
 
 
 def test_batches_that_were_clustered_by_another_table_travel_alone() -> None:
@@ -210,13 +244,11 @@ def test_an_order_that_names_a_batch_without_rows_in_the_run_shows_another_input
 
 
 def test_pack_and_unpack_are_inverse() -> None:
-    stream = Stream()
-    assert stream.producer.by_rank is not None
     batch = pa.record_batch([pa.array([7, 8], pa.int64())], schema=SCHEMA)
-    parts = [Part(n, np.array([1]), np.array([2]), [batch], 8, 0, 0.0) for n in (3, 5)]
-    packed = pack(parts, stream.producer.by_rank)
-    ((run, rows),) = unpack(packed.batch, [3, 5], len(packed.partitions), packed.counts)
-    assert (run.sequences.tolist(), run.rows.tolist(), rows.column("x").to_pylist()) == ([3, 5], [2, 2], [7, 8, 7, 8])
+    packed = pack([Part(n, [(1, 2)], [batch], 8, 0, 0.0) for n in (3, 5)])
+    assert packed.ranks == [1]
+    ((run, rows),) = unpack(packed.batch, [3, 5], packed.rows, packed.counts)
+    assert (run.sequences, run.rows, rows.column("x").to_pylist()) == ([3, 5], [2, 2], [7, 8, 7, 8])
 
 
 GOOD: dict[str, Any] = {

@@ -38,7 +38,7 @@ def step_of(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
 def batches_of(slice_: Slice) -> list[int]:
     """With rows in a slice, in order; or the number of a word."""
     run = slice_.run if isinstance(slice_, RowSlice) else None
-    return [slice_.sequence] if run is None else run.sequences.tolist()
+    return [slice_.sequence] if run is None else run.sequences
 
 
 def through(slices: Sequence[Slice]) -> list[tuple[int, int, int]]:

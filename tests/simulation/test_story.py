@@ -36,7 +36,7 @@ def test_the_story_of_a_broken_law_ends_where_it_broke_and_leaves_out_other_part
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sends_before_it_is_committed(monkeypatch)
-    sim = Simulation(3)
+    sim = Simulation(6)
     story = Story(sim)
     result = outcome(sim)
     assert result.law == "nothing is given out before it is committed"

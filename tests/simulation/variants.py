@@ -404,7 +404,7 @@ VARIANTS = [
     Variant(applies_the_newest_first, ROWS, (0, 1)),
     Variant(sends_a_key_to_two_partitions, {"one partition per key"}, (2, 3)),
     Variant(believes_every_retry, ROWS | STUCK, (272, 401)),
-    Variant(sends_before_it_is_committed, COMMITTED, (3,)),
+    Variant(sends_before_it_is_committed, COMMITTED, (6,)),
     Variant(reports_the_end_before_it_is_committed, COMMITTED, (1, 0)),
     Variant(applies_what_is_not_committed, {"a secondary applies committed steps only"}, (0, 1)),
     Variant(everybody_leads, {"one primary per partition and epoch"}, (0, 1)),

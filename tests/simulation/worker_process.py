@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+import flux.stream.outgoing
 from flux.dataflow.plan import WorkerSourcePlan
 from flux.errors import Fenced, NonDeterministicInputError
 from flux.host.effects import ToConnection
@@ -26,6 +27,9 @@ from tests.simulation.busy import Busy
 from tests.simulation.faults import Faults
 from tests.simulation.network import Identity
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
+
+#: So that there are many runs of batches.
+flux.stream.outgoing.RUN_LEAST = 2
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
