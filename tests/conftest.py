@@ -37,7 +37,7 @@ os.mkdir(os.environ["FLUX_RUNTIME_DIR"], 0o700)
 os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={SCRATCH}"
 
 #: How long the last tasks, threads and sockets of a query that has ended may take to go.
-GONE_S = 10.0
+GONE_S = 60.0
 #: What a ZeroMQ context opens, and neither Spark nor pyarrow does.
 ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 
@@ -73,6 +73,9 @@ def _session(master: str, more: dict[str, str] | None = None) -> Any:
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         # Dying executors at the end of a run have much to say that no one needs.
         "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
+        # Nobody is given up because the machine is slow; tests of silence say what they want.
+        "spark.flux.heartbeat.timeout": "5s",
+        "spark.flux.workers.timeout": "180s",
         **(more or {}),
     }.items():
         builder = builder.config(key, value)

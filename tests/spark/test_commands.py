@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from controller.operate import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Bench = Callable[..., dict[str, Any]]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=200)
+    return subprocess.run([sys.executable, *command], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture

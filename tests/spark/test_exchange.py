@@ -17,7 +17,7 @@ import flux
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left_behind")]
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 # ---- shapes of a dataflow
 

@@ -19,12 +19,12 @@ import flux
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left_behind")]
 
 F = pytest.importorskip("pyspark.sql.functions")
-WAIT_S = 60.0
+WAIT_S = 120.0
 BATCH, BATCHES, PARTITIONS = 500, 24, 3
 #: The partition whose task is killed, and the number of batches that it gives before it slows down and waits for that.
 KILLED, GIVEN = 1, 8
 #: How long it waits before each of the others: an ingress task only sends when it gets another batch.
-PAUSE_S = 1.5
+PAUSE_S = 5.0
 #: Bytes that make a batch larger than what pipes between the processes keep back.
 PAD = 400
 
@@ -81,7 +81,7 @@ def kill_half_way(query: Any, tmp_path: Path) -> Any:
     process = psutil.Process(about.pid)
     assert "pyspark" in " ".join(process.cmdline())
     os.kill(about.pid, signal.SIGKILL)
-    gone, _ = psutil.wait_procs([process], timeout=10)
+    gone, _ = psutil.wait_procs([process], timeout=WAIT_S)
     assert gone
     assert query.isActive
     (tmp_path / "gate").touch()

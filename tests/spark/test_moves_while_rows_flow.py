@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rounds_until(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """Rounds at a steady pace; the last ones when there is a file at ``gate``."""
+    """Rounds at a steady pace; the last ones when there is a file at ``gate``. Who gets there leaves one beside it."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
@@ -48,8 +48,10 @@ def rounds_until(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | N
         for number in range(start, ROUNDS):
             while time.time() < begun + number * ROUND_S:
                 yield None
-            while number == ROUNDS - LAST_ROUNDS and not os.path.exists(gate_path):
-                yield None
+            if number == ROUNDS - LAST_ROUNDS:
+                Path(f"{gate_path}.{partition}").touch()
+                while not os.path.exists(gate_path):
+                    yield None
             yield pa.record_batch([keys, pa.array(np.full(KEYS, number))], schema=ROWS)
 
     return read
@@ -70,11 +72,14 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class SlowToCopy(Detector.target):  # type: ignore[name-defined, misc]
-    """A copy of partition 0 takes so long that a test can do something meanwhile."""
+    """A copy of partition 0 takes as long as there is a file at ``hold``, so that a test can do something meanwhile."""
+
+    def __init__(self, hold: str) -> None:
+        self.hold = hold
 
     def snapshot(self) -> dict[int, list[int]]:
-        if self.context.partition == 0:
-            time.sleep(0.5)
+        while self.context.partition == 0 and os.path.exists(self.hold):
+            time.sleep(0.02)
         return super().snapshot()
 
 
@@ -83,19 +88,19 @@ class Run:
 
     def __init__(self, session: Any, gate: Path, workers: int, replicas: int = 2, **options: Any) -> None:
         self.session = session
-        self.gate = gate
+        self.gate, self.hold = gate, gate.with_suffix(".hold")
         source = flux.source(rounds_until(gate), ROWS, partitions=PARTITIONS)
         first = flux.stage(key="key", partitions=4, replicas=replicas, name="echo")(echo.target)
         last = flux.stage(key="key", partitions=3, replicas=replicas, name="Detector")(SlowToCopy)
         settings = {
             "progress_interval": "50ms",
-            "workers_timeout": WAIT_S,
-            "heartbeat_timeout": "5s",
             "workers": workers,
             "queryName": gate.name,
             **options,
         }
-        self.query: Query = flux.start(last(first(source)), spark=session, keep_output=True, **settings)
+        self.query: Query = flux.start(
+            last(hold=str(self.hold))(first(source)), spark=session, keep_output=True, **settings
+        )
 
     def __enter__(self) -> Run:
         try:
@@ -107,12 +112,19 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.hold.unlink(missing_ok=True)
         self.query.stop()
 
     def flowing(self) -> None:
-        """Rows come in, as far as they may before the gate is open."""
-        before = min(rows_in(self.query), TOTAL - KEYS * PARTITIONS * LAST_ROUNDS - 1)
-        until(lambda: rows_in(self.query) > before or not self.query.isActive, "rows flow")
+        """Rows come in, as far as they may before the gate is open. Their count does not show that they are there: it may
+        miss some where another worker has gone on reading."""
+        before = rows_in(self.query)
+        there = [Path(f"{self.gate}.{partition}") for partition in range(PARTITIONS)]
+
+        def flow() -> bool:
+            return rows_in(self.query) > before or all(path.exists() for path in there) or not self.query.isActive
+
+        until(flow, "rows flow")
         if self.query.exception() is not None:
             raise self.query.exception()
 
@@ -161,7 +173,6 @@ def gate(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_partitions_move_all_the_time_while_rows_flow(cluster: Any, gate: Path, replicas: int) -> None:
     with Run(cluster, gate, workers=3, replicas=replicas, balance_enabled=False) as run:
         places = [("echo", p) for p in range(4)] + [("Detector", p) for p in range(3)]
-        before = rows_in(run.query)
         for number in range(2 * len(places)):
             stage, partition = places[number % len(places)]
             source = run.holders(stage, partition)[number // len(places) % replicas]
@@ -171,7 +182,6 @@ def test_partitions_move_all_the_time_while_rows_flow(cluster: Any, gate: Path, 
             assert target in run.holders(stage, partition)
             assert source not in run.holders(stage, partition)
             run.flowing()
-        assert rows_in(run.query) > before
         assert len(run.happened("move")) == 2 * len(places)
         run.check()
 
@@ -206,6 +216,7 @@ def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(cluster: An
 def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, victim: str) -> None:
     with Run(cluster, gate, 3, balance_enabled=False) as run:
         source, target = run.holders("Detector", 0)[0], run.other_worker("Detector", 0)
+        run.hold.touch()
         with pytest.raises(flux.QueryTimeout, match=r"Detector/0 to worker \d+ \((retain|copy|waiting)\)"):
             run.query.move("Detector", 0, target, timeout=0.01)
         under_way = run.query._server.core.repairs.under_way
@@ -216,6 +227,7 @@ def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, vi
         os.kill(run.query.members()[lost].about.pid, signal.SIGKILL)
         assert addition.phase in ("copy", "live"), "the fault must hit during the move"
         assert not run.happened("move"), "the fault must hit during the move"
+        run.hold.unlink()
         until(lambda: lost not in run.query.members(), "the loss is noticed")
         until(lambda: len(run.query.members()) == 3 and run.query.is_whole(), "full replication")
         kinds = [event.kind for event in run.query.events()]
@@ -247,7 +259,9 @@ def test_a_worker_that_is_drained_leaves_and_the_others_go_on(cluster: Any, gate
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(cluster: Any, gate: Path, replicas: int) -> None:
-    with Run(cluster, gate, workers=2, replicas=replicas, balance_round="200ms") as run:
+    # Nothing moves for load: on a busy machine some worker may look slow.
+    calm = {"balance_round": "200ms", "balance_threshold": 1.0}
+    with Run(cluster, gate, workers=2, replicas=replicas, **calm) as run:
         with pytest.raises(
             flux.UsageError, match="cannot scale to 6 workers: 6 task slots exist, 1 for the Spark tasks"
         ):
@@ -301,5 +315,5 @@ def test_an_executor_that_spark_decommissions_is_emptied_before_it_goes_and_its_
 
 def flux_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "flux", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "flux", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
     )

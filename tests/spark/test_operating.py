@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endless import ROOT, command, command_elsewhere, endless, parsed, rows_flow
+from endless import ROOT, WAIT_S, command, command_elsewhere, endless, parsed, rows_flow, until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 
 pytest.importorskip("pyspark")
+
+
+def all_have_reported() -> bool:
+    status = parsed("status", "clicks")
+    return status["stages"][0]["rows_in"] > 0 and all(worker["rss_bytes"] for worker in status["workers"])
 
 
 def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(spark: Any) -> None:
@@ -23,6 +28,7 @@ def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(s
     try:
         for query in (clicks, views):
             rows_flow(query)
+        until(all_have_reported, "a worker has not reported yet")
         listed = parsed("list")["queries"]
         assert [(q["name"], q["id"], q["phase"], q["pid"]) for q in listed] == [
             ("clicks", clicks.id, "running", os.getpid()),
@@ -44,7 +50,7 @@ def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(s
 
         text = parsed("metrics", "clicks")["text"]
         assert f'flux_rows_in_total{{id="{clicks.id}",query="clicks",stage="Nothing"}}' in text
-        with urllib.request.urlopen(status["metrics"], timeout=10) as response:
+        with urllib.request.urlopen(status["metrics"], timeout=WAIT_S) as response:
             over_http = response.read().decode()
         assert f'id="{clicks.id}"' in over_http
         assert views.id not in over_http, "it was not asked to serve its metrics"

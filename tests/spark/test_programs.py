@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.spark, pytest.mark.starts_spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.starts_spark, pytest.mark.timeout(600)]
 
 PROGRAM = r"""
 import sys, time
@@ -57,7 +57,7 @@ time.sleep(1.5)
 bar = spark.sparkContext._jsc.sc().progressBar().isDefined()
 spark.stop()
 try:
-    query.awaitTermination(60)
+    query.awaitTermination(180)
 except flux.FluxError as error:
     say(error)
 say(f"active: {query.isActive}, bar: {bar}")
@@ -81,7 +81,7 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
     path.write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, str(path), str(ROOT / "README.md")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     failing, stopped, ending = (part for part in done.stderr.split("### ") if part.startswith(("an ", "spark", "a ")))
     reason = r"query failing: \d+ tasks? that read the input failed, the last with: ValueError: bad row 7"

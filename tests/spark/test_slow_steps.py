@@ -9,14 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from endless import rows_flow, ticks, until
+from endless import WAIT_S, rows_flow, ticks, until
 
 import flux
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-STEP_S, BATCHES, PARTITIONS = 0.8, 4, 2
+#: Of a step: longer than a worker may be silent.
+STEP_S, SILENCE = 2.0, "1500ms"
+BATCHES, PARTITIONS = 2, 2
 
 
 def rows(partition: int) -> Iterator[pa.RecordBatch]:
@@ -55,7 +57,8 @@ def test_long_steps_with_two_copies_cost_no_worker(cluster: Any, kind: Any, noth
     """Ten workers were lost, and then the query."""
     slow = flux.stage(key="k", partitions=4, replicas=2, name="Slow")(kind)
     source = flux.source(rows, SCHEMA, partitions=PARTITIONS)
-    query = flux.start(slow(source), spark=cluster, keep_output=True, workers=3, step_max_rows=1)
+    options = {"step_max_rows": 1, "heartbeat_timeout": SILENCE}
+    query = flux.start(slow(source), spark=cluster, keep_output=True, workers=3, **options)
     out = query.toDF().collect()
     expected = [(partition * 100 + number, number) for partition in range(PARTITIONS) for number in range(BATCHES)]
     assert sorted((row.k, row.v) for row in out) == expected
@@ -80,7 +83,7 @@ def test_a_worker_that_was_given_up_and_lives_is_no_failed_task(cluster: Any, no
     flow = kept(flux.source(ticks, schema="k BIGINT", partitions=3))
     query = flux.start(flow, spark=cluster, workers=3, balance_enabled=False)
     try:
-        query.wait_until_running(60)
+        query.wait_until_running(WAIT_S)
         rows_flow(query)
         for _ in range(2):
             members = query.members()

@@ -17,7 +17,7 @@ from endless import WAIT_S, command, endless, parsed, rows_flow, until
 
 import flux
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 
 ROWS = pa.schema([("user", pa.int64()), ("page", pa.string()), ("n", pa.int64())])
 SOURCES, BATCHES, BATCH_ROWS = 2, 100, 200
