@@ -177,6 +177,7 @@ class Run:
                     self._start_ingress(index, source)
         while not self.server.ended.wait(LOOK_S):
             self._look()
+        self._look_at_input()  # where Spark has given up the input since the last look
         self._wind_up()
 
     def _look(self) -> None:
@@ -186,12 +187,19 @@ class Run:
             return
         try:
             self.elastic.look(self.rendezvous)
-            if time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + ASK_SPARK_S
-                self.retries.look()
         except Exception as error:
             if not session_stopped(self._spark):
                 log.warning("query %s: cannot look after its workers: %s", self._plan.query, error)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + ASK_SPARK_S
+            self._look_at_input()
+
+    def _look_at_input(self) -> None:
+        try:
+            self.retries.look()
+        except Exception as error:
+            if not session_stopped(self._spark):
+                log.warning("query %s: cannot look after its input: %s", self._plan.query, error)
 
     def _wind_up(self) -> None:
         """Once the controller has sent everybody home, or nobody has come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,3 +31,16 @@ def test_an_input_that_ends_with_the_query_is_no_reason() -> None:
     assert str(failed().error()) == "worker 1 was lost"
     assert str(failed("flux.errors.QueryFailed: the query has ended").error()) == "worker 1 was lost"
     assert str(failed("[SPARK_JOB_CANCELLED]", cancelled=True).error()) == "worker 1 was lost"
+
+
+def test_tasks_that_failed_just_before_the_end_are_told_too() -> None:
+    """Spark may have given up an input before the first look at it."""
+    told: list[str] = []
+    made: Any = Run.__new__(Run)
+    over = threading.Event()
+    over.set()
+    made.server = SimpleNamespace(started=over, ended=over, phase="ended")
+    made.retries = SimpleNamespace(look=lambda: told.append("what failed"))
+    made._wind_up = lambda: told.append("the end")
+    made._supervise()
+    assert told == ["what failed", "the end"]

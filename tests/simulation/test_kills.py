@@ -39,7 +39,7 @@ def killed(besides: str, seed: int) -> Counter[str]:
     return sim.counts
 
 
-@pytest.mark.timeout(600)  # a dozen seconds on a free core
+@pytest.mark.timeout(1800)  # a dozen seconds on a free core
 def test_kills_at_full_replication_end_no_query_whatever_fails_besides() -> None:
     counts = sum((killed(besides, seed) for seed, besides in enumerate(BESIDES)), Counter[str]())
     assert counts["executors killed with several workers"] > 3
@@ -47,7 +47,7 @@ def test_kills_at_full_replication_end_no_query_whatever_fails_besides() -> None
     assert counts["rows at sinks"] > 2000
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_copies_are_on_different_hosts_again_after_each_kill(seed: int) -> None:
     """Two hosts of two executors each; a copy stays beside the other only while there is no other host."""
@@ -74,7 +74,7 @@ def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
 ON_ONE_HOST = "copies are on different hosts"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_copies_on_one_host_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     copies_wherever_there_is_room(monkeypatch)
     sim = Kills(1, *BESIDES["none"], Shape(executors=4, slots=1, workers=4, hosts=2, partitions=4))
