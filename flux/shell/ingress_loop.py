@@ -12,7 +12,8 @@ from flux.dataflow.plan import Plan
 from flux.errors import FluxError, RefusedError
 from flux.host.ingress_task import IngressTask
 from flux.host.newest_table import NewestTable
-from flux.shell.loop import ControllerLink, Links, Rendezvous, failure_of, refuse_rejected, register, short_collections
+from flux.shell.links import Links
+from flux.shell.loop import ControllerLink, Rendezvous, failure_of, refuse_rejected, register, short_collections
 from flux.shell.prefetch import Prefetch
 from flux.shell.transport import Sockets
 from flux.wire.control import (

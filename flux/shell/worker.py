@@ -22,6 +22,7 @@ from flux.host.effects import ToConnection
 from flux.host.gathering import Gathering
 from flux.host.newest_table import NewestTable
 from flux.host.notes import KIND, TURN, TURNS, WAITS
+from flux.host.partners import partners
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import load as load_of
 from flux.host.worker_stats import stats as stats_of
@@ -29,9 +30,9 @@ from flux.replicas.transfers import Aside
 from flux.shell import memory, pulse
 from flux.shell.background import Background
 from flux.shell.lifeline import CONNECT_S, Lifeline
+from flux.shell.links import Links
 from flux.shell.loop import (
     ControllerLink,
-    Links,
     Rendezvous,
     Stopped,
     failure_of,
@@ -321,6 +322,7 @@ class Worker:
             self._load_at = now + self._load_every_s
             stats["load"] = load_of(core, now)
             stats["load"]["rested_s"] = round(self._rested_s, 6)
+            self.links.close_unneeded(partners(core), now)
         self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
 
     # ---- end

@@ -10,6 +10,7 @@ Left to others: clustering (partitioning.cluster), frames (codec), sockets (tran
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,6 +124,11 @@ class Producer:
     def awaited(self) -> bool:
         """Whether any worker has answered a greeting."""
         return any(cursor.answered for cursor in self._cursors.values())
+
+    @property
+    def readers(self) -> AbstractSet[int]:
+        """Workers that host consumers of the stream."""
+        return self._cursors.keys()
 
     @property
     def next_sequence(self) -> int:

@@ -12,6 +12,7 @@ import flux.stream.outgoing
 from flux.dataflow.plan import WorkerSourcePlan
 from flux.errors import Fenced, NonDeterministicInputError
 from flux.host.effects import ToConnection
+from flux.host.partners import Unneeded, partners
 from flux.host.reading import open_reader
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import behind, unapplied
@@ -40,6 +41,8 @@ COPY_S = 0.004
 SKEW_S = 0.1
 #: An answer is slow that takes longer than this on average, and then so many parts of a state are under way at once.
 SLOW_S, PARTS_AT_ONCE = 0.01, 4
+#: Links that nothing needs close much sooner than in a real worker, so that runs see it happen.
+LINK_GRACE_S = 0.1
 
 
 def draw_limits(rng: random.Random, faults: Faults) -> Limits:
@@ -66,6 +69,7 @@ class WorkerProcess(Process):
         )
         sim.listening[str(attempt)] = self
         self._failure: Failure | None = None
+        self._unneeded = Unneeded(LINK_GRACE_S)
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
         sim.hearts.start(self)
 
@@ -92,6 +96,9 @@ class WorkerProcess(Process):
         if self.core is None:
             return {}
         self.sim.standing.reports(self.core)
+        for worker in self._unneeded.look(self.links, partners(self.core), now):
+            self.sim.counts["links that nothing needed"] += 1
+            self.links.pop(worker).closed = True
         load = {} if self.load is None else {"load": self.load.report(self.core, now)}
         return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load}
 
