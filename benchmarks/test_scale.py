@@ -1,4 +1,5 @@
-"""What a worker pays for the size of its cluster: two stages of two replicas on a hundred workers.
+"""What a worker pays for the size of its cluster, two stages of two replicas on a hundred workers, and what the loss of one
+worker costs the controller.
 
 ``pytest benchmarks/test_scale.py``. An epoch is counted from the frame that comes from the controller to the greetings that
 follow from it; an ack is that of a neighbour who has applied one more batch.
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import flux
+from benchmarks.one_loss import LargeCluster
 from controller.dag import compile_plan
 from controller.replicas.apart import Place
 from controller.replicas.placement import FarApart
@@ -42,9 +44,9 @@ class Count(flux.Aggregate):
     n = flux.count()
 
 
-def plan_of(partitions: int) -> Plan:
+def plan_of(partitions: int, stages: int = 2) -> Plan:
     flow: Any = DataFrameSource("rows", SCHEMA)
-    for number in range(2):
+    for number in range(stages):
         flow = flux.stage(key="k", partitions=partitions, replicas=2, name=f"s{number}", output_mode="update")(Count)(
             flow
         )
@@ -145,3 +147,24 @@ def test_ack(benchmark: Any, workers: int, partitions: int) -> None:
         producer.on_answer(worker, ack, one.now)
 
     benchmark.pedantic(take, setup=next_ack, rounds=3000, warmup_rounds=200)
+
+
+@pytest.mark.parametrize(("workers", "stages", "partitions"), [(100, 2, 1024), (1000, 25, 4000)])
+@pytest.mark.benchmark(group="the loss of one worker, until all is repaired")
+def test_repair_of_one_lost_worker(benchmark: Any, workers: int, stages: int, partitions: int) -> None:
+    cluster = LargeCluster(plan_of(partitions, stages), workers)
+    held = sum(replica.worker == 3 for rows in cluster.table.stages for replicas in rows for replica in replicas)
+    loss = benchmark.pedantic(cluster.lose, (3,), rounds=1)
+    benchmark.extra_info |= {
+        "epochs": loss.epochs,
+        "messages": loss.messages,
+        "bytes of a worker at most": loss.bytes_max,
+        "controller CPU ms until the plan is out": round(1e3 * loss.plan_s, 1),
+        "controller CPU ms in all": round(1e3 * loss.cpu_s, 1),
+        "simulated s": round(loss.repair_s, 2),
+    }
+    assert loss.additions == held
+    assert all(len(replicas) == 2 for rows in cluster.table.stages for replicas in rows)
+    assert loss.epochs <= 10 * stages
+    assert loss.plan_s < 1.0
+    assert loss.bytes_max < 100_000

@@ -63,7 +63,7 @@ TABLE = (
     Setting("replicas_max_steps_behind", "replicas.maxStepsBehind", "int", "1024", "a replica more than this many steps behind its primary is reported and does not count as safe; timers wait for it", 1),
     Setting("replicas_max_replay", "replicas.maxReplay", "seconds", "2s", "the same for a replica that would need longer than this, by estimate, to apply its missing steps after a take-over", 0.001),
     Setting("order_max_steps", "order.maxSteps", "int", "65536", "a primary orders nothing more while another replica has this many steps still to apply", 1),
-    Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are repaired or moved at the same time", 1, 1024),
+    Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are copied at the same time, for repairs or moves", 1, 1024),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
     Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load; with more than 16,000 replicas less often", 0.01),

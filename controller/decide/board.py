@@ -48,6 +48,7 @@ class Board:
         self.changed = True
         self._columns = Columns(plan)
         self._effects: list[Tell] = []
+        self._late: list[Member] = []  # that had not confirmed some table; others may have joined since
 
     # ---- the table
 
@@ -82,9 +83,16 @@ class Board:
             self.show_table(member.connection)
             member.shown = self.table.epoch
 
-    def confirmed_epoch(self) -> int:
-        """The newest epoch that all processes have confirmed; -1: there is none."""
-        return min((member.epoch for member in self.members.processes() if not member.left), default=-1)
+    def is_confirmed(self, epoch: int) -> bool:
+        """Whether all processes go by the table of this epoch, or by a newer one. This is asked with each confirmation,
+        so those that were late when it was asked last are asked first."""
+        while self._late:
+            member = self._late[-1]
+            if self.members.knows(member) and not member.left and member.epoch < epoch:
+                return False
+            self._late.pop()
+        self._late = [member for member in self.members.processes() if not member.left and member.epoch < epoch]
+        return not self._late
 
     def who_is_behind(self, epoch: int) -> str:
         """Names of the processes that do not go by this epoch yet."""
@@ -94,6 +102,11 @@ class Board:
             for m in late
         ]
         return some(names, NAMED)
+
+    def log_room(self) -> float:
+        """The share that is free of the fullest log of all processes, by their last reports."""
+        logs = [member.stats.get("log_bytes", 0) for member in self.members.processes() if not member.left]
+        return max(1.0 - max(logs, default=0) / self.plan.settings.log_max_bytes, 0.0)
 
     # ---- who may hold what
 

@@ -1,7 +1,8 @@
 """The sweep of a running query: repairs before moves, step by step (design: repairs-first, add-replica).
 
-``repairs`` and ``moving`` decide which replica is added next. The sweep enters the addition into the table phase by
-phase, each when the phase before is confirmed.
+``repairs`` and ``moving`` decide which replicas are added next. The sweep enters the additions into the table phase by
+phase, each when the phase before is confirmed. One table changes as much as possible, because all processes have to
+look at each (design: batch).
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.phases import QueryPhase
 from controller.replicas.addition_phases import Heard, Phase
+from controller.replicas.batches import LISTED_EVERY_S
 from controller.replicas.kinds import wanted as wanted_kinds
 from controller.replicas.move_queue import Moving
 from controller.replicas.next_additions import Addition, Wanted
+from controller.replicas.placement import Placement
 from controller.replicas.repairs import Repairs
-from controller.replicas.table_changes import drop, make_live, retain, take_place
+from controller.replicas.table_changes import Changes, added, drop, dropped, in_place_of, made_live
 from flux.errors import QueryFailed
 from flux.replicas.kinds import kind_named
 from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged
 from partitioning.ids import PartitionKey
+from partitioning.table import Table
 
 #: How often the sweep looks for work although nothing has changed: the rest of a partition may be over.
 LOOK_EVERY_S = 0.25
@@ -36,23 +40,24 @@ class Sweeper:
     # ---- a look
 
     def sweep(self, now: float) -> None:
-        """Go on with confirmed additions, give up overdue ones, and begin those that are due. Does nothing unless the
-        query runs."""
+        """Go on with confirmed additions, give up overdue ones, and begin those that are due, while the query runs."""
         board, repairs = self.board, self.repairs
+        if board.table is not None and board.phase == QueryPhase.FINISHED:
+            self._next_table(False, now)  # what follows may still save kept output
         if board.table is None or board.phase != QueryPhase.RUNNING:
             return
         self._confirm(now)
-        for addition in [addition for addition in repairs.under_way.values() if addition.arrived]:
-            self._arrived(addition, now)
         for addition, why in repairs.overdue(now, board.who_is_behind):
             self.abandon(addition, why, now)
-        if board.changed or now >= self._look_at:
+        self._put_back(now)
+        looks = board.changed or now >= self._look_at
+        if looks:
             board.changed, self._look_at = False, now + LOOK_EVERY_S
             self.keep_apart(now)
             self._departures.empty(now)
-            self._spread_out(now)
-            while (wanted := self._next(now)) is not None:
-                self._begin(wanted, now)
+        self._next_table(looks, now)
+        for addition in repairs.turns(board.is_confirmed):
+            addition.on(Heard.TURN, now)
         for addition in repairs.to_ask(now):
             self._order_copy(addition)
 
@@ -79,28 +84,88 @@ class Sweeper:
         self.board.tell(self.board.members.workers[self._primary(addition)], command)
 
     def _confirm(self, now: float) -> None:
-        if any(addition.phase == Phase.RETAIN for addition in self.repairs.under_way.values()):
-            for addition in self.repairs.confirmed(self.board.confirmed_epoch()):
-                addition.on(Heard.CONFIRMED, now)
+        for addition in self.repairs.confirmed(self.board.is_confirmed):
+            addition.on(Heard.CONFIRMED, now)
 
-    def _next(self, now: float) -> Wanted | None:
+    # ---- the next table
+
+    def _next_table(self, looks: bool, now: float) -> None:
+        """Publish one table with all that is due: replicas that are live from now on, targets of moves in the places of
+        their sources, and, if it ``looks`` for these, new replicas. What could wait comes along with the others."""
+        board, changes = self.board, Changes()
+        assert board.table is not None
+        waiting, due = self._waiting(board.table, now)
+        if due:
+            self._list(waiting, changes, now)
+        # What has ended may have made room. Once the query is finished, nothing begins.
+        begun = board.phase == QueryPhase.RUNNING and (looks or board.changed) and self._begin(changes, now)
+        if begun and not due:
+            self._list(waiting, changes, now)
+        if changes:
+            board.publish(changes.of(board.table))
+
+    def _waiting(self, table: Table, now: float) -> tuple[list[Addition], bool]:
+        """Additions that the next table takes further, and whether it is due for them: they have waited long enough, or
+        there are no others to wait for. The source of a move stays as long as the remaining replicas would be too far
+        behind."""
+        waiting, first, others = [], now, False
+        running = self.board.phase == QueryPhase.RUNNING
+        for addition in self.repairs.under_way.values():
+            arrived = addition.arrived_at is not None and not self.moving.waits_for_steps(addition, table)
+            if arrived or addition.phase == Phase.FOLLOWS:
+                waiting.append(addition)
+                first = min(first, addition.since if addition.arrived_at is None else addition.arrived_at)
+            else:
+                others |= addition.moves or addition.phase != Phase.LIVE
+        return waiting, bool(waiting) and (not others or now - first >= LISTED_EVERY_S or not running)
+
+    def _list(self, waiting: list[Addition], changes: Changes, now: float) -> None:
+        for addition in waiting:
+            if addition.phase == Phase.FOLLOWS:
+                addition.on(Heard.LISTED, now)
+                changes.add(addition.key, made_live(addition.worker))
+            else:
+                self._end(addition, changes, now)
+
+    def _begin(self, changes: Changes, now: float) -> bool:
+        """Begin the repairs or moves that are due, in the next table with these ``changes``; False: there are none."""
         board, repairs = self.board, self.repairs
         assert board.table is not None
-        placement = board.placement()
-        repair = repairs.next(board.table, placement, now)
-        if repair is not None or any(addition.from_worker is None for addition in repairs.under_way.values()):
-            return repair
-        if not self.moving.pending or repairs.waits(board.table, placement, now):
-            return None
-        return self.moving.next(board.table, placement, now)
+        if not repairs.may_begin and any(not addition.moves for addition in repairs.under_way.values()):
+            return False
+        placement, room = board.placement(), board.log_room()
+        table = changes.of(board.table)
+        due = repairs.due(table, placement, now, room)
+        for wanted in due:
+            self._add(wanted, changes, table.epoch, now)
+        if due:
+            repairs.batches.begun(due[0].stage, len(due))
+        if any(not addition.moves for addition in repairs.under_way.values()):
+            return bool(due)
+        self._spread_out(now)  # looks at all partitions, so only if no repair is due
+        if not self.moving.pending or repairs.waits(table, placement, now):
+            return False
+        return self._begin_moves(changes, placement, room, now)
 
-    def _begin(self, wanted: Wanted, now: float) -> None:
-        board = self.board
+    def _begin_moves(self, changes: Changes, placement: Placement, room: float, now: float) -> bool:
+        """A worker that leaves is emptied in batches, like repairs; other moves begin as before."""
+        board, repairs, moving = self.board, self.repairs, self.moving
         assert board.table is not None
-        if wanted.from_worker is not None:
-            self.moving.begin(wanted, board.table)
-        board.publish(retain(board.table, wanted.stage, wanted.partition, wanted.worker, wanted.kind))
-        self.repairs.begin(wanted, board.table.epoch, now)
+        stage = min((key.stage for key in repairs.under_way), default=moving.pending[0].move.stage)
+        before = len(repairs.under_way)
+        batch = repairs.batches.size(stage, room) if placement.leaving and repairs.may_begin else 0
+        table = changes.of(board.table)
+        while (move := moving.next(table, placement, now, before + batch)) is not None:
+            moving.begin(move, table)
+            self._add(move, changes, table.epoch, now)
+            table = changes.of(board.table)
+        if batch:
+            repairs.batches.begun(stage, len(repairs.under_way) - before)
+        return len(repairs.under_way) > before
+
+    def _add(self, wanted: Wanted, changes: Changes, epoch: int, now: float) -> None:
+        self.repairs.begin(wanted, epoch, now)
+        changes.add(wanted.key, added(wanted.worker, epoch, wanted.kind))
 
     # ---- how far apart replicas are
 
@@ -159,18 +224,31 @@ class Sweeper:
     def abandon(self, addition: Addition, why: str, now: float, failed: bool = True) -> None:
         """Give up an addition and drop its replica, so that nobody waits for it or keeps rows for it. ``failed``: it
         counts as a failed attempt."""
-        board = self.board
+        self._abandon([addition], why, now, failed)
+
+    def _abandon(self, additions: list[Addition], why: str, now: float, failed: bool) -> None:
+        board, changes = self.board, Changes()
         assert board.table is not None
-        self.repairs.give_up(addition, why, now, failed)
-        if addition.from_worker is not None:
-            self.moving.failed(addition, why, now)
-        board.publish(drop(board.table, addition.stage, addition.partition, addition.worker))
+        for addition in additions:
+            self.repairs.give_up(addition, why, board.table.epoch + 1, now, failed)
+            if addition.moves:
+                self.moving.failed(addition, why, now)
+            changes.add(addition.key, dropped(addition.worker))
+        if changes:
+            board.publish(changes.of(board.table))
+
+    def _put_back(self, now: float) -> None:
+        """Take out replicas that have waited for their copies for too long: their batch was too large."""
+        waiting = self.repairs.waiting_too_long(now)
+        for addition in waiting:
+            self.repairs.batches.waited_too_long(addition.stage)
+            self.moving.put_back(addition)
+        self._abandon(waiting, "copies before it took long", now, failed=False)
 
     def stop_moving(self, why: str, now: float) -> None:
         """End all moves. A target that became live later would stay beside its source for good, a replica too many and
         perhaps on the same executor."""
-        for key in list(self.moving.under_way):
-            self.abandon(self.repairs.under_way[key], why, now, failed=False)
+        self._abandon([self.repairs.under_way[key] for key in self.moving.under_way], why, now, failed=False)
         self.moving.clear(why, now)
 
     def drop_standing(self, now: float) -> None:
@@ -209,33 +287,25 @@ class Sweeper:
         if board.table is None:
             return
         if not message.safe:
-            if self.repairs.caught_up(message, now):
-                board.publish(make_live(board.table, message.stage, message.partition, message.worker))
-            return
-        addition = self.repairs.arrived(message, now)
-        if addition is not None:
-            self._arrived(addition, now)
+            # Further copies may begin, and a batch after them.
+            board.changed |= self.repairs.caught_up(message, now)
+        else:
+            addition = self.repairs.arrived(message, now)
+            if addition is not None and not addition.moves:
+                self._end(addition, Changes(), now)
         self.sweep(now)
 
-    def _arrived(self, addition: Addition, now: float) -> None:
-        """A replica has everything that is committed. If it is the target of a move and the remaining replicas would be
-        too far behind, the next sweeps look at it again."""
-        board = self.board
-        assert board.table is not None
-        if not self.moving.waits_for_steps(addition, board.table):
-            self.repairs.complete(addition, now)
-            board.changed = True
-            self._safe(addition, now)
-
-    def _safe(self, addition: Addition, now: float) -> None:
-        """An addition is done. The source of a move is dropped, if enough replicas are left without it."""
+    def _end(self, addition: Addition, changes: Changes, now: float) -> None:
+        """The replica of an addition is safe. The source of a move is dropped with the next table, if enough replicas are
+        left without it."""
         board, moving = self.board, self.moving
         assert board.table is not None
+        self.repairs.complete(addition, now)
+        board.changed = True
         if addition.from_worker is None or addition.key not in moving.under_way:
             self.repairs.note_repair(addition, now)
         elif moving.may_drop_source(addition, board.table):
-            source = addition.from_worker
             moving.finish(addition, now)
-            board.publish(take_place(board.table, addition.stage, addition.partition, source, addition.worker))
+            changes.add(addition.key, in_place_of(addition.from_worker, addition.worker))
         else:
             moving.finish_as_repair(addition, now)

@@ -205,7 +205,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that is being added. ``phase``: "retain", "copy" or "live" (design: add-replica)."""
+    """A replica that is being added. ``phase``: "retain", "ready", "copy", "follows" or "live" (design: add-replica)."""
 
     stage: str
     partition: int

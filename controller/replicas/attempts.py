@@ -22,6 +22,9 @@ COPIES_MAX = 5
 #: Time for all processes to confirm the table that lists a new replica. Until then, producers keep everything for the
 #: replica.
 CONFIRM_MAX_S = 30.0
+#: Time for which a replica waits for its copy while producers keep everything for it. After that it is taken out again,
+#: which is no failure of anybody.
+READY_MAX_S = 2.0
 #: Time for a live replica to become safe. Until then it may hold up all commits.
 SAFE_MAX_S = 30.0
 #: Attempts in a row before a partition rests, and for how long; doubled each time.

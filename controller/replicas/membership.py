@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from controller.replicas.apart import Place
@@ -49,7 +50,7 @@ class Member:
     left: bool = False
     leaving: bool = False
 
-    @property
+    @cached_property
     def place(self) -> Place:
         return Place.of(self.about.domain, self.about.host, self.about.executor)
 
@@ -59,6 +60,7 @@ class Membership:
         self.workers: dict[int, Member] = {}
         self.ingress: dict[IngressTask, Member] = {}  # the newest attempt of each
         self._nodes = 0
+        self._found: dict[Hashable, Member] = {}  # by connection; it may have another by now, or be gone
 
     def admit(self, connection: Hashable, about: Register, now: float) -> Member:
         member = Member(self._nodes, connection, about, now, turned=now)
@@ -85,11 +87,23 @@ class Membership:
             return self.in_slot(about.index)
         return self.ingress.get(IngressTask.of(about))
 
-    def by_connection(self, connection: Hashable) -> Member | None:
-        everyone = [*self.workers.values(), *self.ingress.values()]
-        return next((member for member in everyone if member.connection == connection), None)
+    def knows(self, member: Member) -> bool:
+        """Whether it still takes part."""
+        if member.about.role == "worker":
+            return self.workers.get(member.node) is member
+        return self.ingress.get(IngressTask.of(member.about)) is member
 
-    def processes(self) -> Iterable[Member]:
+    def by_connection(self, connection: Hashable) -> Member | None:
+        found = self._found.get(connection)
+        if found is None or found.connection != connection or not self.knows(found):
+            found = next((member for member in self.processes() if member.connection == connection), None)
+            if found is None or len(self._found) > 2 * len(self.processes()):
+                self._found.clear()  # of connections that are long gone
+            if found is not None:
+                self._found[connection] = found
+        return found
+
+    def processes(self) -> list[Member]:
         return [*self.workers.values(), *self.ingress.values()]
 
     @property

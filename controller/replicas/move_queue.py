@@ -167,20 +167,25 @@ class Moving:
     def spread_out(self, table: Table, placement: Placement, now: float) -> bool:
         """Queue moves of replicas that share more than necessary, because workers have joined since they were placed.
         False: there are none."""
-        loads, moves = copies_by_worker(table), []
+        loads: dict[int, int] = {}  # counted when they are asked for
+        moves = []
+
+        def fewest_first(worker: int) -> tuple[int, int]:
+            return loads.get(worker, 0), worker
+
         resting = self._repairs.attempts.resting(now)
         for stage in self.plan.stages:
-            kinds = wanted(stage)
-            for partition, replicas in enumerate(table.stages[stage.id]):
+            copies = len(wanted(stage))
+            for partition, replicas in enumerate(table.stages[stage.id] if copies > 1 else ()):
                 key = PartitionKey(stage.id, partition)
                 holders = [replica.worker for replica in replicas]
-                source = placement.misplaced(key, holders) if len(replicas) == len(kinds) > 1 else None
+                source = placement.misplaced(key, holders) if len(holders) == copies else None
                 if source is None or key in resting or self._arrived(key, replicas) < len(replicas):
                     continue
+                if not loads:
+                    loads |= copies_by_worker(table)
                 others = [worker for worker in holders if worker != source]
-                target = placement.candidates(
-                    key, others, then=lambda worker: (loads.get(worker, 0), worker), without={source}
-                )[0]
+                target = placement.candidates(key, others, then=fewest_first, without={source})[0]
                 loads[target] = loads.get(target, 0) + 1
                 moves.append(Move(*key, source, target))
         self.add(moves, "its copies were closer to each other than they need to be")
@@ -188,11 +193,11 @@ class Moving:
 
     # ---- the next to begin
 
-    def next(self, table: Table, placement: Placement, now: float) -> Wanted | None:
+    def next(self, table: Table, placement: Placement, now: float, batch: int = 0) -> Wanted | None:
         """The next move to begin, as an addition; None: none may begin now. The caller has made sure that no repair is
-        due."""
-        busy = self._repairs.under_way
-        if len(busy) >= self.plan.settings.repairs_at_once:
+        due. A worker that leaves is emptied in batches, like repairs: ``batch`` additions may be under way for that."""
+        busy, at_once = self._repairs.under_way, self.plan.settings.repairs_at_once
+        if len(busy) >= at_once and not placement.leaving:
             return None
         resting = self._repairs.attempts.resting(now)
         loads: dict[int, int] | None = None
@@ -201,7 +206,10 @@ class Moving:
                 return None  # additions go in topological order
             if job.key in busy or job.key in resting:
                 continue
-            if now < self._rests_until and job.move.from_worker not in placement.leaving:
+            leaves = job.move.from_worker in placement.leaving
+            if len(busy) >= max(at_once, batch if leaves else 0):
+                continue
+            if now < self._rests_until and not leaves:
                 rate = self.plan.settings.balance_max_bytes_per_second
                 job.waits = f"moves may copy {rate:,} bytes per second (spark.flux.balance.maxBytesPerSecond)"
                 continue
@@ -333,6 +341,11 @@ class Moving:
                     f"worker {job.move.from_worker} has lost its copy; the one on worker {addition.worker} replaces it"
                 )
                 self._given_up(job, text, now)
+
+    def put_back(self, addition: Addition) -> None:
+        """The addition of this move is taken out again through no fault of its own, so that it does not count as begun."""
+        if addition.key in self.under_way:
+            self.under_way[addition.key].begun -= 1
 
     def failed(self, addition: Addition, why: str, now: float) -> None:
         """The addition of this move has failed, and its replica is dropped."""

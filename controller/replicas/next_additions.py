@@ -32,8 +32,9 @@ Rows = tuple[Replicas, ...]
 class Addition:
     """One AddReplica under way. ``incarnation``: epoch of the table that introduced the replica; ``since``: when its
     ``phase`` began. ``ask_at``: when the copy is ordered next, and again ``patience_s`` later; ``asked``: how often it
-    was ordered. ``from_worker``: in a move, the worker whose replica this one replaces; None: a repair. ``arrived``:
-    the replica has all that is committed, and the move waits only for replicas that are far behind."""
+    was ordered. ``from_worker``: in a move, the worker whose replica this one replaces; None: a repair.
+    ``arrived_at``: when the replica had all that is committed; None: it has not. The move then waits only for the next
+    table, and for replicas that are far behind."""
 
     stage: int
     partition: int
@@ -48,7 +49,7 @@ class Addition:
     from_worker: int | None = None
     since: float = 0.0
     asked: int = 0
-    arrived: bool = False
+    arrived_at: float | None = None
     bytes: int = 0
     kind: str = ACTIVE
 
@@ -59,6 +60,14 @@ class Addition:
     @property
     def life(self) -> Life:
         return Life(self.stage, self.partition, self.worker, self.incarnation)
+
+    @property
+    def moves(self) -> bool:
+        return self.from_worker is not None
+
+    @property
+    def arrived(self) -> bool:
+        return self.arrived_at is not None
 
     def on(self, heard: Heard, now: float) -> None:
         self.phase, self.since = after(self.phase, heard), now
@@ -88,8 +97,8 @@ class Held(NamedTuple):
 
 
 def first_phase(kind: str) -> Phase:
-    """RETAIN, or COPY for a kind for which producers keep nothing: then nobody has to confirm the table first."""
-    return Phase.COPY if kind_named(kind).acks is Acks.NOTHING else Phase.RETAIN
+    """RETAIN, or READY for a kind for which producers keep nothing: then nobody has to confirm the table first."""
+    return Phase.READY if kind_named(kind).acks is Acks.NOTHING else Phase.RETAIN
 
 
 class Census:

@@ -78,6 +78,7 @@ class FarApart:
         self.leaving: AbstractSet[int] = frozenset(leaving)
         self._places = places
         self._same_executor = same_executor
+        self._misplaced: dict[tuple[int, ...], int | None] = {}  # by holders: many partitions have the same
 
     @cached_property
     def _spread(self) -> Spread:
@@ -124,6 +125,12 @@ class FarApart:
         return sorted(fit, key=lambda worker: (first(worker), self.rank(key, worker, others), then(worker)))
 
     def misplaced(self, key: PartitionKey, holders: Sequence[int]) -> int | None:
+        of = tuple(holders)
+        if of not in self._misplaced:
+            self._misplaced[of] = self._find_misplaced(key, of)
+        return self._misplaced[of]
+
+    def _find_misplaced(self, key: PartitionKey, holders: tuple[int, ...]) -> int | None:
         for worker in reversed(holders):
             others = [other for other in holders if other != worker]
             if others and self.best(key, others) < self.rank(key, worker, others):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from controller.replicas.addition_phases import LIMIT_S, Heard, Phase
 from controller.replicas.attempts import ASK_EVERY_MAX_S, ASK_EVERY_S, COPIES_MAX, Attempts
+from controller.replicas.batches import MOST, Batches
 from controller.replicas.kinds import kind_of, outlives_primary
 from controller.replicas.lags import Lags, Life
 from controller.replicas.membership import Member
@@ -69,6 +70,9 @@ class Repairs:
         self._divergences: dict[PartitionKey, Divergences] = {}
         self.lags = Lags(plan.settings)
         self._census = Census(plan)
+        self.batches = Batches(plan.settings)
+        #: Epochs of tables that dropped a replica while its partition was copied. Until all go by them, the copy may go on.
+        self._lapsing: list[int] = []
 
     # ---- safety
 
@@ -122,19 +126,36 @@ class Repairs:
 
     # ---- additions
 
-    def next(self, table: Table, placement: Placement, now: float = math.inf) -> Wanted | None:
-        """The next repair to begin. Partitions that rest after many attempts are skipped; without ``now``, none is."""
-        wanted = self._next(table, self.under_way.values(), placement, now)
-        return self._elsewhere(wanted[0], table, placement) if wanted else None
+    def due(self, table: Table, placement: Placement, now: float = math.inf, room: float = 1.0) -> list[Wanted]:
+        """The repairs to begin with the next table: a batch, if nobody waits for a copy any more. Partitions that rest
+        after many attempts are skipped; without ``now``, none is. ``room``: share of the fullest log that is free."""
+        if not self.may_begin:
+            return []
+        wanted = self._next(table, self.under_way.values(), len(self.under_way) + MOST, placement, now)
+        if wanted:
+            wanted = wanted[: self.batches.size(wanted[0].stage, room)]
+        return [self._elsewhere(each, table, placement) for each in wanted]
 
     def waits(self, table: Table, placement: Placement, now: float) -> bool:
         """Whether a repair is due that waits only for additions of another stage. Then no move may begin: one move
         after the other could keep the repair waiting without end."""
-        return bool(self.under_way) and bool(self._next(table, (), placement, now))
+        return bool(self.under_way) and bool(self._next(table, (), 1, placement, now))
 
-    def _next(self, table: Table, under_way: Iterable[Addition], placement: Placement, now: float) -> list[Wanted]:
-        at_once, resting = self.plan.settings.repairs_at_once, self.attempts.resting(now)
-        return next_additions(self.plan, table, under_way, at_once, placement, self._census, resting)
+    def _next(
+        self, table: Table, under_way: Iterable[Addition], most: int, placement: Placement, now: float
+    ) -> list[Wanted]:
+        resting = self.attempts.resting(now)
+        return next_additions(self.plan, table, under_way, most, placement, self._census, resting)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next batch may begin: nobody waits for a copy, and another copy may be taken."""
+        copying = 0
+        for addition in self.under_way.values():
+            if addition.phase in (Phase.RETAIN, Phase.READY):
+                return False
+            copying += addition.phase == Phase.COPY
+        return copying < self.plan.settings.repairs_at_once
 
     def _elsewhere(self, wanted: Wanted, table: Table, placement: Placement) -> Wanted:
         """The same addition, but on the worker with the fewest failures for this partition, if the chosen one has
@@ -159,8 +180,25 @@ class Repairs:
         )  # fmt: skip
         self._unsafe.add(self.under_way[key].life)
 
-    def confirmed(self, epoch_of_all: int) -> Iterable[Addition]:
-        return [a for a in self.under_way.values() if a.phase == Phase.RETAIN and epoch_of_all >= a.incarnation]
+    def confirmed(self, by_all: Callable[[int], bool]) -> list[Addition]:
+        """Additions whose table all go by. ``by_all``: whether all go by the table of an epoch."""
+        retained = [a for a in self.under_way.values() if a.phase == Phase.RETAIN]
+        confirmed = {epoch for epoch in {a.incarnation for a in retained} if by_all(epoch)}
+        return [a for a in retained if a.incarnation in confirmed]
+
+    def turns(self, by_all: Callable[[int], bool]) -> list[Addition]:
+        """Additions whose copies may begin now, the oldest first: few partitions stand still at the same time. A copy
+        that nobody wants any more counts until its primary knows."""
+        ready = [a for a in self.under_way.values() if a.phase == Phase.READY]
+        if not ready:
+            return []
+        self._lapsing = [epoch for epoch in self._lapsing if not by_all(epoch)]
+        copying = sum(a.phase == Phase.COPY for a in self.under_way.values()) + len(self._lapsing)
+        return ready[: max(self.plan.settings.repairs_at_once - copying, 0)]
+
+    def waiting_too_long(self, now: float) -> list[Addition]:
+        """Additions that wait for their turn while producers keep rows for them."""
+        return [a for a in self.under_way.values() if a.phase == Phase.READY and now - a.since > LIMIT_S[Phase.READY]]
 
     def to_ask(self, now: float) -> list[Addition]:
         due = [a for a in self.under_way.values() if a.phase == Phase.COPY and now >= a.ask_at]
@@ -180,15 +218,18 @@ class Repairs:
         late = []
         for addition in self.under_way.values():
             waited = now - addition.since
+            if addition.phase == Phase.READY:
+                continue  # see waiting_too_long
             copied = addition.phase == Phase.COPY and addition.asked >= COPIES_MAX and now >= addition.ask_at
             if copied or waited > LIMIT_S[addition.phase]:
                 late.append(Overdue(addition, f"{_unheard(addition, behind)} {waited:.0f} s"))
         return late
 
-    def give_up(self, addition: Addition, why: str, now: float, failed: bool = True) -> None:
-        """An attempt is over, and the caller drops the replica. ``failed``: it counts as a failure, and is reported."""
-        addition.on(Heard.DROPPED, now)
-        self.forget(addition)
+    def give_up(self, addition: Addition, why: str, epoch: int, now: float, failed: bool = True) -> None:
+        """An attempt is over, and the caller drops the replica with the table of ``epoch``. ``failed``: it counts as a
+        failure, and is reported."""
+        self._drop(addition, epoch, now)
+        self._unsafe.discard(addition.life)
         if not failed:
             return
         rest = self.attempts.failed(addition.key, addition.worker, now)
@@ -200,15 +241,19 @@ class Repairs:
             text = f"no replica could be added, attempt after attempt; it is tried again in {rest:.0f} s"
             self.note("warning", now, *addition.key, -1, text)
 
-    def forget(self, addition: Addition) -> None:
-        self.under_way.pop(addition.key, None)
-        self._unsafe.discard(addition.life)
+    def _drop(self, addition: Addition, epoch: int, now: float) -> None:
+        """It ends, and the table of this epoch is without its replica."""
+        if addition.phase == Phase.COPY:
+            self._lapsing.append(epoch)
+        addition.on(Heard.DROPPED, now)
+        del self.under_way[addition.key]
 
     def caught_up(self, message: ReplicaCaughtUp, now: float = 0.0) -> bool:
-        """Whether the replica is to be made live now."""
+        """Whether this is news: the replica is to be made live."""
         addition = self._meant(message)
         if addition is None or addition.phase != Phase.COPY:
             return False
+        self.batches.copied(addition.stage, now - addition.since)
         addition.on(Heard.FOLLOWS, now)
         addition.stall_ms, addition.bytes = message.stall_ms, message.bytes
         return True
@@ -218,7 +263,7 @@ class Repairs:
         addition = self._meant(message)
         if addition is None or addition.phase != Phase.LIVE or addition.arrived:
             return None
-        addition.arrived = True
+        addition.arrived_at = now
         life = addition.life
         if self.lags.note_one(message.node, life, message.steps_behind, message.replay_s, -1, False, now):
             self._note_fallen(life, now)
@@ -227,7 +272,8 @@ class Repairs:
     def complete(self, addition: Addition, now: float) -> None:
         """The replica of this addition is safe from now on."""
         addition.on(Heard.COMPLETE, now)
-        self.forget(addition)
+        del self.under_way[addition.key]
+        self._unsafe.discard(addition.life)
         self.attempts.succeeded(addition.key)
         if addition.key in self._divergences:
             self._divergences[addition.key] = self._divergences[addition.key]._replace(agreed_since=now)
@@ -252,8 +298,7 @@ class Repairs:
         self.events.note(Event("loss", now, "", -1, member.node, why, request=request))
         for addition in list(self.under_way.values()):
             if not addition.life.is_in(after.replicas(*addition.key)):
-                addition.on(Heard.DROPPED, now)
-                del self.under_way[addition.key]
+                self._drop(addition, after.epoch, now)
         for stage, partitions in enumerate(after.stages):
             for partition, replicas in enumerate(partitions):
                 old = before.stages[stage][partition]
@@ -282,8 +327,7 @@ class Repairs:
         self._divergences[key] = Divergences(1 if calm else before.times + 1, now)
         addition = self.under_way.get(key)
         if addition is not None and addition.worker == message.worker:
-            addition.on(Heard.DROPPED, now)
-            del self.under_way[key]
+            self._drop(addition, table.epoch + 1, now)
         self._unsafe.discard(life)
         self.note("divergence", now, *key, message.worker, f"other output for the steps before {message.step}")
         return True
@@ -326,9 +370,10 @@ class Repairs:
         return next((key for key, known in self._divergences.items() if known.times > DIVERGENCES_MAX), None)
 
     def validate(self, table: Table) -> None:
-        """There are few additions, all of one stage. Each adds a replica that is in the table, and only these have not
-        arrived."""
-        assert len(self.under_way) <= self.plan.settings.repairs_at_once, "at most so many at once"
+        """There are few copies, and all additions are of one stage. Each adds a replica that is in the table, and only
+        these have not arrived."""
+        copies = sum(addition.phase == Phase.COPY for addition in self.under_way.values())
+        assert copies <= self.plan.settings.repairs_at_once, "at most so many copies at once"
         assert len({stage for stage, _ in self.under_way}) <= 1, "stage by stage"
         assert all(key == addition.key for key, addition in self.under_way.items())
         assert all(addition.phase in LIMIT_S for addition in self.under_way.values()), "one that is over"

@@ -4,7 +4,7 @@ drop-replica)."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,33 +18,82 @@ Replicas = tuple[ReplicaAt, ...]
 Judge = Callable[[int, int, ReplicaAt], bool]
 
 
-def _changed(table: Table, stage: int, partition: int, change: Callable[[Replicas], Replicas]) -> Table:
-    rows = list(table.stages[stage])
-    rows[partition] = change(rows[partition])
-    stages = list(table.stages)
-    stages[stage] = tuple(rows)
+#: The replicas of a partition after a change of them.
+Change = Callable[[Replicas], Replicas]
+
+
+def changed(table: Table, changes: Mapping[PartitionKey, Change]) -> Table:
+    """The next table, in which these partitions have changed. Other stages stay the same objects."""
+    stages: list[tuple[Replicas, ...]] = list(table.stages)
+    rows: dict[int, list[Replicas]] = {}
+    for (stage, partition), change in changes.items():
+        if stage not in rows:
+            rows[stage] = list(stages[stage])
+        rows[stage][partition] = change(rows[stage][partition])
+    for stage, replicas in rows.items():
+        stages[stage] = tuple(replicas)
     return Table(table.epoch + 1, tuple(stages), table.sources, table.endpoints)
 
 
+class Changes:
+    """What the next table changes. False: nothing."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[PartitionKey, Change] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
+
+    def add(self, key: PartitionKey, change: Change) -> None:
+        """Also of a partition that changes already."""
+        before = self._by_key.get(key)
+        self._by_key[key] = change if before is None else lambda replicas: change(before(replicas))
+
+    def of(self, table: Table) -> Table:
+        return changed(table, self._by_key)
+
+
+def added(worker: int, epoch: int, kind: str = ACTIVE) -> Change:
+    """Phase 1: the new replica is listed, not live. From this table of ``epoch`` on, producers keep log entries for
+    it."""
+    return lambda replicas: (*replicas, ReplicaAt(worker, epoch, False, kind))
+
+
+def made_live(worker: int) -> Change:
+    """Phase 3: from this table on, the primary needs the replica's acks to commit."""
+    return lambda replicas: tuple(replace(r, live=True) if r.worker == worker else r for r in replicas)
+
+
+def dropped(worker: int) -> Change:
+    """The partition without this replica. If it was the primary, the next in the list becomes primary; the caller makes
+    sure that this one is safe."""
+    return lambda replicas: tuple(replica for replica in replicas if replica.worker != worker)
+
+
+def in_place_of(source: int, target: int) -> Change:
+    """The second half of a move: without the source, and with the target in its place. If that is the first place, the
+    target becomes primary; otherwise the primary stays what it is, because a primary is never demoted."""
+
+    def change(replicas: Replicas) -> Replicas:
+        moved = next(replica for replica in replicas if replica.worker == target)
+        return tuple(moved if replica.worker == source else replica for replica in replicas if replica.worker != target)
+
+    return change
+
+
 def retain(table: Table, stage: int, partition: int, worker: int, kind: str = ACTIVE) -> Table:
-    """Phase 1: the new replica is listed, not live. From this table on, producers keep log entries for it."""
-    new = ReplicaAt(worker, table.epoch + 1, False, kind)
-    return _changed(table, stage, partition, lambda replicas: (*replicas, new))
+    """The table with one replica more."""
+    return changed(table, {PartitionKey(stage, partition): added(worker, table.epoch + 1, kind)})
 
 
 def make_live(table: Table, stage: int, partition: int, worker: int) -> Table:
-    """Phase 3: from this table on, the primary needs the replica's acks to commit."""
-
-    def change(replicas: Replicas) -> Replicas:
-        return tuple(replace(r, live=True) if r.worker == worker else r for r in replicas)
-
-    return _changed(table, stage, partition, change)
+    """The table in which this replica is live."""
+    return changed(table, {PartitionKey(stage, partition): made_live(worker)})
 
 
 def drop(table: Table, stage: int, partition: int, worker: int) -> Table:
-    """The table without this replica. If it was the primary, the next in the list becomes primary; the caller makes
-    sure that this one is safe."""
-    return _changed(table, stage, partition, lambda replicas: tuple(r for r in replicas if r.worker != worker))
+    """The table without this replica."""
+    return changed(table, {PartitionKey(stage, partition): dropped(worker)})
 
 
 def _holds(replicas: Replicas, worker: int) -> bool:
@@ -127,17 +176,6 @@ def _after_primary(
 def with_worker(table: Table, worker: int, endpoint: str) -> Table:
     """A worker has joined; nothing is placed there yet."""
     return Table(table.epoch + 1, table.stages, table.sources, {**table.endpoints, worker: endpoint})
-
-
-def take_place(table: Table, stage: int, partition: int, source: int, target: int) -> Table:
-    """The second half of a move: the table without the source, and with the target in its place. If that is the first
-    place, the target becomes primary; otherwise the primary stays what it is, because a primary is never demoted."""
-
-    def change(replicas: Replicas) -> Replicas:
-        moved = next(replica for replica in replicas if replica.worker == target)
-        return tuple(moved if replica.worker == source else replica for replica in replicas if replica.worker != target)
-
-    return _changed(table, stage, partition, change)
 
 
 def read_elsewhere(table: Table, workers: Iterable[int], readers: list[int]) -> Table:

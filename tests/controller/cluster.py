@@ -11,9 +11,12 @@ import flux
 from controller.balance.load import Move
 from controller.dag import compile_plan
 from controller.decide.state import Controller, Tell
+from controller.replicas.addition_phases import Phase
+from controller.replicas.batches import LISTED_EVERY_S
 from flux.dataflow.api import DataFrameSource, WorkerSource
 from flux.settings import Settings
 from flux.wire.control import NewTable, Register, ReplicaCaughtUp, Stop, TableChanged, TableSeen
+from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
 SECRET = b"s"
@@ -155,9 +158,17 @@ class Cluster:
         )
 
     def complete(self, partition: int = 0, stage: int = 0, **more: Any) -> None:
-        """The copy arrives, and the new replica is safe."""
+        """The copy arrives, and the new replica is safe, whether tables wait for others or not."""
         self.caught_up(False, partition, stage, **more)
+        self.let_list(partition, stage)
         self.caught_up(True, partition, stage, **more)
+        self.let_list(partition, stage)
+
+    def let_list(self, partition: int = 0, stage: int = 0) -> None:
+        """If the next table waits for other additions, it no longer does."""
+        addition = self.core.repairs.under_way.get(PartitionKey(stage, partition))
+        if addition is not None and (addition.phase == Phase.FOLLOWS or addition.arrived):
+            self.tick(LISTED_EVERY_S)
 
     def settle(self) -> list[tuple[int, int]]:
         """Everything that is under way comes to its end; which partitions, in which order."""

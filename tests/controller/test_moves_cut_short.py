@@ -285,7 +285,7 @@ def test_after_some_attempts_a_partition_rests_and_says_so_and_others_go_on() ->
     c.lose(c.holders(0)[1])
     stuck = next(iter(c.core.repairs.under_way))[1]
     other = 1 - stuck
-    needs_other = len(c.holders(other)) < 2
+    needs_other = (0, other) in c.core.repairs.under_way
     while len(c.events("failed attempt")) < ATTEMPTS_MAX:
         c.tick(1.0)
     (warning,) = c.events("warning")

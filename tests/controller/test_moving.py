@@ -107,7 +107,7 @@ def test_moves_copy_no_more_bytes_per_second_than_allowed_on_average() -> None:
 def test_a_worker_that_leaves_is_emptied_as_fast_as_it_goes() -> None:
     c = paced()
     c.take(c.core.drain(1, c.now))
-    assert list(c.core.repairs.under_way) == [(0, 1)]
+    assert list(c.core.repairs.under_way) == [(0, 1), (0, 0)]
 
 
 def test_several_of_a_stage_at_once_if_that_is_allowed_and_none_of_the_next() -> None:

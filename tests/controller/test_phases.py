@@ -12,7 +12,7 @@ from controller.decide.phases import QueryEvent, QueryPhase
 from controller.replicas import addition_phases as additions
 from controller.replicas import move_phases as moves
 from controller.replicas.addition_phases import Heard, Phase
-from controller.replicas.attempts import CONFIRM_MAX_S, SAFE_MAX_S
+from controller.replicas.attempts import CONFIRM_MAX_S, READY_MAX_S, SAFE_MAX_S
 from controller.replicas.move_phases import MoveEvent, MovePhase
 from flux.wire.control import CopyState, PartitionFinished, ReplicaDiverged, TableChanged
 from tests.controller.cluster import Cluster
@@ -42,8 +42,9 @@ def test_whatever_is_not_in_the_table_is_an_assertion(name: str) -> None:
 
 
 def test_no_phase_of_an_addition_lasts_for_ever() -> None:
-    """That of the copy ends with a number of copies."""
+    """That of the copy ends with a number of copies, and the controller itself ends the one after it."""
     assert additions.LIMIT_S[Phase.RETAIN] == CONFIRM_MAX_S
+    assert additions.LIMIT_S[Phase.READY] == READY_MAX_S
     assert additions.LIMIT_S[Phase.LIVE] == SAFE_MAX_S
 
 
@@ -63,16 +64,20 @@ def test_what_is_told_with_each_step_of_an_addition_is_what_the_table_says() -> 
         for node in list(c.table.endpoints):
             c.confirm(node, c.table.epoch)
 
-    for heard, act in [
-        (Heard.CONFIRMED, confirm),
-        (Heard.FOLLOWS, lambda: c.caught_up(False)),
-        (Heard.COMPLETE, lambda: c.caught_up(True)),
+    # Nobody else is added: it is its turn as soon as all have confirmed, and no table waits for others.
+    for steps, act in [
+        ([Heard.CONFIRMED, Heard.TURN], confirm),
+        ([Heard.FOLLOWS, Heard.LISTED], lambda: c.caught_up(False)),
+        ([Heard.COMPLETE], lambda: c.caught_up(True)),
     ]:
-        step = additions.STEPS[addition.phase, heard]
+        phase, tells = addition.phase, set()
         orders = told(c, act)
-        assert addition.phase == step.to
-        assert step.tells is None or step.tells in orders
-        assert (CopyState in orders) == (step.to == Phase.COPY)
+        for heard in steps:
+            step = additions.STEPS[phase, heard]
+            phase, tells = step.to, tells | {step.tells}
+        assert addition.phase == phase
+        assert tells - {None} <= orders
+        assert (CopyState in orders) == (phase == Phase.COPY)
 
 
 def test_an_addition_that_is_dropped_is_out_of_the_table_that_is_told_with_it() -> None:

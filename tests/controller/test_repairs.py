@@ -129,19 +129,6 @@ def test_an_addition_whose_worker_dies_goes_to_another() -> None:
     assert c.core.error is None
 
 
-def test_partitions_are_repaired_one_after_the_other() -> None:
-    c = Cluster(partitions=6, slots=3)
-    c.lose(0)
-    seen = []
-    while c.core.repairs.under_way:
-        ((key, _),) = c.core.repairs.under_way.items()
-        seen.append(key[1])
-        c.caught_up(False, key[1])
-        c.caught_up(True, key[1])
-    assert seen == sorted(seen)
-    assert all(len(c.replicas(p)) == 2 for p in range(6))
-
-
 def test_replicas_are_kept_on_different_executors_unless_they_may_share() -> None:
     c = Cluster(slots=2)
     c.lose(0)

@@ -10,8 +10,7 @@ import controller.decide.sweeping
 from controller.decide.sweeping import Sweeper
 from controller.replicas.move_queue import Moving
 from controller.replicas.placement import FarApart
-from controller.replicas.table_changes import drop, make_live
-from partitioning.table import Table
+from controller.replicas.table_changes import Change, drop, made_live
 
 Patch = pytest.MonkeyPatch
 
@@ -33,14 +32,11 @@ def drops_the_source_before_the_target_is_safe(patch: Patch) -> None:
 
 
 def the_target_leads_before_it_is_safe(patch: Patch) -> None:
-    def broken(table: Table, stage: int, partition: int, worker: int) -> Table:
-        changed = make_live(table, stage, partition, worker)
-        rows = list(changed.stages[stage])
-        rows[partition] = tuple(sorted(rows[partition], key=lambda replica: replica.worker != worker))
-        stages = (*changed.stages[:stage], tuple(rows), *changed.stages[stage + 1 :])
-        return Table(changed.epoch, stages, changed.sources, changed.endpoints)
+    def broken(worker: int) -> Change:
+        live = made_live(worker)
+        return lambda replicas: tuple(sorted(live(replicas), key=lambda replica: replica.worker != worker))
 
-    patch.setattr(controller.decide.sweeping, "make_live", broken)
+    patch.setattr(controller.decide.sweeping, "made_live", broken)
 
 
 def who_leaves_gets_new_replicas(patch: Patch) -> None:

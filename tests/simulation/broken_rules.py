@@ -246,18 +246,18 @@ def never_reports_a_divergence(patch: Patch) -> None:
 
 def who_joins_need_not_confirm(patch: Patch) -> None:
     """A worker that has come since an addition was listed need not go by that table."""
-    confirmed_epoch = Board.confirmed_epoch
+    is_confirmed = Board.is_confirmed
 
-    def broken(self: Board) -> int:
+    def broken(self: Board, epoch: int) -> bool:
         new = [member for member in self.members.processes() if member.epoch < 0 and not member.left]
         for member in new:
             member.left = True
-        epoch = confirmed_epoch(self)
+        confirmed = is_confirmed(self, epoch)
         for member in new:
             member.left = False
-        return epoch
+        return confirmed
 
-    patch.setattr(Board, "confirmed_epoch", broken)
+    patch.setattr(Board, "is_confirmed", broken)
 
 
 def additions_outlive_their_primary(patch: Patch) -> None:

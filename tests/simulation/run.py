@@ -286,7 +286,7 @@ class Simulation:
             controller = self.controller
             assert controller.table is not None
             nothing_due = (
-                controller.repairs.next(controller.table, controller.board.placement()) is None and self.moves.at_rest
+                not controller.repairs.due(controller.table, controller.board.placement()) and self.moves.at_rest
             )
             settled = self.settled or (self._current and self.moves.held_up)
             if self.all_in and settled and nothing_due and self.divergences.all_noticed():

@@ -91,6 +91,7 @@ class Server:
     def _tick(self) -> None:
         if self.world.now >= self._wakes:
             self.perform(self.controller.on_tick(self.world.now))
+            self.sim.ledger.tables.check_turns(self.world.now)
             self.in_place.update(self.sim.operators.start_missing())
         if self.controller.phase != "ended":
             self.world.after(TICK_S, self._tick)

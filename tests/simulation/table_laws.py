@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from controller.replicas.addition_phases import LIMIT_S, Phase
 from controller.replicas.kinds import wanted
 from partitioning.table import ReplicaAt
 from tests.simulation.violation import Key, Violation
@@ -37,15 +38,29 @@ class TableLaws:
         for key in stalled:
             self._stalled.pop(key, None)
 
+    def check_turns(self, now: float) -> None:
+        """After the controller has looked at its clock."""
+        for key, addition in self._ledger.controller.repairs.under_way.items():
+            if addition.phase == Phase.READY and now - addition.since > LIMIT_S[Phase.READY]:
+                raise Violation("nobody keeps rows long for a turn", f"{key} waits for {now - addition.since:.3f} s")
+
     def check(self) -> None:
         table, repairs = self._ledger.controller.table, self._ledger.controller.repairs
         if table is None:
             return
         stages = {addition.stage for addition in repairs.under_way.values()}
-        if len(repairs.under_way) > self._ledger.plan.settings.repairs_at_once:
-            raise Violation("at most so many additions at a time", f"{list(repairs.under_way)}")
+        at_once = self._ledger.plan.settings.repairs_at_once
+        copied = [key for key, addition in repairs.under_way.items() if addition.phase == Phase.COPY]
+        if len(copied) > at_once:
+            raise Violation("at most so many copies at a time", f"{copied}")
         if len(stages) > 1:
             raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
+        leaving = self._ledger.controller.drains
+        moved = [
+            key for key, a in repairs.under_way.items() if a.from_worker is not None and a.from_worker not in leaving
+        ]
+        if len(moved) > at_once:
+            raise Violation("at most so many moves at a time", f"{moved}")
         self.moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.from_worker is not None}
         if table.epoch == self._seen:
             return

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.replicas.addition_phases import Phase
+from controller.replicas.attempts import READY_MAX_S
 from controller.report.events import Event
 from flux.dataflow.operator import Context
 from flux.errors import QueryFailed
@@ -134,16 +136,29 @@ def two_partitions_stand_still(sim: Simulation) -> None:
     sim.ledger.tables.stall(0, 1, 10.5, 1.0)
 
 
+def under_way(sim: Simulation, *keys: tuple[int, int], **more: Any) -> None:
+    """Make the controller believe that these are added."""
+    about = {"phase": Phase.LIVE, "from_worker": None, "since": 0.0, **more}
+    begun = {key: SimpleNamespace(stage=key[0], partition=key[1], **about) for key in keys}
+    sim.controller.repairs.under_way = begun  # type: ignore[assignment]
+    sim.ledger.tables.check_turns(sim.world.now)
+    sim.ledger.tables.check()
+
+
 def additions_in_two_stages(sim: Simulation) -> None:
-    begun = {(stage, 0): SimpleNamespace(stage=stage, partition=0) for stage in (0, 1)}
-    sim.controller.repairs.under_way = begun  # type: ignore[assignment]
-    sim.ledger.tables.check()
+    under_way(sim, (0, 0), (1, 0))
 
 
-def additions_beyond_the_setting(sim: Simulation) -> None:
-    begun = {(0, partition): SimpleNamespace(stage=0, partition=partition) for partition in (0, 1)}
-    sim.controller.repairs.under_way = begun  # type: ignore[assignment]
-    sim.ledger.tables.check()
+def copies_beyond_the_setting(sim: Simulation) -> None:
+    under_way(sim, (0, 0), (0, 1), phase=Phase.COPY)
+
+
+def moves_beyond_the_setting(sim: Simulation) -> None:
+    under_way(sim, (0, 0), (0, 1), from_worker=0)
+
+
+def a_replica_waits_for_ever_for_its_turn(sim: Simulation) -> None:
+    under_way(sim, (0, 0), phase=Phase.READY, since=sim.world.now - READY_MAX_S - 0.1)
 
 
 def a_worker_has_two_replicas_of_a_partition(sim: Simulation) -> None:
@@ -261,7 +276,9 @@ SHOWN: dict[Tamper, str] = {
     an_order_log_counts_what_it_does_not_have: "state machines keep their invariants",
     two_partitions_stand_still: "at most so many partitions stalled at a time",
     additions_in_two_stages: "the sweep goes stage by stage",
-    additions_beyond_the_setting: "at most so many additions at a time",
+    copies_beyond_the_setting: "at most so many copies at a time",
+    moves_beyond_the_setting: "at most so many moves at a time",
+    a_replica_waits_for_ever_for_its_turn: "nobody keeps rows long for a turn",
     a_worker_has_two_replicas_of_a_partition: "replicas are on different workers of the table",
     a_primary_is_not_safe: "a primary is safe",
     a_replica_too_many: "no more replicas than asked for",
@@ -281,7 +298,7 @@ SHOWN: dict[Tamper, str] = {
 
 @pytest.mark.parametrize("tamper", SHOWN, ids=lambda tamper: tamper.__name__)
 def test_what_is_wrong_is_named(tamper: Tamper) -> None:
-    sim = gone_well(repairs_at_once=2 if tamper is additions_in_two_stages else 1)
+    sim = gone_well(repairs_at_once=1)
     with pytest.raises(Violation) as caught:
         tamper(sim)
     assert caught.value.law == SHOWN[tamper]

@@ -16,6 +16,7 @@ from flux.stream.receiver import Counters, Inbound
 from flux.wire.messages import Ack, Data, Hello, Mark, Resume
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
+from tests.simulation import broken_batches as batches
 from tests.simulation import broken_rules as rules
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
@@ -195,6 +196,20 @@ def primaries_move_in_the_middle_of_steps() -> str | None:
     return outcome(Simulation(1, faults, 2, 4, flow, habits=Habits(asks_per_s=100.0))).law
 
 
+def a_copy_takes_longer_than_rows_can_wait() -> str | None:
+    """The law that is broken. Nobody hears of the first copy of a batch for three seconds."""
+    slow = {"heartbeat_timeout": 30.0, "batches": 40, "partitions": 6}
+    faults = Faults(patient=True, calm_after_s=1.0)
+    sim = Simulation(0, faults, 2, 4, lambda led: chain(led, (Watched,), 2, **slow))
+    sim.run_until(lambda: begun(sim))
+    sim.crash(sim.workers[0], back=False)
+    under_way = sim.controller.repairs.under_way
+    sim.run_until(lambda: len(under_way) > 1 and next(iter(under_way.values())).phase == "copy")
+    primary = sim.leader_of(*next(iter(under_way)))
+    next(each for each in sim.workers if each.node == primary).control.cut_up(3.0)
+    return outcome(sim).law
+
+
 #: The story, how it ends when all rules are kept, and the variant that ends otherwise.
 STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
     (an_answer_of_an_earlier_life_comes_late, "the producer goes on", rules.takes_answers_of_an_older_table),
@@ -206,6 +221,7 @@ STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
     (primaries_move_in_the_middle_of_steps, None, rules.a_step_under_way_keeps_its_credit),
     (primaries_move_in_the_middle_of_steps, None, rules.what_waits_keeps_its_credit),
     (a_secondary_gives_other_output, ["divergence", "repair"], rules.never_reports_a_divergence),
+    (a_copy_takes_longer_than_rows_can_wait, None, batches.keeps_rows_for_a_turn_that_does_not_come),
     (a_newcomer_has_not_heard_of_any_table, {"retain"}, rules.who_joins_need_not_confirm),
 ]
 

@@ -30,6 +30,7 @@ from flux.stream.producer import NEVER, Producer
 from flux.stream.received import Received
 from flux.stream.receiver import Inbound
 from partitioning.cluster import whole
+from tests.simulation import broken_batches as batches
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
@@ -259,7 +260,7 @@ def acks_what_an_earlier_primary_sent(patch: Patch) -> None:
 
 def copies_before_producers_retain(patch: Patch) -> None:
     """The copy is ordered as soon as the new replica is listed."""
-    patch.setattr(Repairs, "confirmed", lambda self, epoch: [a for a in self.under_way.values() if a.phase == "retain"])
+    patch.setattr(Repairs, "confirmed", lambda self, _: [a for a in self.under_way.values() if a.phase == "retain"])
 
 
 def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
@@ -332,17 +333,18 @@ def waits_for_ingress_that_has_left(patch: Patch) -> None:
 
 
 def repairs_everything_at_once(patch: Patch) -> None:
-    next_ = Repairs.next
+    """Stages do not wait for those before them."""
+    due = Repairs.due
 
     def broken(self: Repairs, *given: Any) -> Any:
         under_way, self.under_way = self.under_way, {}
         try:
-            wanted = next_(self, *given)
+            wanted = due(self, *given)
         finally:
             self.under_way = under_way
-        return wanted if wanted and (wanted.stage, wanted.partition) not in under_way else None
+        return [each for each in wanted if each.key not in under_way]
 
-    patch.setattr(Repairs, "next", broken)
+    patch.setattr(Repairs, "due", broken)
 
 
 def never_repairs(patch: Patch) -> None:
@@ -426,7 +428,8 @@ VARIANTS = [
     Variant(says_nothing_again_on_a_new_connection, STUCK, (0,), CONTROL),
     Variant(never_goes_over_to_a_survivor, STUCK, (6, 14)),
     Variant(waits_for_ingress_that_has_left, STUCK, (10,), LATE_ATTEMPTS),
-    Variant(repairs_everything_at_once, {"at most so many additions at a time", "the sweep goes stage by stage"}),
+    Variant(repairs_everything_at_once, {"the sweep goes stage by stage"}),
+    Variant(batches.copies_a_batch_at_once, {"at most so many copies at a time"}, (4, 14)),
     Variant(never_repairs, STUCK),
     Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (3,)),
     Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),

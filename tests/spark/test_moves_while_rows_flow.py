@@ -225,7 +225,7 @@ def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, vi
         addition = under_way[key]
         lost = {"source": source, "target": target}[victim]
         os.kill(run.query.members()[lost].about.pid, signal.SIGKILL)
-        assert addition.phase in ("copy", "live"), "the fault must hit during the move"
+        assert addition.phase in ("copy", "follows", "live"), "the fault must hit during the move"
         assert not run.happened("move"), "the fault must hit during the move"
         run.hold.unlink()
         until(lambda: lost not in run.query.members(), "the loss is noticed")
