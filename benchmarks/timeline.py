@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -43,12 +43,13 @@ class Line:
 @dataclass
 class Report:
     """``figures``: to be printed; ``lines``: to be drawn, each from its own beginning; ``failed``: why the command ends
-    with an error after it has printed them."""
+    with an error after it has printed them; ``picture``: draws something else than lines over time."""
 
     figures: dict[str, Any]
     lines: list[Line] = field(default_factory=list)
     latency: str = "latency (ms)"
     failed: str | None = None
+    picture: Callable[[Path], None] | None = None
 
 
 def of_arrivals(name: str, seen: Seen, marks: Iterable[Mark], start: float, end: float) -> Line:
@@ -82,10 +83,13 @@ def write(report: Report, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / f"{report.figures['benchmark']}.json"
     figures.write_text(json.dumps(report.figures, indent=2) + "\n")
-    if not report.lines:
-        return [figures]
     picture = figures.with_suffix(".png")
-    draw(report, picture)
+    if report.picture is not None:
+        report.picture(picture)
+    elif report.lines:
+        draw(report, picture)
+    else:
+        return [figures]
     return [figures, picture]
 
 

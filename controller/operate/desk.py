@@ -64,8 +64,8 @@ from partitioning.table import Table
 
 log = logging.getLogger("flux")
 
-#: Partitions of one answer about replicas: making it takes the controller's thread some 20 ms.
-PAGE = 2048
+#: Partitions of one answer about replicas: making it takes the controller's thread some 30 ms.
+PAGE = 1024
 
 
 class Core(Protocol):

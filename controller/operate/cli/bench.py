@@ -185,6 +185,36 @@ def small(
     _finish(report, console, as_json, out)
 
 
+@bench.command()
+def scale(
+    workers: Annotated[
+        list[int] | None,
+        typer.Option(min=4, max=4096, help="Workers of a simulated cluster; may be repeated. [default: 10, 100, 1000]"),
+    ] = None,
+    real: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=64, help="Workers that share one load here; may be repeated. [default: 2, 4, 8]"),
+    ] = None,
+    rate: Annotated[
+        int, typer.Option(min=1, help="Rows per second over all sources, for the real workers.")
+    ] = 2_000_000,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="How long each number of real workers is measured.")
+    ] = 10,
+    simulated_only: Annotated[bool, typer.Option("--simulated-only", help="Start no real workers.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """What grows with the cluster: bytes and CPU of an epoch, an ack, a heartbeat and a repair, in simulated clusters; and
+    CPU per row of real workers that share one load."""
+    console = _prepare(as_json, out)
+    from benchmarks import scale as benchmark
+
+    sizes = [] if simulated_only else real or benchmark.REAL_SIZES
+    report = benchmark.run(workers or benchmark.SIZES, sizes, console, rate=rate, seconds=seconds)
+    _finish(report, console, as_json, out)
+
+
 def _prepare(as_json: bool, out: Path | None) -> Console:
     if out is not None:
         from benchmarks.timeline import require_plots
