@@ -335,6 +335,11 @@ class StageWorker:
         self._step(replica, now)
         return True
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there may be something to apply."""
+        return bool(self._turns)
+
     def _wake_for_timers(self, wall: float) -> None:
         """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over. Unless the clock
         is set back meanwhile: then their time is still to come."""

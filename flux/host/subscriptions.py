@@ -8,7 +8,7 @@ Left to others: one stream (receiver), applying what comes (the replicas), and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,8 @@ from flux.stream.receiver import Counters, Delivery, Inbound, Slice
 from flux.wire.messages import Ack, Acks, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.ids import StreamId
 
+#: Numbers of partitions in one message of acks: a tenth of what a message may have.
+ACK_ENTRIES = 30_000
 #: So often the same batch may come damaged: more is no accident on the way.
 UNDECODABLE_MAX = 5
 
@@ -265,7 +267,7 @@ class Subscriptions:
         inbound = self.streams[stream]
         if message.nonce != inbound.nonce or inbound.broken:
             return
-        if inbound.spoilt(message.sequence) >= UNDECODABLE_MAX:
+        if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # a run may have grown meanwhile
             raise QueryFailed(
                 f"{self._plan.describe_stream(*stream)}: batch {message.sequence} cannot be decoded by worker "
                 f"{self._hosted.worker}, {UNDECODABLE_MAX} times in a row: {reason}. Its columns are "
@@ -297,7 +299,8 @@ class Subscriptions:
                 if connection is not None:
                     due.setdefault(connection, []).append(ack)
         for connection, acks in due.items():
-            self.answer(connection, acks[0] if len(acks) == 1 else Acks(acks))
+            for some in _in_messages(acks):
+                self.answer(connection, some[0] if len(some) == 1 else Acks(some))
 
     def _ack(self, inbound: Inbound) -> Ack:
         return inbound.ack(self._hosted.epoch, self.hosted_by(inbound.stream), self._awaited_by(inbound.stream))
@@ -335,6 +338,19 @@ class Subscriptions:
     @property
     def held_bytes(self) -> int:
         return sum(inbound.held_bytes for inbound in self.streams.values())
+
+
+def _in_messages(acks: Iterable[Ack]) -> Iterator[list[Ack]]:
+    """A message has a bound, and what is beyond is refused whole."""
+    some: list[Ack] = []
+    entries = 0
+    for ack in acks:
+        if some and entries + len(ack.behind) > ACK_ENTRIES:
+            yield some
+            some, entries = [], 0
+        some.append(ack)
+        entries += 1 + len(ack.behind)
+    yield some
 
 
 def _columns(schema: pa.Schema) -> str:

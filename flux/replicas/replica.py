@@ -31,7 +31,7 @@ from flux.replicas.order import OrderLog
 from flux.replicas.outlet import Exit, Outlet
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
-from flux.replicas.waiting import Waiting
+from flux.replicas.waiting import Waiting, rows_of
 from flux.settings import Settings
 from flux.stream.checksum import extend
 from flux.stream.elements import End, Word
@@ -402,7 +402,7 @@ class Replica:
             if slices and slices[-1][:2] == slice_.stream:
                 slices.pop()  # the later one says both
             slices.append((*slice_.stream, slice_.sequence))
-        self.order.append(OrderEntry(now, created, slices, kind))
+        self.order.append(OrderEntry(now, created, slices, kind, rows_of(chosen)))
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
         """Output batches checked and cut to size."""

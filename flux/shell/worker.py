@@ -178,6 +178,7 @@ class Worker:
         busy |= self._read(core, idle=not busy)
         self._flush(core, now)
         self._heartbeat(core, now)
+        busy |= core.has_work  # what this worker has just sent to itself
         wait, rest = 0.0, 0.0
         if not busy:
             rest = self._gathering.rest()

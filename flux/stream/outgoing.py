@@ -13,7 +13,7 @@ from flux.stream.consumers import Ranks
 from flux.stream.cursor import Cursor
 from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
-from flux.stream.runs import RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, pack
+from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, pack
 from flux.wire.messages import RUN_BATCHES, Data
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -41,18 +41,27 @@ class Outgoing:
     def add(self, entry: LogEntry, mine: np.ndarray) -> Iterator[Sent]:
         """``mine``: which of the partitions that the entry touches this worker has."""
         rows = entry.element.data.batch.num_rows if isinstance(entry.element, Rows) else -1
-        small, cells = 0 <= rows <= min(SMALL_ROWS, self._run_max_rows), self._touched + len(mine)
-        several = len(self._kept) + 1
-        full = self._rows + rows > self._run_max_rows or several > RUN_BATCHES or several * cells > RUN_CELLS
-        if self._kept and (not small or full):
+        touched = int(np.count_nonzero(mine))
+        small = 0 <= rows <= min(SMALL_ROWS, self._run_max_rows) and entry.nbytes <= RUN_BYTES // RUN_LEAST
+        if self._kept and not (small and self._takes(rows, touched, entry.nbytes)):
             yield from self.rest()
         if small:
             self._kept.append((entry, mine))
             self._rows += rows
-            self._touched += len(mine)
+            self._touched += touched
             self.nbytes += entry.nbytes + MESSAGE_BYTES  # as if each went alone, which a new table may lead to
         else:
             yield self._alone(entry, mine)
+
+    def _takes(self, rows: int, touched: int, nbytes: int) -> bool:
+        """Whether one more fits into the run."""
+        several = len(self._kept) + 1
+        return (
+            several <= RUN_BATCHES
+            and self._rows + rows <= self._run_max_rows
+            and several * (self._touched + touched) <= RUN_CELLS
+            and self.nbytes + nbytes <= RUN_BYTES
+        )
 
     def rest(self) -> Iterator[Sent]:
         kept, self._kept, self._rows, self._touched, self.nbytes = self._kept, [], 0, 0, 0

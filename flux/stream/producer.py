@@ -471,3 +471,5 @@ class Producer:
                 yield ToWorker(worker, *sent)
         for sent in out.rest():
             yield ToWorker(worker, *sent)
+        # What waited was counted as if each went alone: there may be credit left.
+        self.dirty |= cursor.next < end and cursor.sent_bytes < cursor.granted

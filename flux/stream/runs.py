@@ -24,6 +24,8 @@ SMALL_ROWS = 512
 RUN_LEAST = 4
 #: Batches of a run times partitions: so many numbers its header has at most.
 RUN_CELLS = 8192
+#: Bytes of a run: a frame far below what a port accepts, a small part of a stream's credit, which returns as one.
+RUN_BYTES = 256 << 10
 
 
 class Part(NamedTuple):

@@ -71,6 +71,8 @@ def check_shape(message: Data, batches: Sequence[pa.RecordBatch]) -> None:
         raise ProtocolError("partitions, rows and runs of the header do not agree")
     if message.element != ElementKind.ROWS and message.runs:
         raise ProtocolError(f"an element of kind {message.element.name} has no rows")
+    if len(set(message.partitions)) != len(message.partitions):
+        raise ProtocolError("the header names a partition twice")
     if message.batches or message.counts:
         check_run(message)
     start = 0

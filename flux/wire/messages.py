@@ -185,12 +185,14 @@ class StepKind(IntEnum):
 class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
     """One step in the order of a partition, and the time that the operator is told, which never falls from one to the
     next. ``slices`` (edge, producer, sequence) are applied together: all rows of a stream for this partition through this
-    batch, which has some, as far as they are not applied. Only steps for slices have any."""
+    batch, which has some, as far as they are not applied. Only steps for slices have any. ``rows``: of the step, by which
+    its slices are compared; -1: not known."""
 
     now: float
     created: float
     slices: list[tuple[Id, Id, Natural]]
     kind: StepKind = StepKind.SLICES
+    rows: Sequence = -1
 
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
+from one_worker import SCHEMA, Feeder, Kept, kept, planned, work
 
+import flux
 from flux.host.gathering import REST_MAX_S, SHARE, SMALL_ROWS, Gathering
+from flux.host.stage_worker import StageWorker
+from flux.wire.messages import OrdersSeen, PartitionSeen
+from partitioning.ids import PartitionKey
+from partitioning.table import ReplicaAt, Table
 
 
 def test_it_rests_in_proportion_to_its_work_and_never_for_long() -> None:
@@ -23,3 +30,34 @@ def test_large_steps_and_turns_without_any_lead_to_no_rest() -> None:
     assert gathering.rest() == 0
     gathering.worked(0.01, rows=0, steps=0)
     assert gathering.rest() == 0
+
+
+class First(flux.Operator):
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+
+def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> None:
+    """A commit lets rows go to the next stage on the same worker: it must not rest before it has applied them."""
+    plan = planned(flux.stage(partitions=1, replicas=2)(First), flux.stage(partitions=1)(Kept))
+    core = StageWorker(plan, 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(1, 0)),), ((ReplicaAt(0, 0),),)), (), {0: "", 1: ""}), 0.0)
+    work(core)
+    list(core.poll(0.0))
+    feeder = Feeder(core)
+    feeder.hello()
+    core.on_answer(1, OrdersSeen([PartitionSeen(0, 0, 0, 0, 0, 0, 0, 0)]), 0.0)
+    feeder.send(0, 1, 2, 3)
+    work(core)
+    list(core.poll(0.0))
+    assert (kept(core, 1), core.has_work) == ([], False), "the step is not committed"
+    core.on_answer(
+        1, OrdersSeen([PartitionSeen(0, 0, 0, 0, core.replicas[PartitionKey(0, 0)].order.end, 0, 0, 0)]), 0.0
+    )
+    assert not core.work(0.0)
+    list(core.poll(0.0))
+    assert core.has_work
+    assert core.work(0.0)
+    assert kept(core, 1) == [[1, 2, 3]]

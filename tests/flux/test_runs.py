@@ -13,13 +13,15 @@ from scripted import made, scripted, work
 
 import flux.stream.outgoing
 from flux.errors import NonDeterministicInputError, ProtocolError
+from flux.host.subscriptions import _in_messages
+from flux.stream.elements import End
 from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
-from flux.stream.receiver import Counters, Inbound, RowSlice
-from flux.stream.runs import RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, Run, pack, unpack
-from flux.wire.codec import decode_batches, decode_data, encode_batches
+from flux.stream.receiver import Counters, Inbound, Packet, RowSlice, WordSlice
+from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, Run, pack, unpack
+from flux.wire.codec import decode_answer, decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
-from flux.wire.messages import Data, OrderEntry, Resume
+from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
@@ -251,6 +253,86 @@ def test_pack_and_unpack_are_inverse() -> None:
     assert (run.sequences, run.rows, rows.column("x").to_pylist()) == ([3, 5], [2, 2], [7, 8, 7, 8])
 
 
+def test_batches_with_many_bytes_travel_alone_and_a_run_has_few() -> None:
+    wide = pa.schema([("s", pa.string())])
+    producer = Producer(StreamId(0, 0), 0, PARTITIONS, 1 << 30, 1.0, run_max_rows=4096)
+    producer.on_table(TABLE, 0, 0.0)
+    list(producer.poll(0.0))
+    assert producer.by_rank is not None
+    for size in [20_000] * 40 + [RUN_BYTES] * 2:
+        rows = pa.record_batch([pa.array(["x" * size])], schema=wide)
+        producer.append(Clustered(rows, producer.by_rank, np.array([0, 1, 1, 1, 1]), rows.nbytes), 0.0)
+    producer.on_answer(10, Resume(0, 0, 1, 0, [(0, 0), (2, 0), (3, 0)], -1, [], 1 << 30), 0.0)  # type: ignore[list-item]
+    sent = [e for e in producer.poll(0.0) if isinstance(e.message, Data) and e.worker == 10]
+    sizes = [sum(batch.nbytes for batch in effect.batches) for effect in sent]
+    assert max(sizes[:-2]) <= RUN_BYTES
+    assert [effect.message.batches for effect in sent[-2:]] == [[], []]  # type: ignore[union-attr]
+
+
+def test_credit_that_is_left_is_used_without_another_ack() -> None:
+    """Batches that are kept for a run count as if each went alone, for every worker."""
+    stream = Stream(granted=12_000)
+    for _ in range(60):
+        stream.append(5, 90, 5, 5)
+    sent = stream.resume(10, {0: 0, 2: 0, 3: 0})
+    while stream.producer.dirty:
+        sent += stream.sent(10)
+    assert sum(message.nbytes for message, _ in sent) >= 12_000 or sent[-1][0].sequence == 59
+
+
+def order(*slices: tuple[int, int, int], rows: int = -1) -> OrderEntry:
+    return OrderEntry(1.0, 0.0, list(slices), rows=rows)
+
+
+def fed(*elements: int) -> Any:
+    """A secondary of a source's stream that has been read again. Rows of batches 0, 1, ...; 0: none for it; -1: the end."""
+    replica = made(scripted(), 2)
+    replica.waits.from_sources = {0}
+    replica.follow()
+    packet = Packet(inbound(0, 0, 0), 1, 1)
+    for number, rows in enumerate(elements):
+        about = STREAM, number, packet, 0, 0.0, True
+        if rows < 0:
+            replica.add(WordSlice(*about, End()))
+        elif rows:
+            replica.add(RowSlice(*about, pa.record_batch({"x": pa.array(range(rows), pa.int64())})))
+    return replica
+
+
+STREAM = StreamId(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("elements", "ordered"),
+    [
+        ((0, 0, 0, 1, -1), order((0, 0, 5))),  # it ends before the batch that was ordered
+        ((0, 0, 1, -1), order((0, 0, 3))),  # the end was ordered, by itself
+        ((0, 0, 1, 1), order((0, 0, 3), rows=1)),  # batch 3 was ordered, and had all the rows
+        ((0, 0, 0, 2), order((0, 0, 3), rows=1)),
+        ((0, 0, 0, 0, 1), order((0, 0, 3))),
+        ((-1,), order((0, 0, 1), (0, 0, 3))),
+    ],
+)
+def test_another_reading_with_other_rows_is_noticed_and_not_waited_for(
+    elements: tuple[int, ...], ordered: OrderEntry
+) -> None:
+    replica = fed(*elements)
+    replica.order.on_orders(0, 0, [ordered], 1, 0)
+    assert replica.ready(1.0)
+    assert replica.missing() == []
+    with pytest.raises(NonDeterministicInputError):
+        replica.step(1.0)
+
+
+def test_acks_of_very_many_partitions_are_several_messages() -> None:
+    acks = [Ack(0, n, 1, 0, 5, [AppliedThrough(p, 4) for p in range(800)], 1) for n in range(800)]
+    parts = list(_in_messages(acks))
+    assert [ack for part in parts for ack in part] == acks
+    assert len(parts) > 1
+    for part in parts:
+        assert decode_answer(encode(Acks(part))) == Acks(part)
+
+
 GOOD: dict[str, Any] = {
     "edge": 0, "producer": 0, "nonce": 1, "number": 0, "first": 3, "sequence": 5, "partitions": [0, 2], "rows": [3, 1],
     "runs": [2], "nbytes": 300, "batches": [3, 5], "counts": [1, 1, 2, 0],
@@ -271,6 +353,7 @@ GOOD: dict[str, Any] = {
         {"counts": [1, 1, 1, 1]},
         {"counts": [3, 1, 1, 0]},
         {"runs": [1, 1]},
+        {"partitions": [2, 2]},
         {"batches": [*range(1000)], "counts": [0] * 2000},
     ],
 )

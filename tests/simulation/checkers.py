@@ -25,7 +25,7 @@ from flux.stream.log import Log, LogEntry
 from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.wire.control import PartitionFinished
-from flux.wire.messages import Ack, ReadsElsewhere, Resume, StepKind
+from flux.wire.messages import Ack, Acks, ReadsElsewhere, Resume, StepKind
 from partitioning.ids import StreamId
 from tests.simulation.contents import contents
 from tests.simulation.evidence import batches_of, order_of, same_batch, step_of, through
@@ -343,21 +343,25 @@ class Ledger:
         answer = core.subscriptions.answer
 
         def watched_answer(connection: Any, message: Any) -> None:
-            if isinstance(message, Ack | Resume | ReadsElsewhere):
-                stream = StreamId(message.edge, message.producer)
-                if not isinstance(message, ReadsElsewhere):
-                    at = core.worker, stream
-                    self._credit[at] = max(self._credit[at], core.subscriptions.streams[stream].credit)
-                    if core.subscriptions.streams[stream].urgent:
-                        self.counts["credit beyond the bound for starving replicas"] += 1
-                        self._credit[at] = 1 << 60
-                self._acked(core, stream, message)
+            for one in message.items if isinstance(message, Acks) else (message,):
+                if isinstance(one, Ack | Resume | ReadsElsewhere):
+                    stream = StreamId(one.edge, one.producer)
+                    if not isinstance(one, ReadsElsewhere):
+                        self._granted(core, stream)
+                    self._acked(core, stream, one)
             self.counts["resets"] += type(message).__name__ == "Reset"
             self.counts["streams that nobody reads from this replica"] += isinstance(message, ReadsElsewhere)
             self.counts["stale producers refused"] += getattr(message, "code", "") == "stale"
             answer(connection, message)
 
         core.subscriptions.answer = watched_answer
+
+    def _granted(self, core: StageWorker, stream: StreamId) -> None:
+        at, inbound = (core.worker, stream), core.subscriptions.streams[stream]
+        self._credit[at] = max(self._credit[at], inbound.credit)
+        if inbound.urgent:
+            self.counts["credit beyond the bound for starving replicas"] += 1
+            self._credit[at] = 1 << 60
 
     def _acked(self, core: StageWorker, stream: StreamId, message: Ack | Resume | ReadsElsewhere) -> None:
         if stream in self.unsteady:
