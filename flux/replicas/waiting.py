@@ -133,8 +133,8 @@ class Waiting:
             return AssertionError((self._where, stream, through))
         return NonDeterministicInputError(
             f"{self._where}: partition {stream.producer} of the input of edge {stream.edge} was read again and gave other rows "
-            f"at or before batch {through} than it had given before: the input is not deterministic. Sort it within partitions, or "
-            "write it out (df.checkpoint(), df.write) and read that"
+            f"at or before batch {through} than it had given before: the input is not deterministic. Sort it within partitions, "
+            "or write it out (df.checkpoint(), df.write) and read that"
         )
 
     def validate(self) -> None:

@@ -39,7 +39,9 @@ class TableLaws:
             self._stalled.pop(key, None)
 
     def check_turns(self, now: float) -> None:
-        """After the controller has looked at its clock."""
+        """After the controller has looked at its clock. A query that is through has no more rows to keep."""
+        if self._ledger.controller.phase != "running":
+            return
         for key, addition in self._ledger.controller.repairs.under_way.items():
             if addition.phase == Phase.READY and now - addition.since > LIMIT_S[Phase.READY]:
                 raise Violation("nobody keeps rows long for a turn", f"{key} waits for {now - addition.since:.3f} s")

@@ -193,6 +193,8 @@ BROKE_ONCE = {
     60000227: "the target of a move led before it was told that the last step of its copy is committed",
     60001481: "the same",
     60001780: "the output of a finished query was asked of a replica that waits for rows that nobody has any more",
+    81000337: "the law took a query that was through for one whose producers keep rows for a replica that waits",
+    80000723: "the law did not read credit in messages of several acks",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
 }
 
