@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.decide.phases import QueryPhase
 from controller.replicas.addition_phases import Phase
 from controller.replicas.attempts import READY_MAX_S
 from controller.report.events import Event
@@ -158,6 +159,7 @@ def moves_beyond_the_setting(sim: Simulation) -> None:
 
 
 def a_replica_waits_for_ever_for_its_turn(sim: Simulation) -> None:
+    sim.controller.board.phase = QueryPhase.RUNNING
     under_way(sim, (0, 0), phase=Phase.READY, since=sim.world.now - READY_MAX_S - 0.1)
 
 
