@@ -87,8 +87,9 @@ def move() -> Flow:
 
 
 def drain() -> Flow:
-    """Somebody wants worker 0 to leave. Its partitions and its source move away one after the other, by the same
-    steps as in any move; then the worker is told to go."""
+    """Somebody wants worker 0 to leave. Its source and its partitions move away stage by stage, by the same steps as
+    in any move. Replicas of one stage share tables, and their states are copied one after the other. Then the worker is told
+    to go."""
     run = flow("tables", faults=PATIENT, batches=60, slots=3)
     run.until_ms(15)
     run.skip()
