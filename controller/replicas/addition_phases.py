@@ -2,6 +2,7 @@
 (design: add-replica).
 
     RETAIN --confirmed--> READY --turn--> COPY --follows--> FOLLOWS --listed--> LIVE --complete--> SAFE
+    READY --follows--> FOLLOWS, of a kind without a state
     RETAIN, READY, COPY, FOLLOWS, LIVE --dropped--> DROPPED
 
 An addition begins in RETAIN with the table that lists the new replica, or in READY if producers keep nothing for its
@@ -65,6 +66,8 @@ STEPS: dict[tuple[Phase, Heard], Step] = {
     (Phase.READY, Heard.TURN): Step(Phase.COPY, CopyState),
     # The controller itself ends the phase FOLLOWS, after ``batches.LISTED_EVERY_S`` at most.
     (Phase.COPY, Heard.FOLLOWS): Step(Phase.FOLLOWS, None),
+    # Of a kind without a state, before anybody asks for a copy.
+    (Phase.READY, Heard.FOLLOWS): Step(Phase.FOLLOWS, None),
     (Phase.FOLLOWS, Heard.LISTED): Step(Phase.LIVE, TableChanged, SAFE_MAX_S),
     # Of a move there is a table without the source.
     (Phase.LIVE, Heard.COMPLETE): Step(Phase.SAFE, None),

@@ -251,9 +251,10 @@ class Repairs:
     def caught_up(self, message: ReplicaCaughtUp, now: float = 0.0) -> bool:
         """Whether this is news: the replica is to be made live."""
         addition = self._meant(message)
-        if addition is None or addition.phase != Phase.COPY:
+        if addition is None or addition.phase not in (Phase.READY, Phase.COPY):
             return False
-        self.batches.copied(addition.stage, now - addition.since)
+        if addition.phase == Phase.COPY:
+            self.batches.copied(addition.stage, now - addition.since)
         addition.on(Heard.FOLLOWS, now)
         addition.stall_ms, addition.bytes = message.stall_ms, message.bytes
         return True
