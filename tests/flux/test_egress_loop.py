@@ -17,7 +17,7 @@ from flux.shell.loop import Stopped
 from flux.wire.messages import Fetch
 
 SCHEMA = pa.schema([("x", pa.int64()), ("wide", pa.string())])
-ROWS, WIDE = 2_000, "w" * 8192  # eight megabytes in each partition: two chunks
+ROWS, WIDE = 2_000, "w" * 8192  # sixteen megabytes: at least two chunks in one of the two partitions
 COLLECTING = 1
 
 
@@ -28,7 +28,7 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.fixture
 def query() -> Iterator[ThreadQuery]:
-    """All output is there, several chunks of each partition, and two copies of it."""
+    """All output is there, several chunks of the larger partition, and two copies of it."""
     options = {"operate": False, "replicas_allow_same_executor": True, "batch_max_rows": 100}
     with ThreadQuery(same(dataframe(SCHEMA)), collect=2, **options) as query:
         query.started().feed([[pa.record_batch([pa.array(range(ROWS)), pa.repeat(WIDE, ROWS)], schema=SCHEMA)]])
@@ -45,6 +45,11 @@ def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [value for batch in batches for value in batch.column(0).to_pylist()]
 
 
+def larger(query: ThreadQuery) -> int:
+    """The partition with more rows, so with several chunks. Rows without a key go where there is room."""
+    return max((0, 1), key=lambda partition: len(values(fetching(query, partition))))
+
+
 def lose(query: ThreadQuery, worker: int) -> None:
     query.server.command(lambda now: query.server.core.on_closed(worker, now))
 
@@ -55,13 +60,14 @@ def test_output_is_fetched_whole_and_as_often_as_one_asks(query: ThreadQuery) ->
 
 
 def test_when_its_worker_is_lost_in_the_middle_the_rest_comes_from_the_copy(query: ThreadQuery) -> None:
-    expected = values(fetching(query, 0))
-    fetched = fetching(query, 0)
+    partition = larger(query)
+    expected = values(fetching(query, partition))
+    fetched = fetching(query, partition)
     first = next(fetched)
     assert query.server.core.table is not None
-    lose(query, query.server.core.table.stages[COLLECTING][0][0].worker)
+    lose(query, query.server.core.table.stages[COLLECTING][partition][0].worker)
     assert values(iter([first, *fetched])) == expected, "nothing is missing, and nothing comes twice"
-    assert values(fetching(query, 0)) == expected, "a task that Spark starts again asks the newest table"
+    assert values(fetching(query, partition)) == expected, "a task that Spark starts again asks the newest table"
     assert all(isinstance(error, Fenced) for error in query.raised)
 
 
@@ -69,10 +75,10 @@ def test_an_answer_of_the_controller_that_comes_twice_does_not_keep_the_task_bus
     query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one, unread, ended every wait for the worker at once."""
-    core, asked = query.server.core, []
+    core, asked, partition = query.server.core, [], larger(query)
     show = core.attendance.show_table
     monkeypatch.setattr(core.attendance, "show_table", lambda *given: [asked.append(given), show(*given)])
-    egress = Egress(query.rendezvous, COLLECTING, 0, 60.0)
+    egress = Egress(query.rendezvous, COLLECTING, partition, 60.0)
     fetched = egress.batches(attempt=1)
     next(fetched)
 
@@ -89,7 +95,7 @@ def test_an_answer_of_the_controller_that_comes_twice_does_not_keep_the_task_bus
 
 
 def test_a_task_whose_query_has_ended_ends_at_once(query: ThreadQuery) -> None:
-    fetched = fetching(query, 0)
+    fetched = fetching(query, larger(query))
     next(fetched)
     query.stop()  # a worker that has not heard of it yet would send the rest
     with pytest.raises(Stopped, match="the query has ended"):
