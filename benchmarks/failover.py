@@ -151,7 +151,7 @@ def run(
     """``oldest_ms``: the age that no row may exceed, in milliseconds; None: that of ``OLDEST_MS``."""
     bound = OLDEST_MS[fault] if oldest_ms is None else oldest_ms
     spark, startup = session.start(
-        3, 2, 1024, **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"}
+        3, 2, 1024, idle_jvm=not peer, **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"}
     )
     try:
         result: dict[str, Any] = {"benchmark": "failover", "fault": fault, "rate": rate, "times": times}

@@ -82,7 +82,7 @@ class Arrivals(flux.Operator):
 
 
 def run(rate: int, seconds: float, workers: int, partitions: int, console: Console, **options: Any) -> Report:
-    spark, startup = session.start(workers, 2)
+    spark, startup = session.start(workers, 2, idle_jvm=True)
     try:
         result: dict[str, Any] = {
             "benchmark": "latency",

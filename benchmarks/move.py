@@ -74,7 +74,7 @@ class Times:
 def run(
     state_mb: float, partitions: int, rate: int, workers: int, replicas: int, console: Console, **options: Any
 ) -> Report:
-    spark, startup = session.start(workers, 2, 1024)
+    spark, startup = session.start(workers, 2, 1024, idle_jvm=True)
     try:
         figures: dict[str, Any] = {"benchmark": "move", "state_mb": state_mb, "partitions": partitions, "rate": rate}
         figures |= {"workers": workers, "replicas": replicas, "spark_startup_s": round(startup, 2)}

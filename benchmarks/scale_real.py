@@ -34,7 +34,7 @@ class Counts(flux.Aggregate):
 
 
 def run(sizes: Sequence[int], console: Console, rate: int, seconds: float, rounds: int = ROUNDS) -> dict[str, Any]:
-    spark, _ = session.start(max(sizes), 2, 1024)
+    spark, _ = session.start(max(sizes), 2, 1024, idle_jvm=True)
     found: dict[int, list[float]] = {workers: [] for workers in sizes}
     exact = {"lost": 0, "duplicated": 0}
     try:

@@ -144,7 +144,7 @@ class Ran:
 def run(slow: float, zipf: float | None, seconds: float, console: Console, **options: Any) -> Report:
     """``seconds``: how long each placement is looked at after the slow-down. Rows and latency are counted from
     ``SETTLED_LIMIT_S`` on, of a shorter run in its second half."""
-    spark, startup = session.start(WORKERS, 2, 1024)
+    spark, startup = session.start(WORKERS, 2, 1024, idle_jvm=True)
     try:
         figures: dict[str, Any] = {"benchmark": "skew", "spark_startup_s": round(startup, 2)}
         report = (
