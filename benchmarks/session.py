@@ -9,7 +9,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-
 #: For JVMs that only keep the workers' processes: optimising their code and collecting their garbage in many threads
 #: takes the cores from the workers for seconds, whenever an executor starts.
 IDLE_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
