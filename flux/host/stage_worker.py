@@ -31,7 +31,7 @@ from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no
 from flux.host.reading import Reading
 from flux.host.subscriptions import Subscriptions
 from flux.host.turns import Turns
-from flux.replicas.copy_state import StateCopy, restore
+from flux.replicas.copy_state import Position, StateCopy, restore
 from flux.replicas.pairing import CaughtUp, Diverged, Pairing
 from flux.replicas.replica import Replica
 from flux.replicas.transfers import Aside, Limits, ToSender, Transfers
@@ -295,6 +295,9 @@ class StageWorker:
 
     def inbounds_of(self, replica: Replica) -> list[Inbound]:
         return self.subscriptions.of(replica)
+
+    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
+        self.subscriptions.copied(replica, worker, incarnation, positions)
 
     def goes_on(self, key: PartitionKey) -> None:
         if key in self.replicas:

@@ -45,6 +45,7 @@ class Subscriptions:
         self.answer = answer
         self._early: list[tuple[Hashable, Hello]] = []
         self._left: set[StreamId] = set()  # streams of stages that are read from nobody
+        self._copied: set[StreamId] = set()  # those with copies of state under way from here
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
 
@@ -75,9 +76,33 @@ class Subscriptions:
     def on_table(self, changed: Sequence[Sequence[int]]) -> None:
         """Go on by the newest table; answer those that have heard of it first. ``changed`` partitions of each stage."""
         self._choose_whom_to_read(changed)
+        self._forget_copies()
         early, self._early = self._early, []
         for connection, hello in early:
             self.on_hello(connection, hello)
+
+    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
+        """A copy of the state of a primary here goes to a new replica on a worker."""
+        for position in positions:
+            name = replica.partition, worker, incarnation
+            copies = self.of_stream(position.stream).copies
+            copies[name] = min(copies.get(name, position.next), position.next)
+            self._copied.add(position.stream)
+
+    def _forget_copies(self) -> None:
+        """Of replicas that are live by now, or gone."""
+        table = self._hosted.table
+        assert table is not None
+        for stream in list(self._copied):
+            inbound, stage = self.streams[stream], self._plan.edges[stream.edge].consumer
+            for partition, worker, incarnation in list(inbound.copies):
+                row = table.stages[stage][partition]
+                coming = any(r.worker == worker and r.incarnation == incarnation and not r.live for r in row)
+                if not coming or row[0].worker != self._hosted.worker:
+                    del inbound.copies[partition, worker, incarnation]
+                    self._ack_soon(inbound)
+            if not inbound.copies:
+                self._copied.discard(stream)
 
     def discard(self, replica: Replica) -> None:
         waiting, others = replica.waiting(), self._hosted.besides(replica)

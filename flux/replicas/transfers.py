@@ -24,7 +24,7 @@ import numpy as np
 from flux.errors import ProtocolError
 from flux.replicas.aside import Failed
 from flux.replicas.copy_phases import InEvent, InPhase, OutEvent, OutPhase, after_in, after_out
-from flux.replicas.copy_state import Photograph, StateCopy, decode, joined, photograph, room_for
+from flux.replicas.copy_state import Photograph, Position, StateCopy, decode, joined, photograph, room_for
 from flux.replicas.order import Peer
 from flux.replicas.replica import Replica
 from flux.stream.producer import ToWorker
@@ -79,6 +79,9 @@ class Host(Protocol):
         """Of the operator of that stage: see ``Operator``."""
 
     def inbounds_of(self, replica: Replica) -> Iterable[Inbound]: ...
+
+    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
+        """A copy for a new replica on a worker was taken, which has these positions."""
 
     def goes_on(self, key: PartitionKey) -> None:
         """A replica that stood still may take steps again, or has orders to tell."""
@@ -239,6 +242,7 @@ class Transfers:
         out.began = self._clock()
         picture = photograph(out.replica, self._host.inbounds_of(out.replica))
         out.replica.order.copied(out.command.worker, out.replica.applied)
+        self._host.copied(out.replica, out.command.worker, out.command.incarnation, picture.positions)
         out.replica.frozen += 1
         if out.inline:
             self._copied(out, picture.encode(), now)

@@ -96,7 +96,6 @@ class Producer:
         self._resend_s = resend_s
         self._worker = worker
         self._epoch = -1
-        self._now = self._patient_until = 0.0
         self._consumers: Consumers | None = None
         self._changes = -1  # of the consumers, as far as the cursors follow them
         self._cursors: dict[int, Cursor] = {}
@@ -137,16 +136,13 @@ class Producer:
     def floor(self) -> Beginning | None:
         """Where a retried producer may begin. All batches before it are applied everywhere; batches that are only
         received do not count, because a new replica may still need them. The last applied batch is made once more,
-        because it may be the end of the stream. None: wait. Either not all workers have answered yet, or a new replica
-        is about to get its state, without which everything would have to be made again."""
+        because it may be the end of the stream. A replica that has no state yet does not count: the primary whose state it
+        gets speaks for it. None: wait, not all workers have answered yet."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
-        found = self._known_before(min(int(cursor.acked.min()) for cursor in self._cursors.values()))
-        if found == (0, 0) and self._now < self._patient_until:
-            known = [np.where(cursor.at.coming, NOBODY, cursor.acked).min() for cursor in self._cursors.values()]
-            if self._known_before(int(min(known))) != (0, 0):
-                return None
-        return found
+        cursors = self._cursors.values()
+        applied = [np.where(cursor.at.coming & (cursor.acked < 0), NOBODY, cursor.acked).min() for cursor in cursors]
+        return self._known_before(int(min(applied)))
 
     def _known_before(self, applied: int) -> Beginning:
         """The last batch through ``applied`` for which a worker has shown the checksum of the stream before it."""
@@ -219,8 +215,6 @@ class Producer:
         ``consumers`` of the stage: shared by all producers of a process."""
         if table.epoch <= self._epoch:
             return
-        if self._epoch < 0:
-            self._patient_until = now + self._resend_s
         self._epoch = table.epoch
         if self._consumers is None:
             self._consumers = consumers or Consumers(stage)
@@ -407,7 +401,6 @@ class Producer:
 
     def poll(self, now: float) -> Iterator[ToWorker]:
         """The messages to send now: greetings that are due, and data as far as credit allows."""
-        self._now = now
         self.dirty = False
         end = min(self.log.end, self.release_from)
         if end != self._sendable:

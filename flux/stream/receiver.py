@@ -146,6 +146,9 @@ class Inbound:
         self._marked = marked
         self.waiting: dict[int, deque[int]] = {}  # partition -> first batch of each slice received and not yet applied
         self.cuts = 0
+        #: Of a copy of state that is on its way from here: (partition, worker, incarnation) of the new replica -> the next batch
+        #: that it will want. Until it is live, nobody else speaks for it.
+        self.copies: dict[tuple[int, int, int], int] = {}
         self.ack_due = False
         self.unacked_bytes = 0
         self._spoilt = Spoilt(-1, 0)
@@ -331,8 +334,16 @@ class Inbound:
         waiting = self.waiting.get(partition)
         return waiting[0] if waiting else self.received[partition]
 
+    def _with_copies(self, behind: list[AppliedThrough], hosted: Collection[int]) -> list[AppliedThrough]:
+        """No partition is ahead of a copy of its state that is on its way."""
+        said = dict(behind)
+        for (partition, _, _), wanted in self.copies.items():
+            if partition in hosted:
+                said[partition] = min(said.get(partition, wanted), wanted - 1)
+        return [AppliedThrough(*each) for each in said.items()]
+
     def _applied_by_all(self, hosted: Collection[int]) -> int:
-        return min(map(self.next_to_apply, hosted), default=0) - 1
+        return min([*map(self.next_to_apply, hosted), *self.copies.values()], default=0) - 1
 
     def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
         """A replica comes from another worker, which has read the stream for it so far, last from life ``incarnation``
@@ -354,6 +365,8 @@ class Inbound:
             if not self.waiting.get(p)
         ]
         behind += [AppliedThrough(p, waiting[0] - 1) for p, waiting in self.waiting.items() if waiting and p in hosted]
+        if self.copies:
+            behind = self._with_copies(behind, hosted)
         behind += [AppliedThrough(p, -1) for p in awaited]
         self.ack_due = False
         self.unacked_bytes = 0

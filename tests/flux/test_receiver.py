@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from flux.stream.elements import End
 from flux.stream.receiver import Counters, Inbound, Slice
@@ -160,3 +161,25 @@ def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
     assert inbound.resume(0, HOSTED).shown == [(0, 55)]
     inbound.greet(2, "third", 9)
     assert inbound.resume(0, HOSTED).shown == [(0, 55), (1, 66)]
+
+
+def test_a_primary_does_not_ack_beyond_a_copy_of_its_state_that_is_on_its_way() -> None:
+    """A new reader begins where all have acked: who gets the copy will want what comes after it."""
+    inbound = greeted()
+    for number in range(4):
+        apply(inbound, take(inbound, data(number, number, {1: 1, 3: 1})))
+    inbound.copies[3, 7, 5] = 2
+    assert (inbound.ack(0, HOSTED).through, inbound.ack(0, HOSTED).behind) == (3, [(3, 1)])
+    assert inbound.ack(0, [1]).behind == [], "nothing of what is not here any more"
+    del inbound.copies[3, 7, 5]
+    assert (inbound.ack(0, HOSTED).through, inbound.ack(0, HOSTED).behind) == (3, [])
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_mark_below_a_copy_on_its_way_is_kept(copied: bool) -> None:
+    inbound = greeted()
+    for number in range(400):
+        if number == 50 and copied:
+            inbound.copies[1, 7, 5] = 50
+        apply(inbound, take(inbound, data(number, number, {1: 1, 3: 1}, checksum=1000 + number)))
+    assert any(40 < mark.sequence < 50 for mark in inbound.marks.shown()) == copied

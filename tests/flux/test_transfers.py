@@ -74,6 +74,9 @@ class Host:
     def inbounds_of(self, replica: Replica) -> Iterable[Any]:
         return []
 
+    def copied(self, replica: Replica, *about: Any) -> None:
+        pass
+
     def goes_on(self, key: tuple[int, int]) -> None:
         self.went_on.append(key)
 
