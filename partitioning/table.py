@@ -20,7 +20,7 @@ FIRST_EPOCH = 0
 ACTIVE = "active"
 
 
-#: Of a stage, a source or a partition: what comes from outside counts from 0.
+#: Of a stage, a source, a partition or a worker: what comes from outside counts from 0.
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
@@ -29,8 +29,8 @@ class ReplicaAt(msgspec.Struct, frozen=True, array_like=True):
     """One replica of a partition. ``incarnation``: epoch of the table that introduced it; ``live``: commits need its
     ack; ``kind``: the part that it plays (``flux.replicas.kinds``)."""
 
-    worker: int
-    incarnation: int
+    worker: Number
+    incarnation: Epoch
     live: bool = True
     kind: str = ACTIVE
 
@@ -39,10 +39,10 @@ class Table(msgspec.Struct, frozen=True):
     """``stages[stage][partition]`` lists the replicas, the primary first; ``sources[source][partition]`` is the worker
     that reads this partition of a source inside the workers; ``endpoints`` says where a worker's data port is."""
 
-    epoch: int
+    epoch: Epoch
     stages: tuple[tuple[tuple[ReplicaAt, ...], ...], ...]
-    sources: tuple[tuple[int, ...], ...]
-    endpoints: dict[int, str]
+    sources: tuple[tuple[Number, ...], ...]
+    endpoints: dict[Number, str]
 
     def replicas(self, stage: int, partition: int) -> tuple[ReplicaAt, ...]:
         return self.stages[stage][partition]
@@ -67,7 +67,7 @@ class ReaderChange(msgspec.Struct, frozen=True, array_like=True):
 
     source: Number
     partition: Number
-    worker: int
+    worker: Number
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True):
@@ -78,8 +78,8 @@ class TableChange(msgspec.Struct, frozen=True, array_like=True):
     epoch: Epoch
     rows: list[RowChange]
     readers: list[ReaderChange]
-    endpoints: dict[int, str]
-    gone: list[int]
+    endpoints: dict[Number, str]
+    gone: list[Number]
 
 
 def change_between(before: Table, after: Table) -> TableChange:

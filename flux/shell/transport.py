@@ -22,6 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from flux.errors import ProtocolError
 from flux.shell.doorman import EVENTS, Door, Doorman
+from flux.shell.link_phases import LinkEvent, LinkPhase, after
 from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
 
 #: How long closing may wait for queued frames: the last acks and reports of a worker that ends.
@@ -211,9 +212,9 @@ class Sockets:
         """For links without a connection, when it is time; how long until it is for the next."""
         now = time.monotonic()
         for link in self._lost:
-            if link.dial_at == 0.0:
+            if link.phase is LinkPhase.ENDED:
                 self._hang_up(link, 0)
-                link.lost(now)
+                link.hung_up(now)
         for link in [link for link in self._lost if link.dial_at <= now]:
             self._lost.remove(link)
             self.dial(link)
@@ -344,14 +345,14 @@ class Link:
         self._session: Session | None = None
         self._held: deque[Frames] = deque(maxlen=HELD_MAX)
         self._again_s = DIAL_AGAIN_S
-        self._over = False  # the connection has ended
+        self.phase = LinkPhase.WAITING
 
     # ---- for Sockets
 
     def connected(self, raw: zmq.Socket[bytes], monitor: zmq.Socket[bytes], caller: Caller) -> None:
         self.raw, self.monitor = raw, monitor
         self._caller, self._session = caller, None
-        self._over, self.dial_at = False, 0.0
+        self._on(LinkEvent.DIALLED)
         self._send([caller.greeting()])
 
     def look(self) -> bool:
@@ -361,10 +362,12 @@ class Link:
             if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.problem = f"who listens at {self.endpoint} does not accept the secret of this query"
             else:
-                self._over = True
-        return self._over
+                self._on(LinkEvent.ENDED)
+        return self.phase is LinkPhase.ENDED
 
-    def lost(self, now: float) -> None:
+    def hung_up(self, now: float) -> None:
+        """Its socket is closed. It is dialled anew at ``dial_at``."""
+        self._on(LinkEvent.HUNG_UP)
         self._session = None
         self.dial_at = now + self._again_s
         self._again_s = min(2 * self._again_s, DIAL_AGAIN_MAX_S)
@@ -377,7 +380,7 @@ class Link:
         return self._session is not None
 
     def receive(self) -> Iterator[Frames]:
-        for _ in itertools.count() if self._over else range(BURST):
+        for _ in itertools.count() if self.phase is LinkPhase.ENDED else range(BURST):
             try:
                 frames = self.raw.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -395,7 +398,7 @@ class Link:
                 self.refused += 1
                 if self._session is None:
                     self.problem = str(error)
-                    self._over = True
+                    self._on(LinkEvent.ENDED)
                     self._lose(self)
                 continue
             yield heard
@@ -408,9 +411,13 @@ class Link:
             self._send([answer])
         self._session = self._caller.session
         if self._session is not None:
+            self._on(LinkEvent.ACCEPTED)
             self.problem, self._again_s = "", DIAL_AGAIN_S
             while self._held:
                 self.send(self._held.popleft())
+
+    def _on(self, event: LinkEvent) -> None:
+        self.phase = after(self.phase, event)
 
     def send(self, frames: Frames) -> None:
         if self._session is None:
