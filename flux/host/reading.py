@@ -31,8 +31,8 @@ from partitioning.ids import SourcePartition, StreamId
 
 Reader = Iterator[pa.RecordBatch | None]
 
-#: How soon a source that had nothing is asked again.
-IDLE_SOURCE_S = 0.001
+#: How soon sources that had nothing are asked again: at first, and twice as late each time up to the longest.
+IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
 
 
 def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> Reader:
@@ -54,7 +54,7 @@ class Reading:
         self.sources: dict[SourcePartition, SourceStreams] = {}
         self.first_row_at: float | None = None
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
-        self.idle_s = IDLE_SOURCE_S
+        self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
         self._plan = plan
         self._producer = producer
         self._open: dict[SourcePartition, Open] = {}
@@ -62,6 +62,7 @@ class Reading:
         self._turn = ReadTurn()
         self._in_turn: int | None = None  # batches read in this turn; None: there is none under way
         self._idle_until = 0.0
+        self._idle_s = 0.0
 
     # ---- the table
 
@@ -122,8 +123,10 @@ class Reading:
                 read = self._read_one(key, created)
                 note[KIND] = TURN
                 if read:
+                    self._idle_s = 0.0
                     return True
-        self._idle_until = now + self.idle_s
+        self._idle_s = min(2 * self._idle_s or self.idle_s, self.idle_max_s)
+        self._idle_until = now + self._idle_s
         return False
 
     def _read_one(self, key: SourcePartition, created: float) -> bool:

@@ -180,3 +180,14 @@ def test_what_a_reader_raises_names_source_and_partition(error: BaseException) -
 
     with pytest.raises(UserCodeError, match=f"source rows, partition 0: {type(error).__name__}"):
         turn(reading(read), 1.0)
+
+
+def test_sources_that_have_nothing_for_long_are_asked_less_often_and_soon_again_after_a_batch() -> None:
+    """A worker with nothing to do but to ask its sources took a tenth of a core."""
+    core = reading(lambda p: iter([*[None] * 5, rows(7), *[None] * 5]))
+    now, pauses = 1.0, []
+    while read_of(core) == {0: 0}:
+        asked = now + turn(core, now) * READ_S
+        pauses.append(round((core.reading.due(now) - asked) / IDLE_SOURCE_S))
+        now = core.reading.due(now)
+    assert pauses == [1, 2, 4, 4, 4, 1]
