@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from flux.dataflow.aggregate import Aggregate
-from flux.dataflow.api import Flow, Source, WorkerSource
+from flux.dataflow.api import Flow, FunctionOperator, Source, WorkerSource
 from flux.dataflow.collect import Collect
 from flux.dataflow.columns import check_key, position
 from flux.dataflow.operator import Operator
@@ -29,6 +29,7 @@ from flux.dataflow.plan import (
     StagePlan,
     WorkerSourcePlan,
 )
+from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.errors import SchemaError, UsageError
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
@@ -65,7 +66,7 @@ def topological(flows: Sequence[Flow]) -> list[Flow]:
 
 
 def compile_plan(
-    flows: Sequence[Flow],
+    flows: Sequence[Flow | FlowTo],
     settings: Settings,
     to_arrow: ToArrow,
     query: str,
@@ -73,8 +74,8 @@ def compile_plan(
     collect: int = 0,
     case_sensitive: bool = False,
 ) -> Plan:
-    """Check and number everything. ``collect``: partitions of the collecting stage that is added after each flow; 0:
-    none is added. ``case_sensitive``: columns are found by their exact name only.
+    """Check and number everything. ``collect``: partitions of the collecting stage that is added after each flow that does
+    not go into a sink; 0: none is added. ``case_sensitive``: columns are found by their exact name only.
 
     UsageError and SchemaError name the stage, the expected value and the actual value."""
     return _Compiler(settings, to_arrow, case_sensitive).compile(flows, query, secret, collect)
@@ -92,14 +93,17 @@ class _Compiler:
         self._stage_ids: dict[int, int] = {}
         self._names: set[str] = set()
 
-    def compile(self, flows: Sequence[Flow], query: str, secret: bytes, collect: int) -> Plan:
+    def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
         if not flows:
             raise UsageError("no flow was given: call a decorated stage with a DataFrame and start what it returns")
-        for flow in topological(flows):
+        for flow in topological([flow_of(given) for given in flows]):
             self._add_stage(flow)
-        if collect:
-            for flow in flows:
-                self._add_collect(self._stage_ids[id(flow)], collect)
+        for given in flows:
+            if collect and isinstance(given, Flow):
+                self._add_collect(self._stage_ids[id(given)], collect)
+        for given in flows:
+            if isinstance(given, FlowTo):
+                self._add_sink(self._stage_ids[id(given.flow)], given.sink)
         stages = [
             replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
             for stage in self.stages
@@ -169,6 +173,46 @@ class _Compiler:
                 (edge,),
                 (),
                 collects=True,
+            )  # fmt: skip
+        )
+
+    def _add_sink(self, stage_id: int, sink: Sink) -> None:
+        """To the stage itself, if its output goes nowhere else; to one behind it that passes rows on, if it does."""
+        stage = self.stages[stage_id]
+        schema, most = stage.output_schema, self.settings.sink_max_bytes
+        if schema is None:
+            raise UsageError(f"stage {stage.name} has no output for a sink: it declares no schema")
+        try:
+            sink.check(schema)
+        except Exception as error:
+            raise SchemaError(f"stage {stage.name}: its output cannot go to {sink!r}: {error}") from error
+        if sink.holds_bytes and sink.holds_bytes + 2 * self.settings.batch_max_bytes > most:
+            raise UsageError(
+                f"sink {sink!r} collects up to {sink.holds_bytes:,} bytes before it writes; with two batches of "
+                f"spark.flux.batch.maxBytes that is more than spark.flux.sink.maxBytes, {most:,}. Make one of them smaller, or "
+                "the last one larger"
+            )
+        if not self.settings.ordered:
+            raise UsageError(
+                "a sink needs spark.flux.replicas.ordered=true: replicas that drift apart give other output"
+            )
+        if stage.sink is None and not any(self._leaves(edge, stage) for edge in self.edges):
+            self.stages[stage_id] = replace(stage, sink=sink)
+            return
+        edge = self._add_edge(stage, len(self.stages), 0, (), schema, stage.partitions)
+        self.stages.append(
+            StagePlan(
+                len(self.stages),
+                self._unique(f"{stage.name}.sink"),
+                stage.partitions,
+                stage.replicas,
+                (),
+                _passing,
+                (schema,),
+                schema,
+                (edge,),
+                (),
+                sink=sink,
             )  # fmt: skip
         )
 
@@ -255,3 +299,8 @@ class _Compiler:
             candidate, number = f"{name}#{number}", number + 1
         self._names.add(candidate)
         return candidate
+
+
+def _passing() -> Operator:
+    """Of a stage that only passes rows on."""
+    return FunctionOperator(lambda batch: batch, None)

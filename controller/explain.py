@@ -12,6 +12,7 @@ from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.api import FunctionOperator
 from flux.dataflow.operator import Operator
 from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.dataflow.sink import guarantee
 from flux.replicas.kinds import replicated
 from flux.settings import Settings
 
@@ -61,6 +62,8 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
         yield f"    gives {_columns(stage.output_schema)}"
     elif not stage.collects:
         yield "    gives nothing: a sink"
+    if stage.sink is not None:
+        yield f"    goes to {stage.sink!r}, {guarantee(stage.sink)}"
 
 
 def _what(stage: StagePlan, operator: Operator) -> str:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     import flux.testing as testing
     from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
     from flux.dataflow.api import Flow, Source, Stage, source, stage
+    from flux.dataflow.files import to_parquet
     from flux.dataflow.operator import Context, Operator
+    from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
     from flux.errors import (
         FluxError,
         MoveFailed,
@@ -36,14 +38,18 @@ __all__ = [
     "Aggregate",
     "Context",
     "Flow",
+    "FlowTo",
     "FluxError",
     "MoveFailed",
     "NonDeterministicInputError",
     "Operator",
+    "Position",
     "ProtocolError",
     "QueryFailed",
     "QueryTimeout",
     "SchemaError",
+    "Sink",
+    "SinkContext",
     "SnapshotError",
     "Source",
     "Stage",
@@ -61,6 +67,7 @@ __all__ = [
     "sum",
     "testing",
     "to_df",
+    "to_parquet",
 ]
 
 
@@ -68,7 +75,9 @@ __all__ = [
 _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "flux.dataflow.api": ("Flow", "Source", "Stage", "source", "stage"),
+    "flux.dataflow.files": ("to_parquet",),
     "flux.dataflow.operator": ("Context", "Operator"),
+    "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",
@@ -93,7 +102,7 @@ def __dir__() -> list[str]:
 
 
 def start(
-    *flows: Flow,
+    *flows: Flow | FlowTo,
     queryName: str | None = None,  # noqa: N803
     spark: SparkSession | None = None,
     keep_output: bool = False,
@@ -116,7 +125,7 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
     return to_df(flow, spark, progress, **options)
 
 
-def explain(*flows: Flow, spark: SparkSession | None = None, **options: Any) -> str:
+def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options: Any) -> str:
     """What would run, as text: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
     from spark_integration.explain import explain_flows
 

@@ -78,6 +78,8 @@ TABLE = (
     Setting("metrics_port", "metrics.port", "int", "-1", "port on which Prometheus metrics are served over HTTP; 0: any free port, -1: off", -1, 65535),
     Setting("metrics_host", "metrics.host", "text", "127.0.0.1", "address on which metrics are served; the default can be reached from this machine only"),
     Setting("egress_memory", "egress.memoryBytes", "bytes", "64m", "collected output that a worker keeps in memory; the rest goes to a temporary file", 0),
+    Setting("sink_max_bytes", "sink.maxBytes", "bytes", "128m", "bytes of output that a partition keeps for its sink; beyond that, its stage waits", 1 << 10),
+    Setting("sink_retry_timeout", "sink.retryTimeout", "seconds", "60s", "how long a call of a sink that fails with a transient error is repeated", 0),
     Setting("encrypt", "encrypt", "text", "auto", "CURVE encryption of all connections except lifelines: true, false, or auto (on unless the master is local)"),
 )  # fmt: skip
 
@@ -124,6 +126,8 @@ class Settings:
     metrics_port: int
     metrics_host: str
     egress_memory: int
+    sink_max_bytes: int
+    sink_retry_timeout: float
     encrypt: str
 
     @classmethod
@@ -158,6 +162,23 @@ def parse(setting: Setting, raw: Any) -> Any:
     if high is not None and value > high:
         raise UsageError(f"{key}: {raw!r} is out of range, at most {high:g} is accepted")
     return value
+
+
+def parse_bytes(what: str, raw: Any) -> int:
+    """As in a setting: 1024, or "64m". UsageError says ``what`` is wrong."""
+    return int(_parsed(what, raw, "bytes", "64m"))
+
+
+def parse_seconds(what: str, raw: Any) -> float:
+    """As in a setting: 0.5, or "10s". UsageError says ``what`` is wrong."""
+    return float(_parsed(what, raw, "seconds", "10s"))
+
+
+def _parsed(what: str, raw: Any, kind: str, example: str) -> Any:
+    try:
+        return _PARSERS[kind](raw)
+    except (ValueError, TypeError, KeyError):
+        raise UsageError(f"{what}: cannot read {raw!r} as {kind}, for example {example!r}") from None
 
 
 def _quantity(raw: Any, units: Mapping[str, float]) -> float:

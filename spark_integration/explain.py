@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 from controller.dag import compile_plan
 from controller.explain import explain
 from flux.dataflow.api import Flow
+from flux.dataflow.sink import FlowTo
 from spark_integration.schema import to_arrow
 from spark_integration.settings import is_case_sensitive, read_settings
 from spark_integration.start import session_of, sources_of
 
 
-def explain_flows(flows: list[Flow], spark: SparkSession | None, **options: Any) -> str:
+def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **options: Any) -> str:
     """Checks what ``start`` checks, but for task slots; runs nothing. Raises what it would raise."""
     session = spark or session_of(sources_of(flows))
     settings = read_settings(session, options)

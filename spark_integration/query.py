@@ -17,6 +17,7 @@ from controller.operate.all_available import AllAvailable
 from controller.wording import count
 from flux.dataflow.api import Source
 from flux.dataflow.plan import Plan
+from flux.dataflow.sink import guarantee
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.shell.loop import Rendezvous
 from spark_integration import active
@@ -84,17 +85,27 @@ class Query(Operated):
 
     @property
     def status(self) -> dict[str, Any]:
-        """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow."""
+        """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow.
+        Of a query with sinks also ``sinks``: where each goes, and what it guarantees."""
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
-            "running": "Processing rows" + (f"; {retries}" if retries else ""),
+            "running": "; ".join(["Processing rows", *([retries] if retries else []), *self._held_back()]),
             "finished": "All output is there",
             "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error.summary}",
         }
         progress = self.lastProgress
         waiting = bool(progress and progress["backlog"]["slices"])
-        return {"message": messages[phase], "isDataAvailable": waiting, "isTriggerActive": phase == "running"}
+        status = {"message": messages[phase], "isDataAvailable": waiting, "isTriggerActive": phase == "running"}
+        sinks = [stage.sink for stage in self._plan.stages if stage.sink is not None]
+        return status | {"sinks": [f"{sink!r}, {guarantee(sink)}" for sink in sinks]} if sinks else status
+
+    def _held_back(self) -> list[str]:
+        """By sinks that are slower than their stages."""
+        stages = (self.lastProgress or {}).get("stages", ())
+        waiting = [(stage["name"], stage.get("waitForSink", 0)) for stage in stages]
+        return [f"{count(number, 'partition')} of stage {name} {'waits' if number == 1 else 'wait'} for the sink"
+                for name, number in waiting if number]  # fmt: skip
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802

@@ -30,6 +30,7 @@ def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
     for source in plan.sources:
         yield f"source {source.name}", source
     for stage in plan.stages:
+        yield f"the sink of stage {stage.name}", stage.sink
         yield f"stage {stage.name}", stage
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from controller.dag import compile_plan, topological
 from flux.dataflow.api import DataFrameSource, Flow, Source
 from flux.dataflow.plan import Plan
+from flux.dataflow.sink import FlowTo, flow_of
 from flux.errors import UsageError
 from spark_integration import active
 from spark_integration.first_start import compile_once
@@ -43,16 +45,16 @@ _told: set[str] = set()  # applications that know what copies on one executor ar
 
 
 def start_query(
-    flows: list[Flow],
+    flows: list[Flow | FlowTo],
     name: str | None = None,
     spark: SparkSession | None = None,
     keep_output: bool = False,
     **options: Any,
 ) -> Query:
     """Check everything that can be checked, then start. Nothing is running if this raises."""
-    for flow in flows:
-        if not isinstance(flow, Flow):
-            raise UsageError(f"expected a flow, the result of calling a decorated stage; got {type(flow).__name__}")
+    check_flows(flows)
+    if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
+        raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
     sources = sources_of(flows)
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)
@@ -80,6 +82,12 @@ def start_query(
     return query
 
 
+def check_flows(flows: Sequence[Any]) -> None:
+    for flow in flows:
+        if not isinstance(flow, Flow | FlowTo):
+            raise UsageError(f"expected a flow, the result of calling a decorated stage; got {type(flow).__name__}")
+
+
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Runs the flow to its end. ``progress``: show it on the screen. Raises what the query raises."""
     query = start_query([flow], spark=spark, keep_output=True, **options)
@@ -88,10 +96,10 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
     return query.toDF()
 
 
-def sources_of(flows: list[Flow]) -> list[Source]:
+def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:
     """In the order in which the compiler numbers them."""
     found: list[Source] = []
-    for flow in topological(flows):
+    for flow in topological([flow_of(given) for given in flows]):
         for given in flow.inputs:
             if isinstance(given, Source) and not any(given is known for known in found):
                 found.append(given)
@@ -110,9 +118,9 @@ def session_of(sources: list[Source]) -> SparkSession:
     return session
 
 
-def _copies(flows: list[Flow]) -> int:
+def _copies(flows: Sequence[Flow | FlowTo]) -> int:
     """The most of any stage; whether they are numbers is checked with the rest of the flow."""
-    wanted = [flow.stage.replicas for flow in topological(flows)]
+    wanted = [flow.stage.replicas for flow in topological([flow_of(given) for given in flows])]
     return max((copies for copies in wanted if isinstance(copies, int)), default=1)
 
 

@@ -76,7 +76,7 @@ def of_drain(held: Mapping[int, int], lost: Sequence[int], most: int) -> Standin
     the beginning; ``lost``: workers that were lost before they were empty."""
     copies = sum(held.values())
     if held:
-        on = f"{count(copies, 'copy', 'copies')} on {named('worker', held)}"
+        on = f"{count(copies, 'replica')} on {named('worker', held)}"
         return Standing(State.UNDER_WAY, on if copies else f"{named('worker', held)} leaving", most - copies, most)
     if lost:
         was = "was" if len(lost) == 1 else "were"
@@ -94,7 +94,7 @@ def of_scale(wanted: int, here: int, leaving: Collection[int], missing: Sequence
         slots = f", {named('slot', missing)} empty" if missing else ""
         return Standing(State.WAITING, f"{count(here, 'worker')} there, {wanted} wanted{slots}", done, total)
     if held:
-        left = f"workers hold {min(held)} to {max(held)} copies, which are being evened out"
+        left = f"workers hold {min(held)} to {max(held)} replicas, which are being evened out"
         return Standing(State.UNDER_WAY, left, done, total)
     return Standing(State.DONE, done=done, total=total)
 

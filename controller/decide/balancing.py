@@ -65,7 +65,7 @@ class Balancer:
         try:
             return self.rounds.plan("drain", self.loads(), now).moves
         except Exception as error:
-            text = f"policy drain failed, copies are counted instead: {type(error).__name__}: {error}"
+            text = f"policy drain failed, replicas are counted instead: {type(error).__name__}: {error}"
             self._board.note(text, now)
             return []
 

@@ -44,7 +44,7 @@ class Departures:
         board = self._board
         if not board.plan.settings.ordered:
             raise UsageError(
-                "cannot drain: copies that do not keep one order (spark.flux.replicas.ordered) do not move"
+                "cannot drain: replicas that do not keep one order (spark.flux.replicas.ordered) do not move"
             )
         problem = board.placement().too_few(board.plan, {*self.drains, *workers})
         if problem is not None:

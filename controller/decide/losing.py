@@ -151,7 +151,7 @@ class Losses:
         )
         return QueryFailed(
             f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost "
-            f"({why}), and with it the only safe copy of {some(lost, NAMED)}. {advice}"
+            f"({why}), and with it the only safe replica of {some(lost, NAMED)}. {advice}"
         )
 
     # ---- silence

@@ -182,9 +182,9 @@ class Sweeper:
                 placement = board.placement()
                 obstacle = placement.obstacle(addition.worker, others)
                 if obstacle is None and placement.rank(key, addition.worker, others) > placement.best(key, others):
-                    obstacle = f"worker {addition.worker} is closer to its other copies than it need be"
+                    obstacle = f"worker {addition.worker} is closer to its other replicas than it need be"
                 if obstacle is not None:
-                    self.abandon(addition, f"another copy was lost meanwhile, and {obstacle}", now, failed=False)
+                    self.abandon(addition, f"another replica was lost meanwhile, and {obstacle}", now, failed=False)
 
     def _spread_out(self, now: float) -> None:
         """Move replicas apart when nothing else is to be done: for safety, even if load balance is off."""

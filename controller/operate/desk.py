@@ -265,6 +265,9 @@ class Desk:
                     queued=stats.get("queued", 0),
                     p50_ms=p50,
                     p99_ms=p99,
+                    sink=stats.get("sink", ""),
+                    sink_bytes=stats.get("sinkBytes", 0),
+                    wait_for_sink=stats.get("waitForSink", 0),
                 )
             )
         return rows

@@ -125,7 +125,9 @@ class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """``replicas``: wanted; ``safe``: safe replicas of the partition that has the fewest; ``short``: partitions with
-    fewer replicas than wanted. Latencies are those of the slowest worker."""
+    fewer replicas than wanted. Latencies are those of the slowest worker. ``sink``: where the output goes and what that
+    guarantees, empty without one; ``sink_bytes``: output that it does not have yet; ``wait_for_sink``: partitions that it
+    holds back."""
 
     name: str
     partitions: int
@@ -139,6 +141,9 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     p50_ms: float | None = None
     p99_ms: float | None = None
+    sink: str = ""
+    sink_bytes: int = 0
+    wait_for_sink: int = 0
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

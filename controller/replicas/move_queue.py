@@ -95,7 +95,7 @@ class Moving:
             return f"stage {stage.name} has no partition {move.partition}; it has 0 to {stage.partitions - 1}"
         name = f"{stage.name}/{move.partition}"
         if not self.plan.settings.ordered:
-            return f"{name}: copies that do not keep one order (spark.flux.replicas.ordered=false) cannot be moved"
+            return f"{name}: replicas that do not keep one order (spark.flux.replicas.ordered=false) cannot be moved"
         holders = [replica.worker for replica in table.stages[move.stage][move.partition]]
         if move.from_worker not in holders:
             held = ", ".join(map(str, holders))
@@ -188,7 +188,7 @@ class Moving:
                 target = placement.candidates(key, others, then=fewest_first, without={source})[0]
                 loads[target] = loads.get(target, 0) + 1
                 moves.append(Move(*key, source, target))
-        self.add(moves, "its copies were closer to each other than they need to be")
+        self.add(moves, "its replicas were closer to each other than they need to be")
         return bool(moves)
 
     # ---- the next to begin
@@ -224,7 +224,7 @@ class Moving:
                 loads = loads or copies_by_worker(table)
                 target = self._choose(job, table, placement, loads)
                 if target is None:
-                    job.waits = "no other worker may hold a copy of it"
+                    job.waits = "no other worker may hold a replica of it"
                     continue
                 job.move = replace(job.move, target=target)
             return Wanted(*job.key, job.move.target, job.move.from_worker, job.why, _moved(job, table).kind)
@@ -314,9 +314,9 @@ class Moving:
     def finish_as_repair(self, addition: Addition, now: float) -> None:
         """The target replaces another replica that was lost meanwhile, and the source stays. The move begins again."""
         job = self.under_way.pop(addition.key)
-        addition.why = "a copy was lost while another one moved"
+        addition.why = "a replica was lost while another one moved"
         self._repairs.note_repair(addition, now)
-        self._again(job, "another copy was lost meanwhile, and the new one takes its place", now)
+        self._again(job, "another replica was lost meanwhile, and the new one takes its place", now)
 
     # ---- losses
 
@@ -330,16 +330,14 @@ class Moving:
                 if listed:
                     self._again(job, "what was begun was lost", now)
                 else:
-                    self._given_up(job, f"worker {job.move.from_worker} has lost its copy, which is repaired", now)
+                    self._given_up(job, f"worker {job.move.from_worker} has lost its replica, which is repaired", now)
             elif not listed:
                 del self.under_way[key]
                 addition.from_worker, addition.why = (
                     None,
                     f"worker {job.move.from_worker} lost the copy that was moving",
                 )
-                text = (
-                    f"worker {job.move.from_worker} has lost its copy; the one on worker {addition.worker} replaces it"
-                )
+                text = f"worker {job.move.from_worker} has lost its replica; the one on worker {addition.worker} replaces it"
                 self._given_up(job, text, now)
 
     def put_back(self, addition: Addition) -> None:

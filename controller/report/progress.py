@@ -12,6 +12,7 @@ import numpy as np
 
 from controller.replicas.membership import Membership
 from flux.dataflow.plan import Plan
+from flux.dataflow.sink import guarantee
 
 
 class Totals(NamedTuple):
@@ -111,7 +112,11 @@ class Progress:
         mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
         self._by_stage[stage].add(report["primaries"] for report in mine)
         totals = self._by_stage[stage].totals()
-        return {
+        sink: dict[str, Any] = {}
+        if plan.sink is not None:
+            sink = {"sink": f"{plan.sink!r}, {guarantee(plan.sink)}", "sinkBytes": int(_total(mine, "sink_bytes"))}
+            sink["waitForSink"] = int(_total(mine, "sink_full"))
+        return sink | {
             "name": plan.name,
             "partitions": plan.partitions,
             "finished": totals.finished,

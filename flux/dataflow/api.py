@@ -18,6 +18,7 @@ import pyarrow as pa
 import flux
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.operator import Batches, Operator
+from flux.dataflow.sink import Outputs
 from flux.errors import SchemaError, UsageError
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
@@ -355,7 +356,7 @@ def source(
     return WorkerSource(named, read, partitions, schema, seeks)
 
 
-class Flow:
+class Flow(Outputs):
     """A stage with its inputs. Stages chain: ``Second(First(df))``; a flow may feed several stages."""
 
     def __init__(self, stage: Stage, inputs: list[Flow | Source]) -> None:

@@ -6,9 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flux.dataflow.plain import plain_batch
 from flux.errors import SchemaError
+
+#: What a small batch costs beside its rows, wherever batches are kept up to a bound in bytes.
+BATCH_BYTES = 256
 
 #: What can be looped over, and is meant as a whole.
 _ONE = (pa.RecordBatch, pa.Table, pa.Array, pa.ChunkedArray, str, bytes, dict)
@@ -66,9 +70,43 @@ def _ddl(schema: pa.Schema) -> str:
 
 
 def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Views of at most so many rows, and about so many bytes, in order; the same for the same batch."""
-    if batch.num_rows == 0:
+    """Views of at most so many rows, and about so many bytes, in order; the same for the same rows."""
+    rows = batch.num_rows
+    if rows == 0:
         return
-    step = min(rows_max, max(1, batch.num_rows * bytes_max // max(batch.nbytes, 1)))
-    for start in range(0, batch.num_rows, step):
+    if rows <= rows_max and batch.nbytes <= bytes_max:
+        yield batch
+        return
+    step = min(rows_max, max(1, rows * bytes_max // max(logical_bytes(batch), 1)))
+    for start in range(0, rows, step):
         yield batch.slice(start, step)
+
+
+def logical_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes of the values, the same for the same rows. ``nbytes`` is not: it counts what lies in buffers, and
+    these differ between replicas. It is hardly ever less."""
+    return int(sum([_bytes(column) for column in batch.columns]))
+
+
+def _bytes(values: Any) -> float:
+    kind, count = values.type, len(values)
+    if pa.types.is_struct(kind):
+        return sum([_bytes(child) for child in values.flatten()])
+    if pa.types.is_map(kind):
+        values = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        return 4 * count + _bytes(values.flatten())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return 4 * count + _bytes(values.flatten())
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    ):
+        return 4 * count + (pc.sum(pc.binary_length(values)).as_py() or 0)
+    if pa.types.is_null(kind):
+        return 0
+    try:
+        return float(count * kind.bit_width / 8)
+    except ValueError:  # what Spark has no type for
+        return float(values.nbytes)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from flux.dataflow.operator import Operator
+from flux.dataflow.sink import Sink
 from flux.settings import Settings
 
 #: Reads one partition of a source inside the workers. A ``None`` means "nothing just now, ask again".
@@ -56,7 +57,8 @@ class WorkerSourcePlan(SourcePlan):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """``edges_in`` in the order of the stage's inputs. ``collects``: keeps its output for egress tasks to fetch."""
+    """``edges_in`` in the order of the stage's inputs. ``collects``: keeps its output for egress tasks to fetch; ``sink``: takes
+    the output of a last stage, a copy of it for each partition."""
 
     id: int
     name: str
@@ -70,6 +72,7 @@ class StagePlan:
     edges_out: tuple[int, ...]
     output_mode: str = "complete"
     collects: bool = False
+    sink: Sink | None = None
 
 
 @dataclass(frozen=True)

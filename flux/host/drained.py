@@ -9,16 +9,25 @@ marked before. Whoever wants to know that rows are through asks this of all work
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from flux.stream.log import Log
+
+class Kept(Protocol):
+    """A log, or what is kept for a sink: numbers from ``base`` to ``end``."""
+
+    @property
+    def base(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    def __len__(self) -> int: ...
 
 
 class Drained:
     def __init__(self) -> None:
         self.times = 0
-        self._marks: dict[int, tuple[Log, int]] = {}  # what is still to leave: logs, each up to a sequence number
+        self._marks: dict[int, tuple[Kept, int]] = {}  # what is still to leave: logs, each up to a sequence number
 
-    def look(self, logs: Iterable[Log]) -> int:
+    def look(self, logs: Iterable[Kept]) -> int:
         """``logs``: all that there are now; what was in one that is gone is not ours to hand on any more."""
         mine = {id(log): log for log in logs}
         self._marks = {key: (log, end) for key, (log, end) in self._marks.items() if key in mine and log.base < end}

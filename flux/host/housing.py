@@ -115,6 +115,7 @@ class Housing:
     def _discard(self, key: PartitionKey) -> None:
         replica = self._hosted.replicas.pop(key)
         replica.close()
+        self._leaving.close(replica)
         self._turns.forget(key)
         self._subscriptions.discard(replica)
         for outlet in replica.outlets:

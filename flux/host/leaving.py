@@ -1,19 +1,21 @@
 """What leaves the dataflow from a worker: output of last stages, and the word that a partition of these is complete.
 
 Everything passes here, when it is committed and not before (design: leaving). Output that is kept for egress tasks is asked for;
-other output goes to the ``sink``, if there is one, from the primary.
+the output of a stage with a sink goes ``Outside``, from the primary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
 
 from flux.dataflow.collect import Collect
+from flux.dataflow.plan import Plan
+from flux.errors import QueryFailed
 from flux.host.effects import ToConnection, ToController
-from flux.replicas.outlet import Exit
+from flux.replicas.exit import Exit
 from flux.replicas.replica import Replica
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Chunk, Fetch
@@ -23,73 +25,102 @@ from partitioning.ids import PartitionKey
 CHUNK_BYTES = 4 << 20
 
 
-class Sink(Protocol):
-    """Who gets the committed output of last stages (design: sink). Called by the state machine: it hands on what it gets and does
-    not wait."""
+class Outside(Protocol):
+    """Brings the committed output of stages with a sink outside (design: sink). Called by the state machine: it hands on what it
+    gets and does not wait."""
 
     def has(self, stage: int, partition: int) -> int:
-        """Batches of a partition's output that it has for good, whoever primary was: positions below this number."""
+        """The outside has the positions below this number for good; 0: not known yet. Only of partitions that lead here."""
 
     def begins(self, stage: int, partition: int, position: int) -> None:
-        """A replica here is primary from now on, and the next batch is this one. After a take-over it may be one that the sink
-        has had; what lies between ``has`` and it is lost."""
+        """A replica here is primary from now on, and the next batch is this one. The outside may have it and more."""
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         """Batch ``position`` of a partition's output: one after the other from where it ``begins``."""
 
+    def ends(self, stage: int, partition: int) -> None:
+        """The replica is primary here no longer. What was not brought outside by now is its successor's."""
+
 
 class Leaving:
-    """``tell`` the shell. ``finished_at``: when the last partition here came to its end, by the wall clock."""
+    """``tell`` the shell. ``wake`` a replica that has room again. ``finished_at``: when the last partition here came to its end,
+    by the wall clock."""
 
     def __init__(
-        self, worker: int, replicas: Mapping[PartitionKey, Replica], tell: Callable[[ToConnection | ToController], None]
+        self,
+        worker: int,
+        plan: Plan,
+        replicas: Mapping[PartitionKey, Replica],
+        tell: Callable[[ToConnection | ToController], None],
+        wake: Callable[[PartitionKey], None],
     ) -> None:
-        self.sink: Sink | None = None
+        self.outside: Outside | None = None
         self.finished_at: float | None = None
         self._worker = worker
         self._replicas = replicas
         self._tell = tell
+        self._wake = wake
+        self._sinks = any(stage.sink is not None for stage in plan.stages)
+        self._kept_max = plan.settings.sink_max_bytes
 
     def open(self, replica: Replica) -> None:
-        """A replica is made: its output leaves here if its stage is a last one and somebody wants it."""
-        if self.sink is not None and not replica.stage.edges_out:
-            replica.exit = Exit()
+        """A replica is made: its output leaves here if its stage has a sink."""
+        if replica.stage.sink is not None:
+            replica.exit = Exit(self._kept_max)
+
+    def close(self, replica: Replica) -> None:
+        """A replica is given up."""
+        if replica.exit is not None and replica.exit.leads and self.outside is not None:
+            self.outside.ends(*replica.key)
+
+    def exits(self) -> Iterator[Exit]:
+        """What is kept here for sinks, also by secondaries: what they keep is not outside for certain."""
+        if self._sinks:
+            for replica in self._replicas.values():
+                if replica.exit is not None:
+                    yield replica.exit
 
     def flush(self) -> None:
         """Hand on what is committed by now."""
-        if self.sink is not None:
+        if self._sinks:
             for replica in self._replicas.values():
                 if replica.exit is not None:
-                    self._hand_on(replica, replica.exit, self.sink)
+                    if replica.primary and self.outside is not None:
+                        self._hand_on(replica, replica.exit, self.outside)
                     self.report(replica)
 
-    @staticmethod
-    def _hand_on(replica: Replica, out: Exit, sink: Sink) -> None:
-        """A secondary keeps its output until the sink has it: it may have to hand it on itself."""
+    def _hand_on(self, replica: Replica, out: Exit, outside: Outside) -> None:
+        """It is kept until the outside has it: the next primary may have to hand it on again."""
         if not out.leads:
-            out.forget(sink.has(*replica.key))
-            if not replica.primary:
-                return
             out.leads = True
-            sink.begins(*replica.key, out.next)
-        for position, batch in out.committed(replica.order.committed):
-            sink.write(*replica.key, position, batch)
+            outside.begins(*replica.key, out.left)
+        for position, batch in out.hand_on(replica.order.committed):
+            outside.write(*replica.key, position, batch)
+        full = not out.has_room
+        out.forget(outside.has(*replica.key))
+        if full and out.has_room:
+            self._wake(replica.key)
 
     def note_end(self, replica: Replica, wall: float) -> None:
         if replica.finished and not replica.outlets:
             self.finished_at = wall
 
     def report(self, replica: Replica) -> None:
-        """Once, when the end of a last stage's partition is committed and the sink has all of its output: the word may end the
+        """Once, when the end of a last stage's partition is committed and the outside has all of its output: the word may end the
         query."""
         if replica.complete and not replica.outlets and not replica.said_complete and self._has_left(replica):
+            if replica.exit is not None and replica.exit.left > replica.exit.position:
+                raise QueryFailed(
+                    f"{replica.where}: the sink says that the outside has {replica.exit.left} batches, and all its output are "
+                    f"{replica.exit.position}: positions count anew in each query, see SinkContext.query"
+                )
             replica.said_complete = True
             finished = PartitionFinished(node=self._worker, stage=replica.stage.id, partition=replica.partition)
             self._tell(ToController(finished))
 
-    def _has_left(self, replica: Replica) -> bool:
-        out = replica.exit
-        return out is None or self.sink is None or self.sink.has(*replica.key) >= out.position
+    @staticmethod
+    def _has_left(replica: Replica) -> bool:
+        return replica.exit is None or replica.exit.left >= replica.exit.position
 
     def on_fetch(self, connection: Hashable, fetch: Fetch) -> bool:
         """A part of kept output; False: it is not here, or not complete."""

@@ -91,7 +91,7 @@ class StageWorker:
         self._clock = clock
         self._turns = Turns(self.replicas)
         self._effects: deque[Effect] = deque()
-        self.leaving = Leaving(worker, self.replicas, self._effects.append)
+        self.leaving = Leaving(worker, plan, self.replicas, self._effects.append, self._turns.wake)
         self._housing = Housing(plan, self.hosted, self.subscriptions, self._turns, self.leaving, workers)
         self.producers = self._housing.producers
         self.log_meter = self._housing.log_meter
@@ -419,6 +419,7 @@ class StageWorker:
             self.subscriptions.relieve(now)
         if self._transfers.active:
             yield from self._copies_of_state(now)
+        self.leaving.flush()  # what became committed, or left, since the last time
         busy = True
         while busy:
             busy = False
@@ -436,7 +437,6 @@ class StageWorker:
                     self.on_answer(self.worker, effect.message, now)
                 else:
                     yield effect
-        self.leaving.flush()
         # After the rows that were just read here: their order goes with what there was to say.
         yield from self._pairing.poll(now, busy=bool(self._turns), wall_ahead=self.wall_ahead)
 

@@ -39,7 +39,7 @@ def stats(core: StageWorker) -> Statistics:
             if streams.first is not None
         ],
         "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
-        "drained": core.drained.look(producer.log for producer in core.producers.values()),
+        "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),
         "log_bytes": core.log_meter.bytes,
@@ -106,6 +106,7 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
     found: list[StageStatistics] = []
     for stage in core.plan.stages:
         mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
+        exits = [replica.exit for replica in mine.values() if replica.exit is not None and replica.primary]
         found.append(
             {
                 "primaries": [
@@ -116,6 +117,8 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
                 "queued": sum(replica.queued for replica in mine.values()),
                 "busy_s": round(sum(replica.busy_s for replica in mine.values()), 6),
                 "latency_ms": _percentiles_ms(core.latencies[stage.id]),
+                "sink_bytes": sum(out.bytes for out in exits),
+                "sink_full": sum(not out.has_room for out in exits),
             }
         )
     return found

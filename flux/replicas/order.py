@@ -38,7 +38,8 @@ class Peer:
     this primary has not come to yet, and the checksum there; ``copied_at``: steps that its copy of the state had;
     ``live_at_step``: what was committed when it first answered after that, at ``live_at_since`` (seconds);
     ``caught_up_reported``, ``safe``: what the controller has been told; ``stall_ms``: how long the copy took,
-    ``copy_bytes``: its size; ``copying``: it is under way, and orders would come too early."""
+    ``copy_bytes``: its size; ``copying``: it is under way, and orders would come too early; ``left``: it knows that
+    positions below have left the dataflow; for that alone it is not told again before ``left_at``."""
 
     kind: Kind
     incarnation: int
@@ -60,6 +61,8 @@ class Peer:
     stall_ms: float = 0.0
     copy_bytes: int = 0
     copying: bool = False
+    left: int = 0
+    left_at: float = 0.0
     heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
     since: float = 0.0  # then, or when it last owed nothing
     applied_as_told: int = -1  # when the controller was last told of the replicas here
@@ -77,6 +80,10 @@ class Peer:
     def catching_up(self) -> bool:
         """Whether it has the order, and still has to apply what came while its state was copied."""
         return self.live_at_step is not None and not self.live and not self.caught_up_reported
+
+    def wants_left(self, left: int, now: float) -> bool:
+        """Whether it is to be told that positions below ``left`` have left, though there is nothing else to say."""
+        return left > self.left and self.kind.applies and now >= self.left_at
 
     def send_again(self, now: float) -> None:
         assert self.acked is not None

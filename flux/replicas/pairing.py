@@ -139,6 +139,8 @@ class Pairing:
         committed = replica.order.committed
         if not replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
             return False
+        if replica.exit is not None:
+            replica.exit.forget(item.left)
         if replica.order.committed != committed:
             self._release(replica)
             self._wake(replica.key)
@@ -178,20 +180,23 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
     for replica in replicas:
         order = replica.order
         end, committed = order.end, order.committed
+        left = 0 if replica.exit is None else replica.exit.left
         for worker, peer in order.peers.items():
             if peer.acked is None or peer.copying:
                 continue
             probe = peer.catching_up or replica.held_back
             if peer.overdue(end, committed, now, PROBE_S if probe else again_s):
                 peer.send_again(now)
-            if peer.sent >= end and peer.told >= committed:
+            if peer.sent >= end and peer.told >= committed and not peer.wants_left(left, now):
                 continue
+            peer.left_at = now + again_s
             first = max(peer.sent, order.base)
             entries = order.since(first)[:ENTRIES_MAX]
             peer.sent = first + len(entries)
             peer.told = order.promise(peer, peer.sent) if order.alone(peer) else committed
             item = PartitionOrder(
-                replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told
+                replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told,
+                left,
             )  # fmt: skip
             by_worker.setdefault(worker, []).append(item)
     return by_worker
@@ -202,6 +207,7 @@ def seen(replica: Replica) -> PartitionSeen:
     return PartitionSeen(
         replica.stage.id, replica.partition, replica.incarnation, replica.order.term, replica.order.verified,
         replica.applied, replica.checked, replica.last_checksum,
+        0 if replica.exit is None else replica.exit.left,
     )  # fmt: skip
 
 
@@ -212,6 +218,7 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen, now: float) -> l
     if not replica.order.on_seen(worker, item.incarnation, item.received_below, item.applied):
         return []
     peer = replica.order.peers[worker]
+    peer.left = max(peer.left, item.left)
     reports: list[CaughtUp | Diverged] = []
     if (step := _differs(replica, peer, item)) is not None:
         reports.append(Diverged(replica.stage.id, replica.partition, worker, item.incarnation, step))

@@ -26,9 +26,10 @@ from flux.dataflow.user_code import closed
 from flux.errors import SchemaError, UserCodeError
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums
+from flux.replicas.exit import Exit
 from flux.replicas.kinds import Kind, active, replicated
 from flux.replicas.order import OrderLog
-from flux.replicas.outlet import Exit, Outlet
+from flux.replicas.outlet import Outlet
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
 from flux.replicas.waiting import Waiting, rows_of
@@ -63,7 +64,7 @@ class Replica:
         self.key = PartitionKey(stage.id, partition)
         self.incarnation = incarnation
         self.outlets = outlets
-        self.exit: Exit | None = None  # of a last stage whose output somebody wants
+        self.exit: Exit | None = None  # where the stage has a sink
         self.finished = False
         self.rows_in = 0
         self.rows_out = 0
@@ -83,6 +84,7 @@ class Replica:
         self._checksums = Checksums()
         self._limits = limits
         self._applies = kind.applies  # while another leads
+        self._takes_empty = stage.sink is not None and stage.sink.takes_empty
         self._compared = replicated(stage)  # its output, with that of the others
         self._alive_since = 0  # steps that were applied when it came to life
         self.waits = Waiting(stage.edges_in, partition, self.where)
@@ -238,7 +240,10 @@ class Replica:
 
     @property
     def has_room(self) -> bool:
-        """Whether the logs of its output take more."""
+        """Whether there is room for more of its output: in its logs and, while it leads, in what it keeps for its sink. A
+        secondary hears only later what has left."""
+        if self.exit is not None and self.primary and not self.exit.has_room:
+            return False
         return all(outlet.producer.has_room for outlet in self.outlets)
 
     def ready(self, now: float) -> bool:
@@ -248,6 +253,8 @@ class Replica:
         for outlet in self.outlets:  # asked more than once for every step
             if not outlet.producer.has_room:
                 return False
+        if self.exit is not None and self.primary and not self.exit.has_room:
+            return False
         if self._output is not None:
             return True
         if self.applied < self.order.end:
@@ -372,8 +379,9 @@ class Replica:
         """Order all that waits and that the order log has room for, so that the others need not wait for this replica's turn
         to apply it.
 
-        Not where there are timers: a step that is applied before these may set one that has to go before them."""
-        if self._timed:
+        Not where there are timers: a step that is applied before these may set one that has to go before them. Nor where there
+        is a sink: the others would apply it, and keep its output, however long this one waits for the sink."""
+        if self._timed or self.stage.sink is not None:
             return
         while self.waits.arrivals and not self.held_back:  # none: it has to catch up with the primary before it
             self._decide(now)
@@ -412,6 +420,8 @@ class Replica:
                 checked = conform(batch, self.stage.output_schema, what)
             except SchemaError as error:  # no row is at fault
                 raise UserCodeError(f"{self.where}, {self.method}(): {error}") from None
+            if self._takes_empty and not checked.num_rows:
+                yield checked
             yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
 
     def _emit(self) -> bool:

@@ -189,7 +189,7 @@ class Transfers:
         if peer.acked is not None and not peer.copying:
             return  # it has arrived, which the controller does not know yet
         self._number += 1
-        size = replica.state_bytes
+        size = replica.state_bytes + (0 if replica.exit is None else replica.exit.bytes)
         large = size > self._limits.inline_bytes
         phase = OutPhase.ROOM if large else OutPhase.BOUNDARY
         out = self._outgoing[name] = Outgoing(command, replica, self._number, phase, inline=size > 0 and not large)

@@ -41,6 +41,7 @@ from flux.shell.loop import (
     short_collections,
 )
 from flux.shell.pulse import Heart
+from flux.shell.sinks import Sinks
 from flux.shell.step_watch import StepWatch
 from flux.shell.transport import Port, Sockets, own_address
 from flux.stream.producer import ToWorker
@@ -90,6 +91,7 @@ class Worker:
         self._bell = self.sockets.bell()
         self._background = Background(self._bell)
         self.core: StageWorker | None = None
+        self._sinks = Sinks(plan, self._bell.ring)
         self._newest = NewestTable(plan.settings.resend_timeout)
         self._gathering = Gathering()
         self._rested_s = 0.0
@@ -127,6 +129,7 @@ class Worker:
             domain=domain.label(self.plan.settings.domain, socket.gethostname(), os.environ),
         )  # fmt: skip
         self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
+        self.core.leaving.outside = self._sinks
         self.core.note = self._heart.note
         self.core.note[KIND] = TURN  # commands that came with the welcome may open operators before the first turn
         self._open_lifeline(self.core, time.monotonic(), JOINING_SHARE)
@@ -170,6 +173,7 @@ class Worker:
     def _turn(self, core: StageWorker) -> None:
         self._turns += 1
         now = began = time.monotonic()
+        self._sinks.check()
         rows, steps = core.rows_in, core.steps
         core.wall_ahead = time.time() - now
         note = core.note
@@ -344,6 +348,7 @@ class Worker:
 
     def _close(self) -> None:
         self._heart.note[KIND] = TURN  # closing is code of the user's too
+        self._sinks.close()  # before the bell
         self._background.close()
         try:
             if self.core is not None:

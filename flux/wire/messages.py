@@ -197,7 +197,7 @@ class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied. ``term`` is the
-    epoch in which the sender became primary."""
+    epoch in which the sender became primary. The outside has the batches of the output at positions below ``left``."""
 
     stage: Id
     partition: Id
@@ -206,6 +206,7 @@ class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     first: Natural
     entries: list[OrderEntry]
     committed: Natural
+    left: Natural = 0
 
 
 class Orders(Message, frozen=True):
@@ -216,7 +217,8 @@ class Orders(Message, frozen=True):
 
 class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
     """All entries of the primary of ``term`` below ``received_below`` are received, all steps below ``applied`` applied;
-    ``checksum`` is the running checksum of the output of the steps below ``checked``."""
+    ``checksum`` is the running checksum of the output of the steps below ``checked``; ``left``: as in ``PartitionOrder``, as far
+    as it has been heard."""
 
     stage: Id
     partition: Id
@@ -226,6 +228,7 @@ class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
     applied: Natural
     checked: Natural
     checksum: Checksum
+    left: Natural = 0
 
 
 class OrdersSeen(Message, frozen=True):

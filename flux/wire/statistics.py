@@ -82,12 +82,15 @@ class Load(TypedDict, total=False):
 
 
 class StageStatistics(TypedDict, total=False):
-    """``latency_ms``: median and 99th percentile of the last steps, None before the first."""
+    """``latency_ms``: median and 99th percentile of the last steps, None before the first; ``sink_bytes``: of output that
+    the sink does not have yet; ``sink_full``: partitions that wait for it."""
 
     primaries: list[PrimaryRows]
     queued: Natural
     busy_s: float
     latency_ms: list[float] | None
+    sink_bytes: Natural
+    sink_full: Natural
 
 
 class Statistics(TypedDict, total=False):

@@ -98,7 +98,7 @@ def test_a_repair_falls_back_to_another_executor_of_the_host_and_is_mended_when_
     c.join(2, attempt=1)
     c.settle()
     assert together(c) == []
-    assert {event.why for event in c.events("move")} == {"its copies were closer to each other than they need to be"}
+    assert {event.why for event in c.events("move")} == {"its replicas were closer to each other than they need to be"}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -75,7 +75,7 @@ def test_a_drain_is_done_when_the_worker_has_left_and_given_up_when_it_is_lost_b
         c = Cluster(slots=4, partitions=4)
         number = c.core.next_request()
         c.take(c.core.drain(0, c.now, number))
-        assert c.core.request(number).standing.left == "2 copies on worker 0"
+        assert c.core.request(number).standing.left == "2 replicas on worker 0"
         if lost:
             c.lose(0)
             assert c.core.request(number).standing.why == "worker 0 was lost before being empty"

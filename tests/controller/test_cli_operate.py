@@ -323,7 +323,7 @@ def test_scale_is_done_when_workers_that_have_joined_have_their_share() -> None:
         core.rounds.joined(NOW)
         late = run("scale", "--workers", "3", "--timeout", "0.1")
         assert late.exit_code == REFUSED
-        assert "still to come: workers hold 3 to 4 copies, which are being evened out. It goes on" in late.stderr
+        assert "still to come: workers hold 3 to 4 replicas, which are being evened out. It goes on" in late.stderr
         assert "are given their share" in run("status").stdout
         done = run("scale", "--workers", "3")
         assert (done.exit_code, core.rounds.evening_out) == (DONE, False), done.output
@@ -345,7 +345,7 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
     lonely = core.table.stages[1][0][0].worker
     asked = run("fail", str(lonely), says="n\n")
     assert (asked.exit_code, core.told) == (REFUSED, [])
-    assert f"the query will FAIL: worker {lonely} has the only safe copy of Worst/0" in asked.stderr
+    assert f"the query will FAIL: worker {lonely} has the only safe replica of Worst/0" in asked.stderr
     assert "nothing was changed" in asked.stderr
     spare = next(worker for worker in range(3) if worker not in {r[0].worker for r in core.table.stages[1]})
     done = run("fail", str(spare), says="y\n")
@@ -364,7 +364,7 @@ def test_fail_says_which_partitions_would_wait_for_a_copy_that_is_far_behind(cor
     asked = run("fail", str(primary.worker), says="n\n")
     name = core.plan.stages[0].name
     assert f"{name}/0 will wait: worker {heir.worker} is 5,000 steps behind" in asked.stderr
-    assert f"only safe copy of {name}/0" not in asked.stderr
+    assert f"only safe replica of {name}/0" not in asked.stderr
     assert "5,000 behind" in run("partitions", "--stage", name).stdout
 
 

@@ -137,7 +137,7 @@ def test_a_lost_worker_ends_the_query_and_the_error_names_what_was_lost_and_why_
     assert all(isinstance(order, Stop) for order in orders(effects))
     assert isinstance(c.error, QueryFailed)
     assert "worker 1 (slot 1, h pid 1) was lost (another attempt of its task has come), and with it" in str(c.error)
-    assert "the only safe copy of Sums/1, Sink/0" in str(c.error)
+    assert "the only safe replica of Sums/1, Sink/0" in str(c.error)
     assert "replicas=1 do not survive" in str(c.error)
 
 

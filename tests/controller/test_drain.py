@@ -176,7 +176,7 @@ def test_when_the_rest_cannot_hold_everything_any_more_the_worker_stays_until_so
     assert c.holders()[0] in (0, 1)
     c.settle()
     assert 0 in c.all_holders()
-    assert c.core.report()["movesWaiting"] == ["no other worker may hold a copy of it"]
+    assert c.core.report()["movesWaiting"] == ["no other worker may hold a replica of it"]
     c.tick(DRAIN_TOLD_S + 1.0)
     (warning,) = c.events("warning")
     assert (warning.worker, warning.why) == (0, "still holds 1 replicas after 31 s")

@@ -91,7 +91,7 @@ def test_a_partition_of_which_only_a_witness_is_left_is_lost() -> None:
     assert kinds(c) == [ACTIVE, WITNESS]
     c.lose(c.holders()[0])
     assert isinstance(c.core.error, QueryFailed)
-    assert "the only safe copy of Sums/0" in str(c.core.error)
+    assert "the only safe replica of Sums/0" in str(c.core.error)
 
 
 def test_a_moved_witness_stays_a_witness() -> None:

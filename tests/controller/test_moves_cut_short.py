@@ -62,13 +62,13 @@ class TestLostHalfWay:
         c.confirm(4, c.table.epoch)
         c.complete()
         assert (len(c.holders()), c.core.repairs.done, c.core.moving.done) == (2, 1, 0)
-        assert "worker 0 has lost its copy, which is repaired" in c.events("move given up")[0].why
+        assert "worker 0 has lost its replica, which is repaired" in c.events("move given up")[0].why
 
     def test_the_only_copy_and_the_query_fails_as_without_a_move(self, step: str) -> None:
         c = self.half_way(step, source=0, replicas=1)
         c.lose(0)
         assert isinstance(c.core.error, QueryFailed)
-        assert "the only safe copy of Sums/0" in str(c.core.error)
+        assert "the only safe replica of Sums/0" in str(c.core.error)
 
     def test_a_primary_that_does_not_move_and_the_partition_is_repaired_before_it_moves(self, step: str) -> None:
         c = self.half_way(step, source=1)
@@ -150,7 +150,7 @@ class TestLostHalfWay:
         c = self.half_way(step, source=0)
         c.lose(0)
         c.lose(1)
-        assert "the only safe copy of Sums/0" in str(c.core.error)
+        assert "the only safe replica of Sums/0" in str(c.core.error)
 
 
 def test_once_the_source_is_dropped_the_target_is_one_that_may_take_over() -> None:

@@ -145,4 +145,4 @@ def test_kept_output_whose_input_is_gone_is_shown_only_by_a_replica_that_has_all
     if both_have_it:
         assert (c.core.phase, c.holders(stage=2)) == (QueryPhase.FINISHED, collecting[1:])
     else:
-        assert "the only safe copy" in str(c.core.error)
+        assert "the only safe replica" in str(c.core.error)

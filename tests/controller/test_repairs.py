@@ -54,7 +54,7 @@ def test_a_replica_between_live_and_safe_is_not_counted_on() -> None:
     c.caught_up(safe=False)
     c.lose(1)
     assert isinstance(c.core.error, QueryFailed)
-    assert "the only safe copy of Sums/0" in str(c.core.error)
+    assert "the only safe replica of Sums/0" in str(c.core.error)
     assert "More losses at once than replicas=2 survives" in str(c.core.error)
 
 

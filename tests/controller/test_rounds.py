@@ -191,7 +191,7 @@ def test_a_worker_that_waits_to_be_emptied_for_ever_does_not_keep_others_from_th
     c.take(c.core.drain(0, c.now))
     c.lose(2)
     c.settle()
-    assert c.core.report()["movesWaiting"] == ["no other worker may hold a copy of it"]
+    assert c.core.report()["movesWaiting"] == ["no other worker may hold a replica of it"]
     c.core.rounds.joined(c.now)
     c.tick(2 * SETTLED_S)
     assert "even" in {name for name, _ in policies.asked}

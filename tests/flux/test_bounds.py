@@ -92,7 +92,16 @@ EVERYTHING: Statistics = {
     "first_row_at": 0.5,
     "finished_at": None,
     "counters": {"stale": 8},
-    "stages": [{"primaries": [PrimaryRows(0, 1, 2, 1)], "queued": 9, "busy_s": 0.5, "latency_ms": [0.5, 1.5]}],
+    "stages": [
+        {
+            "primaries": [PrimaryRows(0, 1, 2, 1)],
+            "queued": 9,
+            "busy_s": 0.5,
+            "latency_ms": [0.5, 1.5],
+            "sink_bytes": 4,
+            "sink_full": 1,
+        }
+    ],
     "rss_bytes": 10,
     "cpu_s": 0.5,
     "load": {"at": 1.5, "replicas": [ReplicaWork(0, 1, 2, 0.5, 3, 4, 5, 6)], "rested_s": 0.5},

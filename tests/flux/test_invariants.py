@@ -19,8 +19,8 @@ from flux.host.hosted import Hosted
 from flux.host.stage_worker import StageWorker
 from flux.host.subscriptions import Subscriptions
 from flux.replicas.checksums import Checksums
+from flux.replicas.exit import Exit
 from flux.replicas.order import OrderLog
-from flux.replicas.outlet import Exit
 from flux.replicas.release import Release
 from flux.replicas.replica import Replica
 from flux.replicas.transfers import Transfers
@@ -102,7 +102,7 @@ def secondary() -> Replica:
 def with_an_exit() -> Replica:
     """It has given a batch that has not left yet."""
     replica = made(Plain)
-    replica.exit = Exit()
+    replica.exit = Exit(1 << 20)
     replica.lead(0, [])
     feed(replica, 0, 7)
     work(replica, 1.0)
@@ -188,7 +188,8 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (primary, lambda made: setattr(made.outlets[0].producer, "finished", True), "its partition end apart"),
     (primary, lambda made: setattr(made._checksums, "steps", 7), "the newest is that of 7 steps of 1"),
     (with_an_exit, lambda made: setattr(made, "stage", replace(made.stage, edges_out=(1,))), "in the middle leaves"),
-    (with_an_exit, lambda made: setattr(made.exit, "position", 9), "1 from 0 on, below 9"),
+    (with_an_exit, lambda made: setattr(made.exit, "position", 9), r"kept are \[0\], of 0 to 9"),
+    (with_an_exit, lambda made: made.exit._handed.append(made.exit._waiting.popleft()), "does not lead has handed on"),
     (primary, ended, "rows wait behind the end"),
     (primary, lambda made: made.waits.by_stream.update({StreamId(0, 3): deque()}), "and nothing does"),
     (

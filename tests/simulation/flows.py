@@ -16,7 +16,20 @@ from flux.dataflow.plan import Plan, StagePlan
 from flux.settings import Settings
 from tests.simulation.checkers import Ledger
 from tests.simulation.fetches import InSmallChunks
-from tests.simulation.stage_kinds import KINDS, MODELS, ROW, Delay, Row, Sink, Totals, TotalsSink, Watched, make_batch
+from tests.simulation.outside import SHARE, Goes
+from tests.simulation.stage_kinds import (
+    KINDS,
+    MODELS,
+    ROW,
+    Delay,
+    Giving,
+    Row,
+    Sink,
+    Totals,
+    TotalsSink,
+    Watched,
+    make_batch,
+)
 
 SECRET = b"of this query"
 #: So many of the random flows have timers, if they have a stage that can have some.
@@ -101,6 +114,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.sinks: list[Node] = []
         self.collect = 0
+        self.outside = False  # rows that arrive at a sink are handed on to one outside
         self._ids = 0
         self._spread = rng.choice([1, 3, 50])
 
@@ -215,7 +229,7 @@ class _Builder:
             totals = self._stage(Totals, [node], ("key",), mode)
             sink = self._stage(TotalsSink, [totals], ("key",))
         else:
-            sink = self._stage(Sink, [node], self._key())
+            sink = self._stage(Giving if self.outside else Sink, [node], self._key())
         self.sinks.append(sink)
 
 
@@ -250,10 +264,12 @@ def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) ->
 
 
 def chain(
-    ledger: Ledger, kinds: Sequence[Any], copies: int, partitions: int = 2, batches: int = 40, **settings: Any
-) -> Dataflow:
+    ledger: Ledger, kinds: Sequence[Any], copies: int, partitions: int = 2, batches: int = 40,
+    outside: bool = False, **settings: Any,
+) -> Dataflow:  # fmt: skip
     """One source of two partitions, that gives a batch of four rows each millisecond; stages of these kinds one after
-    the other, and a sink; everything in ``copies`` and fast enough, unless ``settings`` say otherwise."""
+    the other, and a sink, whose rows may go ``outside``; everything in ``copies`` and fast enough, unless ``settings`` say
+    otherwise."""
     builder = _Builder(random.Random(0), ledger, False, copies, copies)
     builder.rng, builder._spread = random.Random(0), 50  # the same rows for any number of copies
     data = SourceData("source", [[builder._rows(4) for _ in range(batches)] for _ in range(2)])
@@ -268,7 +284,7 @@ def chain(
     for kind in kinds:
         node = builder._stage(kind, [node], ("key",), partitions=partitions)
         builder.nodes.append(node)
-    sink = builder._stage(Sink, [node], ("key",), partitions=partitions)
+    sink = builder._stage(Giving if outside else Sink, [node], ("key",), partitions=partitions)
     given = {
         "ack_interval": 0.005,
         "resend_timeout": 0.1,
@@ -279,7 +295,8 @@ def chain(
     }
     chosen = replace(Settings.of(), **(given | settings))
     assert isinstance(sink.given, Flow)
-    plan = compile_plan([sink.given], chosen, lambda given: given, "q", SECRET)
+    ended = sink.given.to(Goes()) if outside else sink.given
+    plan = compile_plan([ended], chosen, lambda given: given, "q", SECRET)
     return Dataflow(plan, [data], [sink], 64 << 10, Delay in kinds)
 
 
@@ -303,14 +320,17 @@ def draw(
     timers: random.Random | None = None,
     collects: random.Random | None = None,
     fetched: bool = False,
+    outside: random.Random | None = None,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
     stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
-    the output is to be fetched, as it is where ``fetched``."""
+    the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead."""
     builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers)
     collected = collects is not None and (copies or copies_max) > 1 and collects.random() < COLLECTED_SHARE
     if collects is not None and (fetched or collected):
         builder.collect = collects.choice([1, 2, 3])
+    elif outside is not None:
+        builder.outside = outside.random() < SHARE
     for _ in range(rng.choice([1, 1, 2])):
         builder.source()
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
@@ -319,8 +339,15 @@ def draw(
         if not node.used or rng.random() < 0.15:
             builder.sink(node)
     settings = _settings(rng)
+    if builder.outside and outside is not None:
+        room = outside.choice([1, 2_000, 1 << 27])
+        settings = replace(settings, sink_max_bytes=room)
     plan = compile_plan(
-        [sink.given for sink in builder.sinks if isinstance(sink.given, Flow)],
+        [
+            sink.given.to(Goes()) if sink.kind is Giving else sink.given
+            for sink in builder.sinks
+            if isinstance(sink.given, Flow)
+        ],
         settings,
         lambda given: given,
         "q",

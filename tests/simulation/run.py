@@ -33,6 +33,7 @@ from tests.simulation.hearts import Hearts
 from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Network
+from tests.simulation.outside import Outside
 from tests.simulation.rivals import Rivals
 from tests.simulation.run_end import RunEnd
 from tests.simulation.server import Server
@@ -122,6 +123,7 @@ class Simulation:
                 random.Random(f"timers {seed}"),
                 random.Random(f"collects {seed}") if faults is None or collected else None,
                 collected,
+                random.Random(f"sinks {seed}") if faults is None else None,
             )
         )
         if dataflow is None:
@@ -143,6 +145,7 @@ class Simulation:
         self.rivals = Rivals(self)
         self.standing = Standing(self)
         self.fetches = Fetches(self)
+        self.outside = Outside(self)
         self.strikes = Strikes(self)
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}

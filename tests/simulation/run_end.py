@@ -51,7 +51,7 @@ class RunEnd:
             if isinstance(error, NonDeterministicInputError) and self.sim.faults.nondeterministic:
                 self.counts["runs ended by non-deterministic input"] += 1
                 return
-            if isinstance(error, QueryFailed) and "the only safe copy of" in str(error):
+            if isinstance(error, QueryFailed) and "the only safe replica of" in str(error):
                 reckless = self.sim.faults.reckless
                 self.counts["runs ended by a loss" + (" that was meant" if reckless else "")] += 1
                 self.check_rows(partly=True)
@@ -60,6 +60,7 @@ class RunEnd:
         if self.sim.settled and not self.sim.some_are_gone:
             self.check_drained()
         self.check_rows()
+        self.sim.outside.check()
 
     def _count_handshakes(self, producers: Any) -> None:
         self.counts["handshakes repeated after silence"] += sum(producer.resent_handshakes for producer in producers)

@@ -83,7 +83,7 @@ def a_row_is_there_twice_when_the_last_copy_is_lost(sim: Simulation) -> None:
         if process.core is not None and (1, 0) in process.core.replicas:
             rows = process.core.replicas[1, 0].operator.state["rows"]  # type: ignore[attr-defined]
             rows.append(rows[0])
-    sim.controller.board.error = QueryFailed("worker 1 was lost, and with it the only safe copy of sink/0")
+    sim.controller.board.error = QueryFailed("worker 1 was lost, and with it the only safe replica of sink/0")
     sim.end.check()
 
 

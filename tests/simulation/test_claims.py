@@ -208,7 +208,7 @@ def test_more_failures_at_once_end_the_query_and_give_no_wrong_result(copies: in
         sim.crash(sim.by_node[replica.worker])
     sim.run_until(lambda: sim.controller.phase == "ended")
     assert isinstance(sim.controller.error, QueryFailed)
-    assert "the only safe copy of" in str(sim.controller.error)
+    assert "the only safe replica of" in str(sim.controller.error)
 
 
 def test_survivors_go_on_before_anything_is_repaired() -> None:

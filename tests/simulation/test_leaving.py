@@ -1,80 +1,33 @@
-"""What leaves the dataflow: the committed output of last stages, once."""
+"""What leaves the dataflow: the committed output of last stages, once, whoever has handed it on."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from flux.host.stage_worker import StageWorker
-from flux.replicas.outlet import Exit
-from tests.simulation import flows, stage_kinds
+from flux.replicas.exit import Exit
+from flux.replicas.pairing import Pairing
+from tests.simulation import flows
 from tests.simulation.faults import Faults
 from tests.simulation.run import Simulation
-from tests.simulation.worker_process import WorkerProcess
+from tests.simulation.violation import Violation
 
 Patch = pytest.MonkeyPatch
-Left = dict[tuple[int, int], dict[int, Any]]
+MOMENTS = [0.006 + moment * 0.005 for moment in range(12)]
 
 
-class Giving(stage_kinds.Sink):
-    """Keeps its rows, and gives them as well."""
-
-    schema = stage_kinds.ROW
-
-    def open(self, context: Any) -> None:
-        super().open(context)
-        self.state["given"] = []
-
-    def process(self, batch: pa.RecordBatch) -> Any:
-        for _ in super().process(batch) or ():
-            pass
-        self.state["given"].append(batch.column("id").to_pylist())
-        yield batch.select(stage_kinds.ROW.names)
-
-
-class Noted:
-    """A sink that knows what it was given: by partition and position."""
-
-    def __init__(self) -> None:
-        self.left: Left = defaultdict(dict)
-        self.again: list[tuple[int, int, int]] = []
-        self.begun: list[tuple[int, int, int]] = []
-        self.gaps: list[tuple[int, int, int, int]] = []
-
-    def has(self, stage: int, partition: int) -> int:
-        return max(self.left[stage, partition], default=-1) + 1
-
-    def begins(self, stage: int, partition: int, position: int) -> None:
-        self.begun.append((stage, partition, position))
-        if position > self.has(stage, partition):
-            self.gaps.append((stage, partition, self.has(stage, partition), position))
-
-    def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
-        if position in self.left[stage, partition]:
-            self.again.append((stage, partition, position))
-        self.left[stage, partition].setdefault(position, []).append(batch.column("id").to_pylist())
-
-
-@pytest.fixture
-def noted(monkeypatch: Patch) -> Noted:
-    noted, welcomed = Noted(), WorkerProcess.welcomed
-
-    def with_a_sink(self: WorkerProcess, *given: Any) -> None:
-        welcomed(self, *given)
-        assert self.core is not None
-        self.core.leaving.sink = noted
-
-    monkeypatch.setattr(WorkerProcess, "welcomed", with_a_sink)
-    monkeypatch.setattr(flows, "Sink", Giving)
-    return noted
-
-
-def simulated(copies: int, crash_at: float | None = None) -> Simulation:
-    sim = Simulation(0, Faults(), copies, 3, lambda ledger: flows.chain(ledger, (), copies))
+def simulated(
+    copies: int, crash_at: float | None = None, seed: int = 0, call_s: float = 0.001, **settings: Any
+) -> Simulation:
+    """The laws of ``tests.simulation.outside`` are checked on the way and at the end. ``call_s``: what the outside takes for a
+    call at most."""
+    sim = Simulation(
+        seed, Faults(), copies, 3, lambda ledger: flows.chain(ledger, (), copies, outside=True, **settings)
+    )
+    sim.outside.call_s = call_s
     if crash_at is not None:
         sim.world.after(crash_at, lambda: sim.crash(sim.workers[1]))
     sim.run()
@@ -82,58 +35,82 @@ def simulated(copies: int, crash_at: float | None = None) -> Simulation:
     return sim
 
 
-def given(sim: Simulation) -> dict[tuple[int, int], list[list[int]]]:
-    """What the primaries at the end have given, by partition: a replica that was added last may still be behind."""
-    cores: Iterator[StageWorker] = (
-        worker.core for worker in sim.workers if worker.core is not None and not worker.dead
-    )
-    return {
-        key: replica.operator.state["given"]
-        for core in cores
-        for key, replica in core.replicas.items()
-        if replica.primary
-    }  # type: ignore[attr-defined]
-
-
-def contradictions(sim: Simulation, left: Left) -> list[tuple[int, int, int]]:
-    """What has left and is not what the survivors gave at that position: it was not committed."""
-    final = given(sim)
-    return [
-        (*key, position)
-        for key, batches in left.items()
-        for position, versions in batches.items()
-        if any(position >= len(final[key]) or version != final[key][position] for version in versions)
-    ]
-
-
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_without_faults_all_output_leaves_once_and_in_order(noted: Noted, copies: int) -> None:
+def test_without_faults_all_output_leaves_once_and_in_order(copies: int) -> None:
     sim = simulated(copies)
-    assert noted.again == []
-    assert {key: [batches[p] for p in sorted(batches)] for key, batches in noted.left.items()} == {
-        key: [[batch] for batch in batches] for key, batches in given(sim).items()
-    }
-    assert [list(batches) == sorted(batches) for batches in noted.left.values()] == [True] * len(noted.left)
+    assert sim.counts["rows outside"] == 320
+    assert sim.counts["writes that came again outside"] == 0
 
 
-MOMENTS = [0.006 + moment * 0.005 for moment in range(12)]
+def test_nothing_is_left_out_whoever_takes_over() -> None:
+    runs = [simulated(2, moment, seed, call_s) for moment in MOMENTS for seed, call_s in enumerate((0.0, 0.02, 0.3))]
+    assert sum(sim.counts["primaries that went on outside"] for sim in runs) > 0
+    assert sum(sim.counts["writes that came again outside"] for sim in runs) > 0
 
 
-def test_nothing_leaves_before_it_is_committed_whoever_takes_over(noted: Noted) -> None:
-    for moment in MOMENTS:
-        noted.left.clear()
-        sim = simulated(2, moment)
-        assert contradictions(sim, noted.left) == []
-        assert {key: [batches[p][0] for p in sorted(batches)] for key, batches in noted.left.items()} == given(sim)
-    assert noted.gaps == []
-    assert any(position for _, _, position in noted.begun), "a replica that took over went on in the middle"
+def test_a_sink_without_room_for_two_batches_is_slow_and_nothing_else() -> None:
+    assert simulated(2, MOMENTS[5], sink_max_bytes=1).counts["rows outside"] == 320
 
 
-def test_output_that_leaves_before_it_is_committed_is_seen(noted: Noted, monkeypatch: Patch) -> None:
-    committed = Exit.committed
-    monkeypatch.setattr(Exit, "committed", lambda self, below: committed(self, below + 1000))
-    found = []
-    for moment in MOMENTS:
-        noted.left.clear()
-        found += contradictions(simulated(2, moment), noted.left)
-    assert found
+# ---- without a rule
+
+
+def hands_on_what_is_not_committed(patch: Patch) -> None:
+    hand_on = Exit.hand_on
+    patch.setattr(Exit, "hand_on", lambda self, below: hand_on(self, below + 1000))
+
+
+def forgets_what_it_has_handed_on(patch: Patch) -> None:
+    """And tells the others, although the write may be lost with its worker."""
+    hand_on = Exit.hand_on
+
+    def careless(self: Exit, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for position, batch in list(hand_on(self, below)):
+            yield position, batch
+            self.forget(position + 1)
+
+    patch.setattr(Exit, "hand_on", careless)
+
+
+def copies_without_what_has_not_left(patch: Patch) -> None:
+    patch.setattr(Exit, "state", lambda self: (self.position, self.position, []))
+
+
+def secondaries_keep_nothing(patch: Patch) -> None:
+    follow = Pairing._follow
+
+    def forgetful(self: Pairing, replica: Any, item: Any) -> bool:
+        if replica.exit is not None:
+            replica.exit.forget(replica.exit.position)
+        return follow(self, replica, item)
+
+    patch.setattr(Pairing, "_follow", forgetful)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        hands_on_what_is_not_committed,
+        forgets_what_it_has_handed_on,
+        copies_without_what_has_not_left,
+        secondaries_keep_nothing,
+    ],
+)
+def test_a_broken_rule_of_sinks_is_seen(break_it: Any, monkeypatch: Patch) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(Violation):
+        crash_after_crash()
+
+
+def crash_after_crash() -> None:
+    for seed in range(20):
+        for moment in MOMENTS:
+            twice(seed, moment)
+
+
+def twice(seed: int, moment: float) -> None:
+    """A second worker dies when the first has been repaired."""
+    sim = Simulation(seed, Faults(), 2, 3, lambda ledger: flows.chain(ledger, (), 2, batches=200, outside=True))
+    sim.world.after(moment, lambda: sim.crash(sim.workers[1]))
+    sim.world.after(moment + 0.1, lambda: sim.crash(sim.workers[0]))
+    sim.run()

@@ -62,7 +62,7 @@ OLD, OTHER, NEW = ReplicaAt(10, 0), ReplicaAt(11, 0), ReplicaAt(10, 5, False)
 
 
 def an_answer_of_an_earlier_life_comes_late() -> str:
-    """Worker 10 has lost its copy and is to get another. What its first copy had asked for has gone since."""
+    """Worker 10 has lost its replica and is to get another. What its first copy had asked for has gone since."""
     producer = with_three_batches(OLD, OTHER)
     resumed(11, producer, 0, 0)
     fill(producer)

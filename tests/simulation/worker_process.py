@@ -82,7 +82,8 @@ class WorkerProcess(Process):
             self.core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
             self.core.subscriptions.credit.floor = self.sim.dataflow.credit_floor
             self.core.reading.open_reader = self._open
-            self.core.reading.idle_s = self.sim.idle_source_s
+            self.core.reading.idle_s = self.core.reading.idle_max_s = self.sim.idle_source_s
+            self.core.leaving.outside = self.sim.outside.of(self)
             self.sim.by_node[self.node] = self
             self.sim.welcomed(self)
             self.sim.ledger.watch_worker(self.core)

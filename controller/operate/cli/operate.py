@@ -196,7 +196,7 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
     late = {(row.stage, row.partition): row for row in others if row.behind}
     lost = [f"{r.stage}/{r.partition}" for r in here if (r.stage, r.partition) not in safe | late.keys()]
     primaries = [(row.stage, row.partition) for row in here if row.role == "primary"]
-    lines = [f"worker {worker} holds {count(len(here), 'copy', 'copies')}, {len(primaries)} of them primary"]
+    lines = [f"worker {worker} holds {count(len(here), 'replica')}, {len(primaries)} of them primary"]
     for key in primaries:
         if key in late and key not in safe:
             heir = late[key]
@@ -205,7 +205,7 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
             )
     if lost:
         named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
-        lines.append(f"the query will FAIL: worker {worker} has the only safe copy of {named}")
+        lines.append(f"the query will FAIL: worker {worker} has the only safe replica of {named}")
     return lines
 
 

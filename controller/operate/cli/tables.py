@@ -22,7 +22,7 @@ from controller.operate.requests import (
     WorkerStatus,
 )
 from controller.report.events import Event
-from controller.wording import named
+from controller.wording import count, named
 
 #: Partitions in one frame of ``flux top``.
 TOP_PARTITIONS = 15
@@ -118,6 +118,12 @@ def head(query: Status) -> Text:
     )
     if query.copies_on:
         text.append(f"\ncopies of a partition are on {query.copies_on}")
+    for stage in query.stages:
+        if stage.sink:
+            text.append(f"\n{stage.name} goes to {stage.sink}; {size(stage.sink_bytes)} still to go")
+        if stage.wait_for_sink:
+            waiting = count(stage.wait_for_sink, "partition")
+            text.append(f"\n{waiting} of {stage.name} cannot go on before the sink has taken more", style="yellow")
     if query.missing_slots:
         text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
     if query.evening_out:

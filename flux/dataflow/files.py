@@ -1,0 +1,193 @@
+"""Parquet files as a sink: where a file ends is decided by ordered steps, so every replica would write the same files (design:
+files).
+
+A stage of its own passes rows on and ends a file with a batch without rows, when it has its size or its time is over. The
+sink collects the rows of a file, writes them under a hidden name, and renames it: a file appears whole. Its name has the
+positions of its rows, which is how a new primary knows where to go on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from flux.dataflow.batches import BATCH_BYTES, logical_bytes, split
+from flux.dataflow.operator import Operator
+from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
+from flux.errors import UsageError
+from flux.settings import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from flux.dataflow.api import Flow
+
+#: Name of the timer that ends a file.
+_ROLL = "roll"
+
+
+def to_parquet(
+    flow: Flow, path: str, *, partitions: int = 1, roll_bytes: int | str = "32m", roll_every: float | str = "10s"
+) -> FlowTo:
+    """Write the output of a flow as parquet files into a folder, each row once, whatever is lost meanwhile. Spark may read
+    the folder at any moment: files appear whole. A query that is started again adds files of its own.
+
+    path        an absolute path that all workers reach, or a URI that pyarrow.fs knows
+    partitions  how many write at the same time, 1 to 4096
+    roll_bytes  a file ends when it has so many bytes before compression
+    roll_every  a file ends so long after its first row, in seconds or as "10s", also if nothing more comes
+    """
+    from flux.dataflow.api import StageWith, stage
+
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"to_parquet wants the path of a folder, got {path!r}")
+    size, seconds = parse_bytes("roll_bytes", roll_bytes), parse_seconds("roll_every", roll_every)
+    if size < 1 or seconds <= 0:
+        raise UsageError(f"roll_bytes and roll_every must be above zero, got {roll_bytes!r} and {roll_every!r}")
+    where = path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    try:
+        fs.FileSystem.from_uri(where)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"to_parquet cannot write to {path!r}: {error}") from error
+    files = stage(partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.files")(Files)
+    ended = StageWith(files, (size, seconds), {})(flow)
+    return FlowTo(ended, ParquetFiles(where, 2 * size))  # a file may be smaller than that by one byte, and get a part
+
+
+class Files(Operator):
+    """Passes rows on. A batch without rows says that a file ends."""
+
+    snapshot_classes = ()
+
+    def __init__(self, roll_bytes: int, roll_s: float) -> None:
+        self._roll_bytes = roll_bytes
+        self._roll_s = roll_s
+        self._bytes = 0  # of the file that is open; 0: none is
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        # In parts, each with the end of its file: the sink writes one while the next waits for room.
+        for part in split(batch, batch.num_rows, self._roll_bytes):
+            if not self._bytes:
+                self.context.set_timer(self.context.now + self._roll_s, _ROLL)
+            self._bytes += BATCH_BYTES + logical_bytes(part)
+            yield part
+            if self._bytes >= self._roll_bytes:
+                self.context.cancel_timer(_ROLL)
+                yield self._end()
+
+    def on_timer(self, name: str) -> Iterator[pa.RecordBatch]:
+        if self._bytes:
+            yield self._end()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        if self._bytes:
+            yield self._end()
+
+    def _end(self) -> pa.RecordBatch:
+        self._bytes = 0
+        return pa.RecordBatch.from_pylist([], schema=self.context.schemas[0])
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
+        return schemas[0]
+
+    def snapshot(self) -> Any:
+        return {"bytes": self._bytes}
+
+    def restore(self, snapshot: Any) -> None:
+        self._bytes = snapshot["bytes"]
+
+
+class ParquetFiles(Sink):
+    """``path``: a folder. A file has the rows of the positions from ``first`` to below ``next``, as its name says."""
+
+    exactly_once = True
+    takes_empty = True
+
+    def __init__(self, path: str, holds_bytes: int) -> None:
+        self.path = path
+        self.holds_bytes = holds_bytes
+
+    def __repr__(self) -> str:
+        return f"parquet files in {self.path}"
+
+    def check(self, schema: pa.Schema) -> None:
+        if not len(schema):
+            raise ValueError("rows without columns leave nothing in a file")
+        pq.write_table(schema.empty_table(), pa.BufferOutputStream())
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._fs, self._folder = fs.FileSystem.from_uri(self.path)
+        self._fs.create_dir(self._folder, recursive=True)
+        self._rows: list[pa.RecordBatch] = []
+        self._first = 0  # position of the first of these
+
+    def committed(self, partition: int) -> int:
+        """Through the files of this query that follow each other from the start."""
+        name = re.compile(rf"(\.?)part-{partition:05}-{re.escape(self._context.query)}-(\d+)-(\d+)\.parquet(?:\.\w+)?")
+        spans = {}
+        for info in self._fs.get_file_info(fs.FileSelector(self._folder)):
+            found = name.fullmatch(info.base_name)
+            if found is not None and found[1]:
+                self._delete(
+                    info.path
+                )  # of a writer that was lost; where he only was slow, he has nothing to say any more
+            elif found is not None:
+                spans[int(found[2])] = int(found[3])
+        at = 0
+        while at in spans:
+            at = spans.pop(at)
+        if spans:
+            raise FileNotFoundError(
+                f"{self._folder}: a file of partition {partition} that begins with position {at} is missing, files from "
+                f"{min(spans)} on are there. Do not remove files while the query runs"
+            )
+        return at
+
+    def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
+        if not self._rows:
+            self._first = position.sequence
+        if batch.num_rows:
+            self._rows.append(batch)
+            return self._first
+        if self._rows:
+            self._write(position)
+        return None
+
+    def _write(self, position: Position) -> None:
+        name = (
+            f"part-{position.partition:05}-{self._context.query}-{self._first:010}-{position.sequence + 1:010}.parquet"
+        )
+        hidden, shown = f"{self._folder}/.{name}.{uuid.uuid4().hex}", f"{self._folder}/{name}"
+        with self._fs.open_output_stream(hidden) as out:
+            pq.write_table(pa.Table.from_batches(self._rows), out)
+        # A primary that was given up may do the same at this moment: its file has the same rows.
+        if self._fs.get_file_info(shown).type is fs.FileType.File:
+            self._delete(hidden)
+        elif isinstance(self._fs, fs.LocalFileSystem):
+            _to_disk(hidden)
+            self._fs.move(hidden, shown)
+            _to_disk(self._folder)
+        else:
+            self._fs.move(hidden, shown)
+        self._rows = []
+
+    def _delete(self, path: str) -> None:
+        try:
+            self._fs.delete_file(path)
+        except FileNotFoundError:
+            pass
+
+
+def _to_disk(path: str) -> None:
+    """What is renamed next is forgotten by the replicas: it must be there after a power failure, too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

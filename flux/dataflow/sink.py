@@ -1,0 +1,170 @@
+"""Where the output of a flow goes outside: the contract of a sink, and the flow that ends in one (design: sink).
+
+Every replica runs an operator, so an effect on the outside would happen once per replica. A sink is the exception: only the
+primary calls it, and only with committed output.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+
+import flux
+from flux.errors import UsageError
+
+if TYPE_CHECKING:
+    from flux.dataflow.api import Flow
+
+#: What ``Sink.is_transient`` takes for transient unless it says otherwise.
+TRANSIENT = (ConnectionError, TimeoutError, InterruptedError)
+
+
+class Position(NamedTuple):
+    """Of a batch in the output of a stage: the same on every replica, and after every take-over. ``sequence`` counts the
+    batches of the partition from 0."""
+
+    partition: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """What a sink is opened with. ``query``: the id of the query, another one for each start; ``partitions`` of the stage
+    whose output it takes."""
+
+    query: str
+    stage: str
+    partition: int
+    partitions: int
+
+
+class Sink:
+    """Takes the committed output of the last stage of a flow: derive from it, define ``write``, and give an instance to
+    ``flow.to``. The instance is a pattern: each partition works with a copy of its own, in a thread besides the worker's.
+
+    A primary that was given up may still have a ``write`` under way while its successor asks ``committed``. Output is
+    therefore exactly once only if such a late write cannot land behind that answer: because the rows and their position are
+    stored in one transaction that checks the position, or because both write the same. A sink that sees to it sets
+    ``exactly_once``; any other is at least once."""
+
+    #: Whether each row lands once, also after a take-over. Said in ``query.status``.
+    exactly_once: ClassVar[bool] = False
+    #: Bytes that ``write`` may leave unwritten at most (it has returned a sequence number): they are kept by the replicas.
+    holds_bytes: int = 0
+    #: Whether ``write`` is called for batches without rows, too.
+    takes_empty: ClassVar[bool] = False
+
+    def check(self, schema: pa.Schema) -> None:
+        """Called before the query starts, in the program that starts it. What it raises refuses the schema of the output."""
+
+    def open(self, context: SinkContext) -> None:
+        """Called before everything else, when a replica of the partition becomes primary."""
+
+    def committed(self, partition: int) -> int | None:
+        """The sequence number of the first batch of this query (``SinkContext.query``: each starts at 0) that the outside
+        does not have yet. None: the outside cannot tell; then batches may come again after a take-over."""
+        return None
+
+    def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
+        """Bring a batch outside. Returns None when it is there; a sink that collects returns the sequence number of the first
+        batch that the outside does not have yet. Batches come in order, without gaps. A write at a position that the outside
+        has already, which may be that of a primary that was given up, must change nothing; it may raise."""
+        raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
+
+    def is_transient(self, error: Exception) -> bool:
+        """Whether a call that raised this is repeated, with growing pauses, for up to ``spark.flux.sink.retryTimeout``. Any
+        other error ends the query."""
+        return isinstance(error, TRANSIENT)
+
+    def close(self) -> None:
+        """Called once: the partition has moved, or the query has ended."""
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class FunctionSink(Sink):
+    """Calls a function for each batch; see ``Outputs.foreach_batch``."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def write(self, batch: pa.RecordBatch, position: Position) -> None:
+        self._function(batch, position)
+
+    def __repr__(self) -> str:
+        return f"foreach_batch({getattr(self._function, '__name__', type(self._function).__name__)})"
+
+
+class FlowTo:
+    """A flow whose output goes into a sink: what there is left to do is to start it."""
+
+    def __init__(self, flow: Flow, sink: Sink) -> None:
+        self.flow = flow
+        self.sink = sink
+
+    def start(self, queryName: str | None = None, spark: Any = None, **options: Any) -> Any:  # noqa: N803
+        """Run as a query of its own in the background, as ``Flow.start`` does."""
+        return flux.start(self, queryName=queryName, spark=spark, **options)
+
+    def explain(self, spark: Any = None, **options: Any) -> None:
+        """Print what would run, as ``Flow.explain`` does."""
+        print(flux.explain(self, spark=spark, **options))
+
+    def __repr__(self) -> str:
+        return f"<{self.flow!r} to {self.sink!r}>"
+
+
+def guarantee(sink: Sink) -> str:
+    return "exactly once" if sink.exactly_once else "at least once"
+
+
+def flow_of(given: Flow | FlowTo) -> Flow:
+    return given.flow if isinstance(given, FlowTo) else given
+
+
+class Outputs:
+    """What a flow can end in."""
+
+    def to(self, sink: Sink) -> FlowTo:
+        """The flow with its output going into a sink: partition p of its last stage writes partition p. Start it with
+        ``start()``, or several with ``flux.start``."""
+        if not isinstance(sink, Sink):
+            hint = ""
+            if inspect.isclass(sink) and issubclass(sink, Sink):
+                hint = f"; make one: flow.to({sink.__name__}(...))"
+            elif callable(sink):
+                hint = "; flow.foreach_batch(function) takes a function"
+            raise UsageError(f"flow.to() wants an instance of a class derived from flux.Sink, got {sink!r}{hint}")
+        if type(sink).write is Sink.write:
+            raise UsageError(f"class {type(sink).__name__} must define write(self, batch, position) to be a sink")
+        return FlowTo(self, sink)  # type: ignore[arg-type]
+
+    def foreach_batch(self, function: Callable[[pa.RecordBatch, Position], Any]) -> FlowTo:
+        """Call a function in the workers with each batch of committed output and its position, in several threads if
+        several partitions are on one worker: at least once, because after
+        a take-over the last batches come again, under the same positions. For exactly once derive from ``flux.Sink``."""
+        if not callable(function):
+            raise UsageError(f"foreach_batch wants a function of a batch and its position, got {function!r}")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError:
+            raise UsageError(
+                f"the function of foreach_batch must take two arguments, the batch and its position; got "
+                f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+            ) from None
+        except ValueError:
+            pass  # it does not say, as some that are written in C
+        return self.to(FunctionSink(function))
+
+    def to_parquet(
+        self, path: str, *, partitions: int = 1, roll_bytes: int | str = "32m", roll_every: float | str = "10s"
+    ) -> FlowTo:
+        """Write the output as parquet files into a folder; see ``flux.to_parquet``."""
+        from flux.dataflow.files import to_parquet
+
+        return to_parquet(self, path, partitions=partitions, roll_bytes=roll_bytes, roll_every=roll_every)  # type: ignore[arg-type]

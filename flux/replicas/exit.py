@@ -1,0 +1,92 @@
+"""Where the output of a replica leaves the dataflow, and what is kept until the outside has it (design: sink)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+import pyarrow as pa
+
+from flux.dataflow.batches import BATCH_BYTES, logical_bytes
+
+#: Step, position, batch.
+Held = tuple[int, int, pa.RecordBatch]
+
+
+class Exit:
+    """``position`` of the next batch: every replica numbers its output alike, because it is the same. A batch is kept until the
+    outside has it, whoever has handed it on: this replica may have to do it again. ``left``: the outside has the positions
+    below; ``leads``: the outside has been told where this replica goes on; ``bytes`` that are kept."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.position = 0
+        self.left = 0
+        self.leads = False
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._handed: deque[Held] = deque()
+        self._waiting: deque[Held] = deque()
+
+    def __len__(self) -> int:
+        return len(self._handed) + len(self._waiting)
+
+    # ---- as a log, for whoever waits until everything has left
+
+    @property
+    def base(self) -> int:
+        return self.left
+
+    @property
+    def end(self) -> int:
+        return self.position
+
+    # ---- in and out
+
+    @property
+    def has_room(self) -> bool:
+        return self.bytes < self._bytes_max
+
+    def add(self, step: int, batch: pa.RecordBatch) -> None:
+        if self.position >= self.left:  # else an earlier primary has handed it on
+            self._keep((step, self.position, batch))
+        self.position += 1
+
+    def _keep(self, held: Held) -> None:
+        self._waiting.append(held)
+        self.bytes += _cost(held)
+
+    def hand_on(self, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Position and batch of what the steps below have given, each once."""
+        while self._waiting and self._waiting[0][0] < below:
+            held = self._waiting.popleft()
+            self._handed.append(held)
+            yield held[1], held[2]
+
+    def forget(self, below: int) -> None:
+        """The outside has the positions ``below`` for good."""
+        self.left = max(self.left, below)
+        for kept in (self._handed, self._waiting):
+            while kept and kept[0][1] < below:
+                self.bytes -= _cost(kept.popleft())
+
+    # ---- copies
+
+    def state(self) -> tuple[int, int, list[Held]]:
+        """What a copy of the replica needs: it may have to hand on what this one keeps."""
+        return self.position, self.left, list(chain(self._handed, self._waiting))
+
+    def adopt(self, state: tuple[int, int, list[Held]]) -> None:
+        self.position, self.left, kept = state
+        for held in kept:
+            self._keep(held)
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        kept = [held[1] for held in chain(self._handed, self._waiting)]
+        assert kept == list(range(self.left, self.position)), f"kept are {kept}, of {self.left} to {self.position}"
+        assert self.leads or not self._handed, "a replica that does not lead has handed on output"
+
+
+def _cost(held: Held) -> int:
+    return BATCH_BYTES + logical_bytes(held[2])

@@ -1,0 +1,272 @@
+"""The threads of a worker in which sinks are called: a slow or failing outside holds up no partition (design: sink).
+
+What is to be done for a partition lies in its line, and one thread at a time works it off, in order: open a copy of the sink
+and ask what the outside has; write; close. What an earlier life of the line has still under way goes first.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from flux.dataflow.batches import BATCH_BYTES, logical_bytes
+from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.sink import Position, Sink, SinkContext
+from flux.dataflow.user_code import closed, user_traceback
+from flux.errors import FluxError, QueryFailed, UserCodeError
+from partitioning.ids import PartitionKey
+
+log = logging.getLogger("flux")
+
+#: Most threads of one worker. Sinks wait for the outside, or write files without holding the interpreter.
+THREADS_MAX = 8
+#: Pause before a call that failed is repeated: at first, and twice as long each time up to the longest.
+PAUSE_S, PAUSE_MAX_S = 0.05, 5.0
+#: How long the end of a worker waits for calls under way.
+CLOSE_S = 5.0
+#: How long an error waits for the news that the partition is led elsewhere: the outside may have refused a late write.
+LED_ELSEWHERE_S, LOOK_S = 1.0, 0.02
+
+
+class Job(NamedTuple):
+    """``life``: of the primary that it is for."""
+
+    life: int
+    do: Callable[[], None]
+
+
+class _Over(Exception):
+    """The partition is led elsewhere by now, or the worker ends."""
+
+
+class Line:
+    """What is to be done for one partition. ``life``: counts the primaries here; ``broken``: the life in which a call has failed:
+    nothing more is done for it, because what follows would lie behind a hole; ``has``: what the outside has, as far as this
+    life knows; ``kept``: batches that the sink has taken and not brought outside yet, and their bytes."""
+
+    def __init__(self, stage: StagePlan, partition: int) -> None:
+        self.stage = stage
+        self.partition = partition
+        self.life = 0
+        self.broken = -1
+        self.has = 0
+        self.jobs: deque[Job] = deque()
+        self.served = False
+        self.sink: Sink | None = None
+        self.first = 0  # the outside had what lies below when this life began
+        self.kept: deque[tuple[int, int]] = deque()
+
+    @property
+    def where(self) -> str:
+        return f"sink {self.stage.sink!r} of stage {self.stage.name}, partition {self.partition}"
+
+    def lives(self, life: int) -> bool:
+        return self.life == life != self.broken
+
+
+class Failed(NamedTuple):
+    line: Line
+    life: int
+    error: FluxError
+
+
+class Sinks:
+    """``ring``: wakes the worker's loop, when the outside has more than before or something has failed."""
+
+    def __init__(self, plan: Plan, ring: Callable[[], None]) -> None:
+        self._plan = plan
+        self._ring = ring
+        self._retry_s = plan.settings.sink_retry_timeout
+        self._kept_max = plan.settings.sink_max_bytes
+        self._lines: dict[PartitionKey, Line] = {}
+        self._lock = threading.Lock()
+        self._ready: SimpleQueue[Line | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+        self._failed: SimpleQueue[Failed] = SimpleQueue()
+
+    def check(self) -> None:
+        """Raises what a sink has raised that is not transient, if its partition is still led here."""
+        while not self._failed.empty():
+            failed = self._failed.get()
+            if failed.line.life == failed.life:
+                raise failed.error
+            _note_led_elsewhere(failed.line, failed.error)
+
+    # ---- for the state machine
+
+    def has(self, stage: int, partition: int) -> int:
+        return self._lines[PartitionKey(stage, partition)].has
+
+    def begins(self, stage: int, partition: int, position: int) -> None:
+        key = PartitionKey(stage, partition)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(self._plan.stages[stage], partition)
+        with self._lock:
+            line.life, line.has = line.life + 1, 0
+        self._give(line, partial(self._open, line, line.life, position))
+
+    def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        self._give(line, partial(self._write, line, line.life, Position(partition, position), batch))
+
+    def ends(self, stage: int, partition: int) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        with self._lock:
+            line.life += 1
+            line.jobs.clear()
+        self._give(line, partial(self._close, line))
+
+    def _give(self, line: Line, do: Callable[[], None]) -> None:
+        with self._lock:
+            line.jobs.append(Job(line.life, do))
+            serve, line.served = not line.served, True
+        if serve:
+            if len(self._threads) < min(THREADS_MAX, len(self._lines)):
+                thread = threading.Thread(target=self._run, name="flux-sink", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._ready.put(line)
+
+    # ---- in the threads
+
+    def _run(self) -> None:
+        """Lines take turns, call by call."""
+        while (line := self._ready.get()) is not None:
+            with self._lock:
+                job = line.jobs.popleft() if line.jobs else None
+            if job is not None:
+                try:
+                    job.do()
+                except _Over:
+                    pass
+                except BaseException as error:  # the user's, also sys.exit()
+                    self._fail(line, job.life, error)
+            with self._lock:
+                line.served = bool(line.jobs)
+                if line.served:
+                    self._ready.put(line)
+
+    def _open(self, line: Line, life: int, position: int) -> None:
+        self._close(line)
+        stage, partition = line.stage, line.partition
+        sink = copy.deepcopy(stage.sink)
+        assert sink is not None
+        context = SinkContext(self._plan.query, stage.name, partition, stage.partitions)
+        self._patiently(line, life, sink, partial(sink.open, context))
+        line.sink = sink
+        has = self._patiently(line, life, sink, partial(sink.committed, partition))
+        line.first = position if has is None else _whole(line, "committed", has)
+        if line.first < position:
+            raise QueryFailed(
+                f"{line.where}: the outside has the first {line.first} batches, and had {position} before; what was in "
+                "between is lost there, and no replica keeps it any more"
+            )
+        self._note(line, life, line.first)
+
+    def _write(self, line: Line, life: int, position: Position, batch: pa.RecordBatch) -> None:
+        sink, sequence = line.sink, position.sequence
+        if sequence < line.first or sink is None:
+            return
+        lacks = self._patiently(line, life, sink, partial(sink.write, batch, position))
+        lacks = sequence + 1 if lacks is None else _whole(line, "write", lacks)
+        if lacks > sequence + 1:
+            raise UserCodeError(f"{line.where}: write() of batch {sequence} returned {lacks}")
+        line.kept.append((sequence, BATCH_BYTES + logical_bytes(batch)))
+        while line.kept and line.kept[0][0] < lacks:
+            line.kept.popleft()
+        kept = sum([nbytes for _, nbytes in line.kept]) if not line.jobs else 0
+        if kept >= self._kept_max:
+            raise UserCodeError(
+                f"{line.where}: it has collected {kept:,} bytes since batch {lacks} and brought nothing outside, and no more "
+                "will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in holds_bytes how much "
+                "is collected"
+            )
+        self._note(line, life, lacks)
+
+    def _patiently(self, line: Line, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
+        """The result of a call, which is repeated after a transient error."""
+        began, pause = time.monotonic(), PAUSE_S
+        while True:
+            if not line.lives(life) or self._closing.is_set():
+                raise _Over
+            try:
+                return call()
+            except Exception as error:
+                if not sink.is_transient(error) or time.monotonic() - began >= self._retry_s:
+                    raise
+                log.warning("%s: %s: %s; it is tried again", line.where, type(error).__name__, error)
+            self._closing.wait(pause)
+            pause = min(2 * pause, PAUSE_MAX_S)
+
+    def _note(self, line: Line, life: int, has: int) -> None:
+        with self._lock:
+            if not line.lives(life):
+                return
+            line.has = max(line.has, has)
+        self._ring()
+
+    def _close(self, line: Line) -> None:
+        line.kept.clear()
+        if line.sink is not None:
+            sink, line.sink = line.sink, None
+            closed(line.where, sink.close)
+
+    def _fail(self, line: Line, life: int, error: BaseException) -> None:
+        """Of who is no longer primary, only the log hears: the outside may well refuse him."""
+        with self._lock:
+            if line.life == life:
+                line.broken = life
+                line.jobs.clear()
+        end = time.monotonic() + LED_ELSEWHERE_S
+        while line.life == life and time.monotonic() < end:
+            self._closing.wait(LOOK_S)
+            if self._closing.is_set():
+                return
+        if line.life != life:
+            _note_led_elsewhere(line, error)
+            return
+        known = isinstance(error, FluxError)
+        about = f"{line.where}: {type(error).__name__}: {error}"
+        self._failed.put(Failed(line, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]
+        self._ring()
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Nothing is begun any more. Waits for calls under way, but not for ever: these threads end with the process."""
+        self._closing.set()
+        for line in self._lines.values():
+            with self._lock:
+                line.life += 1
+                line.jobs.clear()
+            self._give(line, partial(self._close, line))
+        end = time.monotonic() + CLOSE_S
+        while any(line.served for line in self._lines.values()) and time.monotonic() < end:
+            time.sleep(LOOK_S)
+        for _ in self._threads:
+            self._ready.put(None)
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), LOOK_S))
+        if busy := [thread.name for thread in self._threads if thread.is_alive()]:
+            log.warning("%d calls of sinks were still under way %g s after the end", len(busy), CLOSE_S)
+
+
+def _note_led_elsewhere(line: Line, error: BaseException) -> None:
+    log.info("%s: %s: %s; the partition is led elsewhere by now", line.where, type(error).__name__, error)
+
+
+def _whole(line: Line, method: str, given: Any) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise UserCodeError(f"{line.where}: {method}() must return None or the number of a batch, got {given!r}")
+    return given

@@ -1,0 +1,572 @@
+"""Sinks are called in threads of the worker: once for each batch, patiently, and by whoever leads the partition."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from harness import LIMIT_S, ThreadQuery, dataframe
+
+import flux
+from controller.balance.load import Move
+from flux.dataflow.batches import logical_bytes, split
+from flux.dataflow.files import ParquetFiles
+from flux.errors import QueryFailed, SchemaError, UsageError, UserCodeError
+from flux.settings import Settings
+from flux.shell.sinks import Sinks
+
+SCHEMA = pa.schema([("x", pa.int64())])
+ALONE = {"operate": False, "replicas_allow_same_executor": True, "batch_max_rows": 10}
+
+
+@flux.stage(key="x", partitions=2, replicas=2, schema=SCHEMA)
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+class Store:
+    """An outside that keeps rows and positions together, as a database does in a transaction."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.batches: dict[int, list[list[int]]] = defaultdict(list)
+        self.calls: list[tuple[str, Any]] = []
+        self.again = 0
+
+    def rows(self) -> list[int]:
+        return sorted(row for batches in self.batches.values() for rows in batches for row in rows)
+
+
+class Table(flux.Sink):
+    """``stores`` by name, because each partition works with a copy of the sink."""
+
+    exactly_once = True
+    stores: ClassVar[dict[str, Store]] = defaultdict(Store)
+
+    def __init__(self, name: str, before: Callable[[flux.Position], None] | None = None) -> None:
+        self.name = name
+        self.before = before
+
+    def open(self, context: flux.SinkContext) -> None:
+        self.store = self.stores[self.name]
+        self.store.calls.append(("open", context.partition))
+
+    def committed(self, partition: int) -> int:
+        return len(self.store.batches[partition])
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        if self.before is not None:
+            self.before(position)
+        with self.store.lock:
+            there = self.store.batches[position.partition]
+            if position.sequence == len(there):
+                there.append(batch.column("x").to_pylist())
+            else:
+                self.store.again += 1
+                assert there[position.sequence] == batch.column("x").to_pylist(), "the same rows at the same position"
+
+    def close(self) -> None:
+        self.store.calls.append(("close", None))
+
+
+def batches(rows: int, each: int = 10) -> Iterator[pa.RecordBatch]:
+    for start in range(0, rows, each):
+        yield pa.record_batch([pa.array(range(start, min(start + each, rows)))], schema=SCHEMA)
+
+
+def until(there: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not there():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
+
+def lose(query: ThreadQuery, worker: int) -> None:
+    query.server.command(lambda now: query.server.core.on_closed(worker, now))
+
+
+def test_all_output_goes_to_the_sink_once_and_the_query_ends_when_it_is_there() -> None:
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Table("all")), **ALONE) as query:
+        query.started().feed([batches(500)])
+        query.wait()
+        assert Table.stores["all"].rows() == list(range(500))
+    assert sorted(Table.stores["all"].calls) == [("close", None)] * 2 + [("open", 0), ("open", 1)]
+
+
+def test_a_take_over_goes_on_where_the_outside_is() -> None:
+    """Its primary is lost in the middle of a write, which lands all the same."""
+    held, entered = threading.Event(), threading.Event()
+
+    def before(position: flux.Position) -> None:
+        if position == (0, 3) and not entered.is_set():
+            entered.set()
+            held.wait(LIMIT_S)
+
+    store = Table.stores["taken over"]
+    with ThreadQuery(same(dataframe(SCHEMA)).to(HeldTable("taken over", before)), **ALONE) as query:
+        query.started().feed([batches(2000)])
+        assert entered.wait(LIMIT_S)
+        table = query.server.core.table
+        assert table is not None
+        lose(query, table.stages[0][0][0].worker)
+        until(lambda: len(store.batches[0]) > 10, "the successor goes on while the write of the lost one is under way")
+        held.set()
+        query.wait()
+    assert store.rows() == list(range(2000))
+    assert store.again >= 1, "the late write came to nothing"
+
+
+def test_an_outside_that_refuses_a_late_write_ends_nothing() -> None:
+    """The worker lives on: only its partition was moved, and its write was under way."""
+    held, entered = threading.Event(), threading.Event()
+
+    class Strict(HeldTable):
+        def __deepcopy__(self, memo: Any) -> Strict:
+            return Strict(self.name, self.before)
+
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+            before = self.store.again
+            super().write(batch, position)
+            if self.store.again != before:
+                raise RuntimeError(f"{position} was written by another")
+
+    def before(position: flux.Position) -> None:
+        if position == (0, 3) and not entered.is_set():
+            entered.set()
+            held.wait(LIMIT_S)
+
+    store = Table.stores["strict"]
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Strict("strict", before)), workers=3, **ALONE) as query:
+        query.started().feed([batches(2000)])
+        assert entered.wait(LIMIT_S)
+        table = query.server.core.table
+        assert table is not None
+        replicas = [replica.worker for replica in table.stages[0][0]]
+        (free,) = {0, 1, 2} - set(replicas)
+        move = Move(0, 0, replicas[0], free)
+        query.server.command(lambda now: query.server.core.move([move], "asked for", now))
+        until(lambda: len(store.batches[0]) > 10, "the successor goes on")
+        held.set()
+        query.wait()
+    assert store.rows() == list(range(2000))
+    assert store.again == 1
+
+
+class HeldTable(Table):
+    """Its function is not copied: the threads of the test share its events."""
+
+    def __deepcopy__(self, memo: Any) -> HeldTable:
+        return HeldTable(self.name, self.before)
+
+
+def test_an_outside_that_cannot_tell_gets_batches_again_under_the_same_positions() -> None:
+    got: dict[flux.Position, list[list[int]]] = defaultdict(list)
+
+    class Again(flux.Sink):
+        def __deepcopy__(self, memo: Any) -> Again:
+            return self
+
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+            got[position].append(batch.column("x").to_pylist())
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Again()), **ALONE) as query:
+        query.started().feed([slowly(batches(1000))])
+        until(lambda: len(got) > 20, "rows flow")
+        assert query.server.core.table is not None
+        lose(query, query.server.core.table.stages[0][0][0].worker)
+        query.wait()
+    assert all(versions == [versions[0]] * len(versions) for versions in got.values())
+    assert sorted(row for versions in got.values() for row in versions[0]) == list(range(1000))
+
+
+def slowly(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in given:
+        time.sleep(0.002)
+        yield batch
+
+
+def test_what_the_sink_calls_transient_is_tried_again() -> None:
+    failed = []
+
+    def before(position: flux.Position) -> None:
+        if len(failed) < 3:
+            failed.append(position)
+            raise ConnectionResetError("the outside is restarted")
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(HeldTable("patient", before)), **ALONE) as query:
+        query.started().feed([batches(100)])
+        query.wait()
+    assert Table.stores["patient"].rows() == list(range(100))
+    assert len(failed) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "options"), [(ValueError("no such column"), {}), (ConnectionError("gone"), {"sink_retry_timeout": 0.2})]
+)
+def test_any_other_error_ends_the_query_with_its_traceback(error: Exception, options: dict[str, Any]) -> None:
+    def before(position: flux.Position) -> None:
+        raise error
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(HeldTable("failing", before)), **ALONE, **options) as query:
+        query.started().feed([batches(100)])
+        found = query.error()
+    assert isinstance(found, UserCodeError)
+    assert str(error) in found.summary
+    assert "sink HeldTable of stage same, partition" in found.summary
+    assert "raise error" in found.traceback
+
+
+def test_an_outside_that_has_lost_rows_ends_the_query() -> None:
+    class Forgetful(HeldTable):
+        def __deepcopy__(self, memo: Any) -> Forgetful:
+            return Forgetful(self.name, self.before)
+
+        def committed(self, partition: int) -> int:
+            return 0
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Forgetful("forgetful")), **ALONE) as query:
+        query.started().feed([slowly(batches(5000))])
+        until(lambda: len(Table.stores["forgetful"].batches[0]) > 50, "rows flow")
+        time.sleep(0.3)  # the secondary has heard of it
+        assert query.server.core.table is not None
+        lose(query, query.server.core.table.stages[0][0][0].worker)
+        found = query.error()
+    assert isinstance(found, QueryFailed)
+    assert "is lost there, and no replica keeps it any more" in found.summary
+
+
+@pytest.mark.parametrize(("given", "said"), [(-1, "got -1"), ("3", "got '3'"), (99, "returned 99")])
+def test_a_sink_that_returns_nonsense_is_named(given: Any, said: str) -> None:
+    class Wrong(Table):
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> Any:
+            return given
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Wrong("wrong")), **ALONE) as query:
+        query.started().feed([batches(100)])
+        assert said in query.error().summary
+
+
+def test_a_slow_sink_holds_back_its_stage_and_with_it_the_source() -> None:
+    go_on = threading.Event()
+
+    def read(partition: int) -> Iterator[pa.RecordBatch | None]:
+        for number, batch in enumerate(batches(100_000, 100)):
+            read_so_far.append(number)
+            yield batch
+
+    read_so_far: list[int] = []
+    source = flux.source(read, SCHEMA, 1)
+    few = {"sink_max_bytes": "8k", "log_max_bytes": "20k", "batch_max_bytes": "2k", "credit_max_bytes": "20k"}
+    sink = HeldTable("slow", lambda position: bool(go_on.wait(LIMIT_S)))
+    with ThreadQuery(same(source).to(sink), **(ALONE | few)) as query:
+        query.started()
+        until(lambda: read_so_far, "the source is read")
+        known = -1
+        while known != len(read_so_far):  # until it stands still
+            known = len(read_so_far)
+            time.sleep(1.0)
+        assert known < 500, "1,000 batches of 800 bytes are more than all bounds together"
+        until(
+            lambda: query.server.progress and query.server.progress[-1]["stages"][0]["waitForSink"] == 2, "it is said"
+        )
+        said = query.server.progress[-1]["stages"][0]
+        assert (said["sink"], said["sinkBytes"] > 8 << 10) == ("HeldTable, exactly once", True)
+        go_on.set()
+        query.wait()
+    assert Table.stores["slow"].rows() == list(range(100_000))
+
+
+def test_a_query_ends_though_a_sink_does_not() -> None:
+    stuck, entered = threading.Event(), threading.Event()
+
+    def before(position: flux.Position) -> None:
+        entered.set()
+        stuck.wait(LIMIT_S)
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(HeldTable("stuck", before)), **ALONE) as query:
+        query.started().feed([batches(100)])
+        assert entered.wait(LIMIT_S)
+        began = time.monotonic()
+        query.stop()
+        assert time.monotonic() - began < LIMIT_S / 2
+        stuck.set()
+
+
+class Direct(Table):
+    """As ``HeldTable``; what a test does without a query."""
+
+    def __deepcopy__(self, memo: Any) -> Direct:
+        return Direct(self.name, self.before)
+
+
+def lines(sink: flux.Sink, partitions: int = 1, **options: Any) -> Sinks:
+    """Its threads alone."""
+    stage = SimpleNamespace(name="last", partitions=partitions, sink=sink)
+    plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(**options))
+    made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
+    for partition in range(partitions):
+        made.begins(0, partition, 0)
+    return made
+
+
+ONE = pa.record_batch([pa.array([1])], schema=SCHEMA)
+
+
+def test_after_a_call_that_failed_nothing_lands_behind_the_hole() -> None:
+    failing = threading.Event()
+
+    def before(position: flux.Position) -> None:
+        if position.sequence == 1:
+            failing.set()
+            raise ValueError("once")
+
+    made = lines(Direct("hole", before))
+    for position in range(5):
+        made.write(0, 0, position, ONE)
+    assert failing.wait(LIMIT_S)
+    made.write(0, 0, 5, ONE)
+    until(lambda: not made._failed.empty(), "the failure is there")
+    made.write(0, 0, 6, ONE)
+    time.sleep(0.1)
+    assert (made.has(0, 0), len(Table.stores["hole"].batches[0])) == (1, 1)
+    with pytest.raises(UserCodeError, match="once"):
+        made.check()
+    made.close()
+
+
+def test_a_failure_is_nothing_to_who_is_no_longer_primary_when_he_hears_of_it() -> None:
+    def before(position: flux.Position) -> None:
+        raise ValueError("refused")
+
+    made = lines(Direct("late", before))
+    made.write(0, 0, 0, ONE)
+    until(lambda: not made._failed.empty(), "the failure is there, and the loop stands in a long step")
+    made.ends(0, 0)
+    made.check()
+    made.close()
+
+
+def test_partitions_take_turns_however_much_some_have_to_write() -> None:
+    made = lines(Direct("turns", lambda position: time.sleep(0.001)), partitions=9)
+    for position in range(300):
+        for partition in range(9):
+            made.write(0, partition, position, ONE)
+    until(lambda: made.has(0, 8) > 20, "the ninth too")
+    assert max(made.has(0, partition) for partition in range(8)) < 200
+    made.close()
+
+
+def test_a_sink_that_collects_more_than_there_will_ever_be_is_named() -> None:
+    class Hoards(flux.Sink):
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> int:
+            return 0
+
+    bounds = {"sink_max_bytes": "4k", "batch_max_bytes": "1k"}
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Hoards()), **(ALONE | bounds)) as query:
+        query.started().feed([batches(5000)])
+        assert "say in holds_bytes how much is collected" in query.error().summary
+
+
+# ---- files
+
+
+def test_files_have_each_row_once_and_end_by_size(tmp_path: Path) -> None:
+    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes=8000, roll_every=LIMIT_S)
+    with ThreadQuery(flow, step_max_rows=10, **ALONE) as query:
+        query.started().feed([batches(1005)])
+        query.wait()
+    files = sorted(tmp_path.iterdir())
+    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(1005))
+    sizes = [pq.read_metadata(file).num_rows for file in files]
+    assert len(files) > 3
+    assert max(sizes) < 1000, sizes
+
+
+def test_a_file_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    ends = threading.Event()
+
+    def read(partition: int) -> Iterator[pa.RecordBatch | None]:
+        yield from batches(20)
+        while not ends.is_set():
+            yield None
+
+    with ThreadQuery(
+        same(flux.source(read, SCHEMA, 1)).to_parquet(str(tmp_path), roll_every="100ms"), **ALONE
+    ) as query:
+        query.started()
+        until(lambda: list(tmp_path.glob("*.parquet")), "a file, though more rows may come")
+        until(lambda: pq.read_table(tmp_path).num_rows == 20, "all rows are in files")
+        ends.set()
+        query.wait()
+
+
+def test_files_are_the_same_after_a_take_over(tmp_path: Path) -> None:
+    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes=800, partitions=2)
+    with ThreadQuery(flow, **ALONE) as query:
+        query.started().feed([slowly(batches(4000))])
+        until(lambda: len(list(tmp_path.glob("*.parquet"))) > 3, "files come")
+        assert query.server.core.table is not None
+        lose(query, query.server.core.table.stages[1][0][0].worker)
+        query.wait()
+    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(4000))
+
+
+WIDE = pa.schema([("x", pa.int64()), ("s", pa.string())])
+NARROW = {"sink_max_bytes": "32k", "batch_max_bytes": "2k"}
+
+
+@flux.stage(schema=WIDE, replicas=2, partitions=1)
+def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch([batch.column("x"), pa.array(["w" * 100] * batch.num_rows)], schema=WIDE)
+
+
+def test_a_step_that_is_larger_than_all_room_goes_into_several_files(tmp_path: Path) -> None:
+    """The sink writes the first of them while the rest of the step waits for room."""
+    flow = widened(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="4k")
+    with ThreadQuery(flow, **(ALONE | NARROW | {"batch_max_rows": 5000})) as query:
+        query.started().feed([batches(3000, 3000)])
+        query.wait()
+    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(3000))
+    assert len(list(tmp_path.glob("*.parquet"))) > 30
+
+
+def test_batches_of_one_row_fill_files_with_what_they_cost_to_keep(tmp_path: Path) -> None:
+    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="8k", roll_every="1h")
+    with ThreadQuery(flow, step_max_rows=1, **(ALONE | NARROW)) as query:
+        query.started().feed([batches(1000, 1)])
+        query.wait()
+    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(1000))
+
+
+def test_two_writers_of_a_file_leave_one_whole_file_and_nothing_hidden(tmp_path: Path) -> None:
+    one, other = ParquetFiles(str(tmp_path), 0), ParquetFiles(str(tmp_path), 0)
+    for each in (one, other):
+        each.open(flux.SinkContext("q", "last", 0, 1))
+        assert each.committed(0) == 0
+        assert each.write(ONE, flux.Position(0, 0)) == 0
+    for each in (one, other):
+        assert each.write(ONE.slice(1), flux.Position(0, 1)) is None
+    assert [file.name for file in tmp_path.iterdir()] == ["part-00000-q-0000000000-0000000002.parquet"]
+    (tmp_path / ".part-00000-q-0000000002-0000000004.parquet.abc").write_bytes(b"of a writer that was lost")
+    (tmp_path / ".part-00001-q-0000000002-0000000004.parquet.abc").write_bytes(b"of another partition")
+    assert one.committed(0) == 2
+    assert sorted(file.name[:11] for file in tmp_path.iterdir()) == [".part-00001", "part-00000-"]
+
+
+def test_a_file_that_was_removed_is_noticed_by_the_next_primary(tmp_path: Path) -> None:
+    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes=400)
+    with ThreadQuery(flow, **ALONE) as query:
+        query.started().feed([slowly(batches(6000))])
+        until(lambda: len(list(tmp_path.glob("*.parquet"))) > 4, "files come")
+        sorted(tmp_path.glob("*.parquet"))[1].unlink()
+        assert query.server.core.table is not None
+        lose(query, query.server.core.table.stages[1][0][0].worker)
+        assert "is missing" in query.error().summary
+
+
+def test_each_start_writes_files_of_its_own(tmp_path: Path) -> None:
+    for start in range(2):
+        with ThreadQuery(same(dataframe(SCHEMA)).to_parquet(str(tmp_path)), **ALONE) as query:
+            query.started().feed([batches(10)])
+            query.wait()
+        for file in tmp_path.glob("*-q-*"):  # as if it had had another id
+            file.rename(file.with_name(file.name.replace("-q-", f"-{start}-")))
+    assert pq.read_table(tmp_path).num_rows == 20
+
+
+def test_the_size_of_values_does_not_depend_on_how_they_lie_in_memory() -> None:
+    rows = pa.record_batch(
+        {
+            "n": pa.array([1, None, 3, 4], pa.int32()),
+            "s": pa.array(["a", None, "ccc", ""]),
+            "l": pa.array([["x"], [], None, ["yy", "z"]]),
+            "m": pa.array([[("k", 1)], None, [], [("kk", 2), ("l", 3)]], pa.map_(pa.string(), pa.int64())),
+            "t": pa.array([{"a": "q", "b": [1]}, None, {"a": None, "b": None}, {"a": "", "b": []}]),
+            "f": pa.array([[1, 2]] * 4, pa.list_(pa.int8(), 2)),
+            "b": pa.array([True, None, False, True]),
+            "z": pa.nulls(4),
+        }
+    )
+    again = pa.Table.from_batches([rows.slice(0, 3), rows.slice(3)]).combine_chunks().to_batches()[0]
+    assert logical_bytes(again) == logical_bytes(rows) > 0
+    parts = [rows.slice(at, 1) for at in range(4)]
+    copied = [pa.record_batch(part.to_pydict(), schema=rows.schema) for part in parts]
+    assert [logical_bytes(part) for part in parts] == [logical_bytes(part) for part in copied]
+
+
+@pytest.mark.parametrize("column", [pa.array([True, None] * 500), pa.array([None, 3] * 500, pa.int8())])
+def test_the_same_rows_are_cut_alike_however_they_lie_in_memory(column: pa.Array) -> None:
+    """Replicas get them from a neighbour, or through a message; where they cut differently, positions mean nothing."""
+    part = pa.record_batch({"x": column}).slice(7, 800)
+    copy = pa.record_batch({"x": pa.array(part.column("x").to_pylist(), column.type)})
+    assert part.nbytes != copy.nbytes
+    assert [b.num_rows for b in split(part, 1000, 90)] == [b.num_rows for b in split(copy, 1000, 90)]
+
+
+# ---- what is refused
+
+
+class Nothing(flux.Operator):
+    def process(self, batch: pa.RecordBatch) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda flow: flow.to(Table), r"make one: flow\.to\(Table\(\.\.\.\)\)"),
+        (lambda flow: flow.to(print), r"flow\.foreach_batch\(function\) takes a function"),
+        (lambda flow: flow.to(flux.Sink()), r"must define write\(self, batch, position\)"),
+        (lambda flow: flow.foreach_batch(3), "wants a function"),
+        (lambda flow: flow.foreach_batch(lambda batch: None), "must take two arguments"),
+        (lambda flow: flow.to_parquet(7), "wants the path of a folder, got 7"),
+        (lambda flow: flow.to_parquet("/tmp/x", roll_bytes="many"), "roll_bytes: cannot read 'many'"),
+        (lambda flow: flow.to_parquet("file:///tmp/u x"), "cannot write to 'file:///tmp/u x'"),
+        (lambda flow: flow.to_parquet("/tmp/x", roll_every=0), "must be above zero"),
+        (lambda flow: flow.to_parquet("/tmp/x", partitions=0), "from 1 to 4096, got 0"),
+    ],
+)
+def test_what_is_no_sink_is_refused_with_what_to_do(make: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make(same(dataframe(SCHEMA)))
+
+
+def test_sinks_that_do_not_fit_are_refused_before_anything_runs() -> None:
+    flow = same(dataframe(SCHEMA)).to_parquet("/tmp/x", roll_bytes="200m")
+    with pytest.raises(UsageError, match=r"more than spark\.flux\.sink\.maxBytes"):
+        ThreadQuery(flow, **ALONE)
+    nothing = flux.stage(Nothing)(dataframe(SCHEMA)).to(Table("nothing"))
+    with pytest.raises(UsageError, match="has no output for a sink"):
+        ThreadQuery(nothing, **ALONE)
+    with pytest.raises(UsageError, match=r"needs spark\.flux\.replicas\.ordered=true"):
+        ThreadQuery(same(dataframe(SCHEMA)).to(Table("unordered")), replicas_ordered=False, **ALONE)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [pa.schema([]), pa.schema([("i", pa.month_day_nano_interval())]), pa.schema([("s", pa.struct([]))])],
+    ids=["no columns", "intervals", "structs of nothing"],
+)
+def test_rows_that_no_file_can_hold_are_refused_before_anything_runs(schema: pa.Schema) -> None:
+    flow = flux.stage(lambda batch: batch)(dataframe(schema))
+    with pytest.raises(SchemaError, match="its output cannot go to parquet files in /tmp/x"):
+        ThreadQuery(flow.to_parquet("/tmp/x"), **ALONE)
+
+
+def test_two_sinks_and_a_stage_can_take_the_same_output() -> None:
+    flow = same(dataframe(SCHEMA))
+    with ThreadQuery(
+        flow.to(Table("first")), flow.to(Table("second")), same(flow).to(Table("third")), **ALONE
+    ) as query:
+        query.started().feed([batches(300)])
+        query.wait()
+    found = [Table.stores[name].rows() for name in ("first", "second", "third")]
+    assert found == [list(range(300))] * 3

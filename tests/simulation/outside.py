@@ -1,0 +1,141 @@
+"""What lies behind the sinks of a simulated query: one place for all workers, which keeps rows with their positions.
+
+It does what a good sink does: a write that comes twice, from a primary that was given up, comes to nothing. What is on its
+way when a worker dies lands all the same. The laws: nothing is left out, a write that comes again has the same rows, and at
+the end the outside has what the partitions gave, in their order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import flux
+from partitioning.ids import PartitionKey
+from tests.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+    from tests.simulation.worker_process import WorkerProcess
+
+#: Longest time that the outside takes for one call.
+CALL_S = 0.02
+#: So many of the random flows with sinks that only keep rows have sinks that hand them on as well.
+SHARE = 0.3
+
+
+class Goes(flux.Sink):
+    """Marks the stages whose output goes outside: what the workers call is ``Delivery``."""
+
+    exactly_once = True
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        raise AssertionError("not called in the simulation")
+
+
+class Outside:
+    def __init__(self, sim: Simulation) -> None:
+        self.there: dict[PartitionKey, list[Any]] = defaultdict(list)
+        self.call_s = random.Random(f"outside {sim.seed}").choice([0.0, 0.001, CALL_S])
+        self._sim = sim
+
+    def of(self, process: WorkerProcess) -> Delivery:
+        return Delivery(self, self._sim, process)
+
+    def land(self, key: PartitionKey, position: int, rows: Any) -> None:
+        there = self.there[key]
+        if position > len(there):
+            raise Violation("nothing is left out outside", f"{key}: batch {position} comes behind {len(there)}")
+        if position == len(there):
+            there.append(rows)
+            return
+        self._sim.counts["writes that came again outside"] += 1
+        if there[position] != rows:
+            raise Violation("what leaves is what every replica gives", f"{key}: batch {position} was {there[position]}")
+
+    def check(self) -> None:
+        """At the end of a query that went well."""
+        for stage in self._sim.plan.stages:
+            if stage.sink is not None:
+                for partition, state in enumerate(self._sim.end.states(stage.name)):
+                    got = [row for rows in self.there[PartitionKey(stage.id, partition)] for row in rows]
+                    if got != state["rows"]:
+                        raise Violation(
+                            "the outside has all output",
+                            f"{stage.name}/{partition}: {len(got)} rows of {len(state['rows'])}",
+                        )
+                    self._sim.counts["rows outside"] += len(got)
+
+
+@dataclass
+class Line:
+    life: int = 0
+    has: int = 0
+    first: int = 0
+    busy: bool = False
+    jobs: deque[tuple[int, int, Any]] = field(default_factory=deque)  # life, position, rows; None: to open
+
+
+class Delivery:
+    """Of one worker, as ``flux.host.leaving.Outside``: one call at a time for each partition."""
+
+    def __init__(self, outside: Outside, sim: Simulation, process: WorkerProcess) -> None:
+        self._outside, self._sim, self._process = outside, sim, process
+        self._lines: dict[PartitionKey, Line] = defaultdict(Line)
+        self._rng = random.Random(f"delivery {sim.seed} {process.attempt}")
+        self.calls: Counter[str] = Counter()
+
+    def has(self, stage: int, partition: int) -> int:
+        return self._lines[PartitionKey(stage, partition)].has
+
+    def begins(self, stage: int, partition: int, position: int) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        line.life, line.has = line.life + 1, 0
+        self._sim.counts["primaries that went on outside"] += position > 0
+        self._give(PartitionKey(stage, partition), line, (line.life, position, None))
+
+    def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
+        key = PartitionKey(stage, partition)
+        rows = [(row["id"], row["key"], row["word"]) for row in batch.to_pylist()]
+        self._give(key, self._lines[key], (self._lines[key].life, position, rows))
+
+    def ends(self, stage: int, partition: int) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        line.life += 1
+        line.jobs.clear()
+
+    def _give(self, key: PartitionKey, line: Line, job: tuple[int, int, Any]) -> None:
+        line.jobs.append(job)
+        if not line.busy:
+            line.busy = True
+            self._call(key, line)
+
+    def _call(self, key: PartitionKey, line: Line) -> None:
+        """What it asks is answered at once, and heard later."""
+        there, seconds = len(self._outside.there[key]), self._rng.random() * self._outside.call_s
+        self._sim.world.after(seconds, self._done, key, line, line.jobs.popleft(), there)
+
+    def _done(self, key: PartitionKey, line: Line, job: tuple[int, int, Any], there: int) -> None:
+        """A call under way goes on when its worker dies."""
+        life, position, rows = job
+        if rows is None:
+            if there < position:
+                raise Violation("nothing is left out outside", f"{key}: {there} are there, kept from {position} on")
+            line.first, has = there, there
+        elif position < line.first:
+            has = line.first
+        else:
+            self._outside.land(key, position, rows)
+            has = position + 1
+        if self._process.dead:
+            return
+        if life == line.life:
+            line.has = max(line.has, has)
+            self._process.wake()
+        line.busy = bool(line.jobs)
+        if line.busy:
+            self._call(key, line)

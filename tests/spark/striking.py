@@ -1,0 +1,57 @@
+"""Rows at a steady pace, and strikes against the workers that they go through."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from spark_integration.query import Query
+
+KEYS, PARTITIONS, ROUNDS, LAST_ROUNDS = 300, 3, 400, 40
+#: A machine under load takes its time; nothing here is judged by it.
+WAIT_S = 180.0
+ROWS = pa.schema([("key", pa.int64()), ("sequence", pa.int64())])
+
+
+def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
+    """Round n has sequence number n of every key of the partition; a round every ten milliseconds, the last ones when
+    there is a file at ``gate``: so the fault comes in mid-stream on a slow machine too."""
+    gate_path = str(gate)
+
+    def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
+        begun = time.time() - start * 0.01
+        for number in range(start, ROUNDS):
+            while time.time() < begun + number * 0.01:
+                yield None
+            while number == ROUNDS - LAST_ROUNDS and not os.path.exists(gate_path):
+                yield None
+            keys = np.arange(KEYS) * PARTITIONS + partition
+            yield pa.record_batch([pa.array(keys), pa.array(np.full(KEYS, number))], schema=ROWS)
+
+    return read
+
+
+def strike(query: Query, signal_number: int, executor: bool = False, stage: int = 1) -> int:
+    """Signal the process of a worker that is primary of something, or its executor; returns the worker's id."""
+    table = query._server.core.table
+    assert table is not None
+    worker = table.stages[stage][0][0].worker
+    about = query.members()[worker].about
+    os.kill(int(about.executor.rpartition(":")[2]) if executor else about.pid, signal_number)
+    return worker
+
+
+def until(condition: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {limit_s:g} s"
+        time.sleep(0.01)
+
+
+def rows_in(query: Query) -> int:
+    return (query.lastProgress or {"totalInputRows": 0})["totalInputRows"]
