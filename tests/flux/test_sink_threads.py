@@ -6,91 +6,19 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from harness import LIMIT_S, ThreadQuery, dataframe
+from outside_store import ALONE, SCHEMA, HeldTable, Table, batches, lose, same, slowly, until
 
 import flux
 from controller.balance.load import Move
-from flux.dataflow.batches import logical_bytes, split
-from flux.dataflow.files import ParquetFiles
 from flux.errors import QueryFailed, SchemaError, UsageError, UserCodeError
 from flux.settings import Settings
 from flux.shell.sinks import Sinks
-
-SCHEMA = pa.schema([("x", pa.int64())])
-ALONE = {"operate": False, "replicas_allow_same_executor": True, "batch_max_rows": 10}
-
-
-@flux.stage(key="x", partitions=2, replicas=2, schema=SCHEMA)
-def same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
-
-
-class Store:
-    """An outside that keeps rows and positions together, as a database does in a transaction."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.batches: dict[int, list[list[int]]] = defaultdict(list)
-        self.calls: list[tuple[str, Any]] = []
-        self.again = 0
-
-    def rows(self) -> list[int]:
-        return sorted(row for batches in self.batches.values() for rows in batches for row in rows)
-
-
-class Table(flux.Sink):
-    """``stores`` by name, because each partition works with a copy of the sink."""
-
-    exactly_once = True
-    stores: ClassVar[dict[str, Store]] = defaultdict(Store)
-
-    def __init__(self, name: str, before: Callable[[flux.Position], None] | None = None) -> None:
-        self.name = name
-        self.before = before
-
-    def open(self, context: flux.SinkContext) -> None:
-        self.store = self.stores[self.name]
-        self.store.calls.append(("open", context.partition))
-
-    def committed(self, partition: int) -> int:
-        return len(self.store.batches[partition])
-
-    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
-        if self.before is not None:
-            self.before(position)
-        with self.store.lock:
-            there = self.store.batches[position.partition]
-            if position.sequence == len(there):
-                there.append(batch.column("x").to_pylist())
-            else:
-                self.store.again += 1
-                assert there[position.sequence] == batch.column("x").to_pylist(), "the same rows at the same position"
-
-    def close(self) -> None:
-        self.store.calls.append(("close", None))
-
-
-def batches(rows: int, each: int = 10) -> Iterator[pa.RecordBatch]:
-    for start in range(0, rows, each):
-        yield pa.record_batch([pa.array(range(start, min(start + each, rows)))], schema=SCHEMA)
-
-
-def until(there: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not there():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
-
-
-def lose(query: ThreadQuery, worker: int) -> None:
-    query.server.command(lambda now: query.server.core.on_closed(worker, now))
 
 
 def test_all_output_goes_to_the_sink_once_and_the_query_ends_when_it_is_there() -> None:
@@ -160,13 +88,6 @@ def test_an_outside_that_refuses_a_late_write_ends_nothing() -> None:
     assert store.again == 1
 
 
-class HeldTable(Table):
-    """Its function is not copied: the threads of the test share its events."""
-
-    def __deepcopy__(self, memo: Any) -> HeldTable:
-        return HeldTable(self.name, self.before)
-
-
 def test_an_outside_that_cannot_tell_gets_batches_again_under_the_same_positions() -> None:
     got: dict[flux.Position, list[list[int]]] = defaultdict(list)
 
@@ -185,12 +106,6 @@ def test_an_outside_that_cannot_tell_gets_batches_again_under_the_same_positions
         query.wait()
     assert all(versions == [versions[0]] * len(versions) for versions in got.values())
     assert sorted(row for versions in got.values() for row in versions[0]) == list(range(1000))
-
-
-def slowly(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in given:
-        time.sleep(0.002)
-        yield batch
 
 
 def test_what_the_sink_calls_transient_is_tried_again() -> None:
@@ -373,142 +288,6 @@ def test_a_sink_that_collects_more_than_there_will_ever_be_is_named() -> None:
     with ThreadQuery(same(dataframe(SCHEMA)).to(Hoards()), **(ALONE | bounds)) as query:
         query.started().feed([batches(5000)])
         assert "say in holds_bytes how much is collected" in query.error().summary
-
-
-# ---- files
-
-
-def test_files_have_each_row_once_and_end_by_size(tmp_path: Path) -> None:
-    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes=8000, roll_every=LIMIT_S)
-    with ThreadQuery(flow, step_max_rows=10, **ALONE) as query:
-        query.started().feed([batches(1005)])
-        query.wait()
-    files = sorted(tmp_path.iterdir())
-    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(1005))
-    sizes = [pq.read_metadata(file).num_rows for file in files]
-    assert len(files) > 3
-    assert max(sizes) < 1000, sizes
-
-
-def test_a_file_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    ends = threading.Event()
-
-    def read(partition: int) -> Iterator[pa.RecordBatch | None]:
-        yield from batches(20)
-        while not ends.is_set():
-            yield None
-
-    with ThreadQuery(
-        same(flux.source(read, SCHEMA, 1)).to_parquet(str(tmp_path), roll_every="100ms"), **ALONE
-    ) as query:
-        query.started()
-        until(lambda: list(tmp_path.glob("*.parquet")), "a file, though more rows may come")
-        until(lambda: pq.read_table(tmp_path).num_rows == 20, "all rows are in files")
-        ends.set()
-        query.wait()
-
-
-def test_files_are_the_same_after_a_take_over(tmp_path: Path) -> None:
-    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes=800, partitions=2)
-    with ThreadQuery(flow, **ALONE) as query:
-        query.started().feed([slowly(batches(4000))])
-        until(lambda: len(list(tmp_path.glob("*.parquet"))) > 3, "files come")
-        assert query.server.core.table is not None
-        lose(query, query.server.core.table.stages[1][0][0].worker)
-        query.wait()
-    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(4000))
-
-
-WIDE = pa.schema([("x", pa.int64()), ("s", pa.string())])
-NARROW = {"sink_max_bytes": "32k", "batch_max_bytes": "2k"}
-
-
-@flux.stage(schema=WIDE, replicas=2, partitions=1)
-def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.record_batch([batch.column("x"), pa.array(["w" * 100] * batch.num_rows)], schema=WIDE)
-
-
-def test_a_step_that_is_larger_than_all_room_goes_into_several_files(tmp_path: Path) -> None:
-    """The sink writes the first of them while the rest of the step waits for room."""
-    flow = widened(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="4k")
-    with ThreadQuery(flow, **(ALONE | NARROW | {"batch_max_rows": 5000})) as query:
-        query.started().feed([batches(3000, 3000)])
-        query.wait()
-    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(3000))
-    assert len(list(tmp_path.glob("*.parquet"))) > 30
-
-
-def test_batches_of_one_row_fill_files_with_what_they_cost_to_keep(tmp_path: Path) -> None:
-    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="8k", roll_every="1h")
-    with ThreadQuery(flow, step_max_rows=1, **(ALONE | NARROW)) as query:
-        query.started().feed([batches(1000, 1)])
-        query.wait()
-    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(1000))
-
-
-def test_two_writers_of_a_file_leave_one_whole_file_and_nothing_hidden(tmp_path: Path) -> None:
-    one, other = ParquetFiles(str(tmp_path), 0), ParquetFiles(str(tmp_path), 0)
-    for each in (one, other):
-        each.open(flux.SinkContext("q", "last", 0, 1))
-        assert each.committed(0) == 0
-        assert each.write(ONE, flux.Position(0, 0)) == 0
-    for each in (one, other):
-        assert each.write(ONE.slice(1), flux.Position(0, 1)) is None
-    assert [file.name for file in tmp_path.iterdir()] == ["part-00000-q-0000000000-0000000002.parquet"]
-    (tmp_path / ".part-00000-q-0000000002-0000000004.parquet.abc").write_bytes(b"of a writer that was lost")
-    (tmp_path / ".part-00001-q-0000000002-0000000004.parquet.abc").write_bytes(b"of another partition")
-    assert one.committed(0) == 2
-    assert sorted(file.name[:11] for file in tmp_path.iterdir()) == [".part-00001", "part-00000-"]
-
-
-def test_a_file_that_was_removed_is_noticed_by_the_next_primary(tmp_path: Path) -> None:
-    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes=400)
-    with ThreadQuery(flow, **ALONE) as query:
-        query.started().feed([slowly(batches(6000))])
-        until(lambda: len(list(tmp_path.glob("*.parquet"))) > 4, "files come")
-        sorted(tmp_path.glob("*.parquet"))[1].unlink()
-        assert query.server.core.table is not None
-        lose(query, query.server.core.table.stages[1][0][0].worker)
-        assert "is missing" in query.error().summary
-
-
-def test_each_start_writes_files_of_its_own(tmp_path: Path) -> None:
-    for start in range(2):
-        with ThreadQuery(same(dataframe(SCHEMA)).to_parquet(str(tmp_path)), **ALONE) as query:
-            query.started().feed([batches(10)])
-            query.wait()
-        for file in tmp_path.glob("*-q-*"):  # as if it had had another id
-            file.rename(file.with_name(file.name.replace("-q-", f"-{start}-")))
-    assert pq.read_table(tmp_path).num_rows == 20
-
-
-def test_the_size_of_values_does_not_depend_on_how_they_lie_in_memory() -> None:
-    rows = pa.record_batch(
-        {
-            "n": pa.array([1, None, 3, 4], pa.int32()),
-            "s": pa.array(["a", None, "ccc", ""]),
-            "l": pa.array([["x"], [], None, ["yy", "z"]]),
-            "m": pa.array([[("k", 1)], None, [], [("kk", 2), ("l", 3)]], pa.map_(pa.string(), pa.int64())),
-            "t": pa.array([{"a": "q", "b": [1]}, None, {"a": None, "b": None}, {"a": "", "b": []}]),
-            "f": pa.array([[1, 2]] * 4, pa.list_(pa.int8(), 2)),
-            "b": pa.array([True, None, False, True]),
-            "z": pa.nulls(4),
-        }
-    )
-    again = pa.Table.from_batches([rows.slice(0, 3), rows.slice(3)]).combine_chunks().to_batches()[0]
-    assert logical_bytes(again) == logical_bytes(rows) > 0
-    parts = [rows.slice(at, 1) for at in range(4)]
-    copied = [pa.record_batch(part.to_pydict(), schema=rows.schema) for part in parts]
-    assert [logical_bytes(part) for part in parts] == [logical_bytes(part) for part in copied]
-
-
-@pytest.mark.parametrize("column", [pa.array([True, None] * 500), pa.array([None, 3] * 500, pa.int8())])
-def test_the_same_rows_are_cut_alike_however_they_lie_in_memory(column: pa.Array) -> None:
-    """Replicas get them from a neighbour, or through a message; where they cut differently, positions mean nothing."""
-    part = pa.record_batch({"x": column}).slice(7, 800)
-    copy = pa.record_batch({"x": pa.array(part.column("x").to_pylist(), column.type)})
-    assert part.nbytes != copy.nbytes
-    assert [b.num_rows for b in split(part, 1000, 90)] == [b.num_rows for b in split(copy, 1000, 90)]
 
 
 # ---- what is refused
