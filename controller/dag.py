@@ -250,7 +250,7 @@ class _Compiler:
         stage = self.stages[self._stage_ids[id(given)]]
         if stage.output_schema is None:
             raise UsageError(
-                f"stage {given.stage.name} is a sink (it declares no schema) and cannot feed another stage"
+                f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink"
             )
         return stage, stage.output_schema
 

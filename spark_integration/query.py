@@ -97,8 +97,9 @@ class Query(Operated):
         progress = self.lastProgress
         waiting = bool(progress and progress["backlog"]["slices"])
         status = {"message": messages[phase], "isDataAvailable": waiting, "isTriggerActive": phase == "running"}
-        sinks = [stage.sink for stage in self._plan.stages if stage.sink is not None]
-        return status | {"sinks": [f"{sink!r}, {guarantee(sink)}" for sink in sinks]} if sinks else status
+        sinks = [(stage.name, stage.sink) for stage in self._plan.stages if stage.sink is not None]
+        said = [f"{name} to {sink!r}, {guarantee(sink)}" for name, sink in sinks]
+        return status | {"sinks": said} if sinks else status
 
     def _held_back(self) -> list[str]:
         """By sinks that are slower than their stages."""

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import compile_plan, topological
 from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.files import ParquetFiles
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import FlowTo, flow_of
 from flux.errors import UsageError
@@ -71,6 +72,8 @@ def start_query(
     for stage in plan.stages:
         if stage.collects:
             for_spark(stage.schemas[0], f"stage {stage.name}")
+        if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
+            for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
     check_shipping(plan)
     check_copies(plan, need.workers, executors_at_most(spark))
     if is_local(spark):

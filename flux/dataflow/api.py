@@ -18,7 +18,7 @@ import pyarrow as pa
 import flux
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.operator import Batches, Operator
-from flux.dataflow.sink import Outputs
+from flux.dataflow.sink import FlowTo, Outputs
 from flux.errors import SchemaError, UsageError
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
@@ -297,6 +297,13 @@ class Source:
         self.name = name
         self.declared = declared
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("to", "to_parquet", "foreach_batch", "toDF", "start", "show", "collect"):
+            raise UsageError(
+                f"a source has no {name}(): call a stage with it first, as in my_stage(source).{name}(...)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __repr__(self) -> str:
         return f"<flux source {self.name}>"
 
@@ -473,6 +480,8 @@ def _no_input(given: Any, tables: bool = True) -> str | None:
             f"{wanted}a pyarrow {kind.__name__}; spark.createDataFrame(table) makes one of it, and "
             "flux.testing.apply(stage, batch) tries a stage on batches"
         )
+    if isinstance(given, FlowTo):
+        return f"{wanted}{given!r}; its output goes into the sink, call this stage with the flow itself"
     if isinstance(given, Stage):
         return f"{wanted}the stage {given.name} itself; call it with its own input first: {given.name}(df)"
     return None

@@ -57,7 +57,7 @@ class Collect(Operator):
 
     def snapshot(self) -> Any:
         assert self._file is not None
-        end = self._file.tell()
+        end = self._file.tell() if self._size is None else self._size  # who reads it leaves the file somewhere
         self._file.seek(0)
         data = self._file.read(end)
         self._file.seek(end)

@@ -32,7 +32,12 @@ _ROLL = "roll"
 
 
 def to_parquet(
-    flow: Flow, path: str, *, partitions: int = 1, roll_bytes: int | str = "32m", roll_every: float | str = "10s"
+    flow: Flow,
+    path: str | os.PathLike[str],
+    *,
+    partitions: int = 1,
+    roll_bytes: int | str = "32m",
+    roll_every: float | str = "10s",
 ) -> FlowTo:
     """Write the output of a flow as parquet files into a folder, each row once, whatever is lost meanwhile. Spark may read
     the folder at any moment: files appear whole. A query that is started again adds files of its own.
@@ -44,6 +49,7 @@ def to_parquet(
     """
     from flux.dataflow.api import StageWith, stage
 
+    path = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(path, str) or not path:
         raise UsageError(f"to_parquet wants the path of a folder, got {path!r}")
     size, seconds = parse_bytes("roll_bytes", roll_bytes), parse_seconds("roll_every", roll_every)
@@ -118,10 +124,15 @@ class ParquetFiles(Sink):
     def check(self, schema: pa.Schema) -> None:
         if not len(schema):
             raise ValueError("rows without columns leave nothing in a file")
+        names = [name.lower() for name in schema.names]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"Spark could not read its columns: {', '.join(twice)} is there twice but for case")
+        if "://" not in self.path and os.path.exists(self.path) and not os.path.isdir(self.path):
+            raise ValueError(f"{self.path} is not a folder")
         pq.write_table(schema.empty_table(), pa.BufferOutputStream())
 
     def open(self, context: SinkContext) -> None:
-        self._context = context
+        self._whose = f"{context.query}-{context.number}"  # several stages may write to the same folder
         self._fs, self._folder = fs.FileSystem.from_uri(self.path)
         self._fs.create_dir(self._folder, recursive=True)
         self._rows: list[pa.RecordBatch] = []
@@ -129,7 +140,7 @@ class ParquetFiles(Sink):
 
     def committed(self, partition: int) -> int:
         """Through the files of this query that follow each other from the start."""
-        name = re.compile(rf"(\.?)part-{partition:05}-{re.escape(self._context.query)}-(\d+)-(\d+)\.parquet(?:\.\w+)?")
+        name = re.compile(rf"(\.?)part-{partition:05}-{self._whose}-(\d+)-(\d+)\.parquet(?:\.\w+)?")
         spans = {}
         for info in self._fs.get_file_info(fs.FileSelector(self._folder)):
             found = name.fullmatch(info.base_name)
@@ -160,9 +171,7 @@ class ParquetFiles(Sink):
         return None
 
     def _write(self, position: Position) -> None:
-        name = (
-            f"part-{position.partition:05}-{self._context.query}-{self._first:010}-{position.sequence + 1:010}.parquet"
-        )
+        name = f"part-{position.partition:05}-{self._whose}-{self._first:010}-{position.sequence + 1:010}.parquet"
         hidden, shown = f"{self._folder}/.{name}.{uuid.uuid4().hex}", f"{self._folder}/{name}"
         with self._fs.open_output_stream(hidden) as out:
             pq.write_table(pa.Table.from_batches(self._rows), out)

@@ -7,6 +7,7 @@ primary calls it, and only with committed output.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -33,10 +34,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink is opened with. ``query``: the id of the query, another one for each start; ``partitions`` of the stage
-    whose output it takes."""
+    """What a sink is opened with. ``query``: the id of the query, another one for each start; ``number``: of the stage in the
+    query, whose output it takes; ``partitions``: of that stage. Query, number and partition name a place for positions."""
 
     query: str
+    number: int
     stage: str
     partition: int
     partitions: int
@@ -100,8 +102,20 @@ class FunctionSink(Sink):
         return f"foreach_batch({getattr(self._function, '__name__', type(self._function).__name__)})"
 
 
+#: Of a flow, and not of what it goes to.
+_OF_FLOWS = ("toDF", "show", "collect", "to", "to_parquet", "foreach_batch", "connect")
+
+
 class FlowTo:
     """A flow whose output goes into a sink: what there is left to do is to start it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_FLOWS:
+            raise UsageError(
+                f"{self!r} has no {name}(): its output goes to {self.sink!r}. Keep the flow in a variable, call "
+                f"{name}() of that, and start both with flux.start(...)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __init__(self, flow: Flow, sink: Sink) -> None:
         self.flow = flow
@@ -162,7 +176,12 @@ class Outputs:
         return self.to(FunctionSink(function))
 
     def to_parquet(
-        self, path: str, *, partitions: int = 1, roll_bytes: int | str = "32m", roll_every: float | str = "10s"
+        self,
+        path: str | os.PathLike[str],
+        *,
+        partitions: int = 1,
+        roll_bytes: int | str = "32m",
+        roll_every: float | str = "10s",
     ) -> FlowTo:
         """Write the output as parquet files into a folder; see ``flux.to_parquet``."""
         from flux.dataflow.files import to_parquet

@@ -20,6 +20,7 @@ from flux.replicas.replica import Replica
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Chunk, Fetch
 from partitioning.ids import PartitionKey
+from partitioning.table import FIRST_EPOCH
 
 #: Bytes of one answer to an egress task: large enough to be fast, small enough not to hold up the data path.
 CHUNK_BYTES = 4 << 20
@@ -32,8 +33,9 @@ class Outside(Protocol):
     def has(self, stage: int, partition: int) -> int:
         """The outside has the positions below this number for good; 0: not known yet. Only of partitions that lead here."""
 
-    def begins(self, stage: int, partition: int, position: int) -> None:
-        """A replica here is primary from now on, and the next batch is this one. The outside may have it and more."""
+    def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
+        """A replica here is primary from now on, and the next batch is this one. The outside may have it and more, unless this is
+        the ``first`` primary of the query."""
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         """Batch ``position`` of a partition's output: one after the other from where it ``begins``."""
@@ -93,7 +95,7 @@ class Leaving:
         """It is kept until the outside has it: the next primary may have to hand it on again."""
         if not out.leads:
             out.leads = True
-            outside.begins(*replica.key, out.left)
+            outside.begins(*replica.key, out.left, replica.leads_since == FIRST_EPOCH)
         for position, batch in out.hand_on(replica.order.committed):
             outside.write(*replica.key, position, batch)
         full = not out.has_room
@@ -111,8 +113,8 @@ class Leaving:
         if replica.complete and not replica.outlets and not replica.said_complete and self._has_left(replica):
             if replica.exit is not None and replica.exit.left > replica.exit.position:
                 raise QueryFailed(
-                    f"{replica.where}: the sink says that the outside has {replica.exit.left} batches, and all its output are "
-                    f"{replica.exit.position}: positions count anew in each query, see SinkContext.query"
+                    f"{replica.where}: its sink says that the outside has {replica.exit.left} batches, but its whole output is "
+                    f"{replica.exit.position}. Positions count anew in each query: keep them with SinkContext.query"
                 )
             replica.said_complete = True
             finished = PartitionFinished(node=self._worker, stage=replica.stage.id, partition=replica.partition)

@@ -107,14 +107,14 @@ class Sinks:
     def has(self, stage: int, partition: int) -> int:
         return self._lines[PartitionKey(stage, partition)].has
 
-    def begins(self, stage: int, partition: int, position: int) -> None:
+    def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         key = PartitionKey(stage, partition)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(self._plan.stages[stage], partition)
         with self._lock:
             line.life, line.has = line.life + 1, 0
-        self._give(line, partial(self._open, line, line.life, position))
+        self._give(line, partial(self._open, line, line.life, position, first))
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         line = self._lines[PartitionKey(stage, partition)]
@@ -157,16 +157,21 @@ class Sinks:
                 if line.served:
                     self._ready.put(line)
 
-    def _open(self, line: Line, life: int, position: int) -> None:
+    def _open(self, line: Line, life: int, position: int, first: bool) -> None:
         self._close(line)
         stage, partition = line.stage, line.partition
         sink = copy.deepcopy(stage.sink)
         assert sink is not None
-        context = SinkContext(self._plan.query, stage.name, partition, stage.partitions)
+        context = SinkContext(self._plan.query, stage.id, stage.name, partition, stage.partitions)
         self._patiently(line, life, sink, partial(sink.open, context))
         line.sink = sink
         has = self._patiently(line, life, sink, partial(sink.committed, partition))
         line.first = position if has is None else _whole(line, "committed", has)
+        if first and line.first:
+            raise QueryFailed(
+                f"{line.where}: the outside has the first {line.first} batches before this query has written any. Positions "
+                "count anew in each query: keep them with the query's id (SinkContext.query), or rows would be left out"
+            )
         if line.first < position:
             raise QueryFailed(
                 f"{line.where}: the outside has the first {line.first} batches, and had {position} before; what was in "
@@ -203,9 +208,15 @@ class Sinks:
             try:
                 return call()
             except Exception as error:
-                if not sink.is_transient(error) or time.monotonic() - began >= self._retry_s:
+                if not sink.is_transient(error):
                     raise
-                log.warning("%s: %s: %s; it is tried again", line.where, type(error).__name__, error)
+                tried_s = time.monotonic() - began
+                about = f"{line.where}: {type(error).__name__}: {error}"
+                if tried_s >= self._retry_s:
+                    raise UserCodeError(
+                        f"{about}, still after {tried_s:.1f} s (spark.flux.sink.retryTimeout)", user_traceback(error)
+                    ) from error
+                log.warning("%s; failing for %.1f s, tried again in %g s", about, tried_s, pause)
             self._closing.wait(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
 
@@ -258,8 +269,9 @@ class Sinks:
             self._ready.put(None)
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), LOOK_S))
-        if busy := [thread.name for thread in self._threads if thread.is_alive()]:
-            log.warning("%d calls of sinks were still under way %g s after the end", len(busy), CLOSE_S)
+        if any(thread.is_alive() for thread in self._threads):
+            busy = ", ".join(line.where for line in self._lines.values() if line.served)
+            log.warning("still in a call %g s after the end, which ends with its process: %s", CLOSE_S, busy)
 
 
 def _note_led_elsewhere(line: Line, error: BaseException) -> None:

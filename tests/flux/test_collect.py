@@ -54,6 +54,15 @@ def test_a_copy_made_at_any_moment_goes_on_like_the_original() -> None:
         assert read(copy) == read(operator) == [1, 2, 3, 4]
 
 
+def test_a_copy_made_while_the_output_is_read_is_whole() -> None:
+    operator, copy = collecting(), collecting()
+    operator.process(batch(*range(1000)))
+    operator.finish()
+    operator.read(0, 300)
+    copy.restore(operator.snapshot())
+    assert read(copy) == list(range(1000))
+
+
 def test_an_empty_output_has_its_schema() -> None:
     operator = collecting()
     operator.finish()

@@ -90,14 +90,14 @@ def test_batches_of_one_row_fill_files_with_what_they_cost_to_keep(tmp_path: Pat
 def test_two_writers_of_a_file_leave_one_whole_file_and_nothing_hidden(tmp_path: Path) -> None:
     one, other = ParquetFiles(str(tmp_path), 0), ParquetFiles(str(tmp_path), 0)
     for each in (one, other):
-        each.open(flux.SinkContext("q", "last", 0, 1))
+        each.open(flux.SinkContext("q", 0, "last", 0, 1))
         assert each.committed(0) == 0
         assert each.write(ONE, flux.Position(0, 0)) == 0
     for each in (one, other):
         assert each.write(ONE.slice(1), flux.Position(0, 1)) is None
-    assert [file.name for file in tmp_path.iterdir()] == ["part-00000-q-0000000000-0000000002.parquet"]
-    (tmp_path / ".part-00000-q-0000000002-0000000004.parquet.abc").write_bytes(b"of a writer that was lost")
-    (tmp_path / ".part-00001-q-0000000002-0000000004.parquet.abc").write_bytes(b"of another partition")
+    assert [file.name for file in tmp_path.iterdir()] == ["part-00000-q-0-0000000000-0000000002.parquet"]
+    (tmp_path / ".part-00000-q-0-0000000002-0000000004.parquet.abc").write_bytes(b"of a writer that was lost")
+    (tmp_path / ".part-00001-q-0-0000000002-0000000004.parquet.abc").write_bytes(b"of another partition")
     assert one.committed(0) == 2
     assert sorted(file.name[:11] for file in tmp_path.iterdir()) == [".part-00001", "part-00000-"]
 
@@ -150,3 +150,12 @@ def test_the_same_rows_are_cut_alike_however_they_lie_in_memory(column: pa.Array
     copy = pa.record_batch({"x": pa.array(part.column("x").to_pylist(), column.type)})
     assert part.nbytes != copy.nbytes
     assert [b.num_rows for b in split(part, 1000, 90)] == [b.num_rows for b in split(copy, 1000, 90)]
+
+
+def test_two_flows_of_a_query_can_write_to_one_folder(tmp_path: Path) -> None:
+    flows = [same(dataframe(SCHEMA, name)).to_parquet(tmp_path) for name in ("one", "other")]
+    with ThreadQuery(*flows, **ALONE) as query:
+        query.started().feed([batches(50)])
+        query.feed([batches(50)], source=1)
+        query.wait()
+    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == sorted([*range(50), *range(50)])

@@ -43,7 +43,7 @@ class Kept:
     def has(self, stage: int, partition: int) -> int:
         return self.sure
 
-    def begins(self, stage: int, partition: int, position: int) -> None:
+    def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         self.begun.append(position)
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
@@ -256,7 +256,7 @@ def test_an_outside_that_has_more_than_all_output_is_of_another_query() -> None:
     feed(replica, 1)
     work(replica, 1.0)
     sink.sure = 1000
-    with pytest.raises(QueryFailed, match="the outside has 1000 batches, and all its output are 1"):
+    with pytest.raises(QueryFailed, match="the outside has 1000 batches, but its whole output is 1"):
         found.flush()
 
 

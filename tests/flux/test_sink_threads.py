@@ -139,6 +139,14 @@ def test_any_other_error_ends_the_query_with_its_traceback(error: Exception, opt
     assert "raise error" in found.traceback
 
 
+def test_an_outside_with_positions_of_another_query_ends_this_one_before_rows_are_left_out() -> None:
+    Table.stores["used"].batches[1].extend([[1], [2]])
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Table("used")), **ALONE) as query:
+        query.started().feed([batches(500)])
+        found = query.error()
+    assert "has the first 2 batches before this query has written any" in found.summary
+
+
 def test_an_outside_that_has_lost_rows_ends_the_query() -> None:
     class Forgetful(HeldTable):
         def __deepcopy__(self, memo: Any) -> Forgetful:
@@ -224,11 +232,11 @@ class Direct(Table):
 
 def lines(sink: flux.Sink, partitions: int = 1, **options: Any) -> Sinks:
     """Its threads alone."""
-    stage = SimpleNamespace(name="last", partitions=partitions, sink=sink)
+    stage = SimpleNamespace(id=0, name="last", partitions=partitions, sink=sink)
     plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(**options))
     made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
     for partition in range(partitions):
-        made.begins(0, partition, 0)
+        made.begins(0, partition, 0, True)
     return made
 
 
@@ -310,6 +318,10 @@ class Nothing(flux.Operator):
         (lambda flow: flow.to_parquet("/tmp/x", roll_bytes="many"), "roll_bytes: cannot read 'many'"),
         (lambda flow: flow.to_parquet("file:///tmp/u x"), "cannot write to 'file:///tmp/u x'"),
         (lambda flow: flow.to_parquet("/tmp/x", roll_every=0), "must be above zero"),
+        (lambda flow: flow.to_parquet("/tmp/x").toDF(), r"has no toDF\(\): its output goes to parquet files in /tmp/x"),
+        (lambda flow: flow.to_parquet("/tmp/x").to_parquet("/tmp/y"), r"Keep the flow in a variable"),
+        (lambda flow: same(flow.to_parquet("/tmp/x")), "call this stage with the flow itself"),
+        (lambda flow: dataframe(SCHEMA).to_parquet("/tmp/x"), r"my_stage\(source\)\.to_parquet"),
         (lambda flow: flow.to_parquet("/tmp/x", partitions=0), "from 1 to 4096, got 0"),
     ],
 )
@@ -331,8 +343,13 @@ def test_sinks_that_do_not_fit_are_refused_before_anything_runs() -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [pa.schema([]), pa.schema([("i", pa.month_day_nano_interval())]), pa.schema([("s", pa.struct([]))])],
-    ids=["no columns", "intervals", "structs of nothing"],
+    [
+        pa.schema([]),
+        pa.schema([("i", pa.month_day_nano_interval())]),
+        pa.schema([("s", pa.struct([]))]),
+        pa.schema([("a b", pa.int64()), ("A B", pa.int64())]),
+    ],
+    ids=["no columns", "intervals", "structs of nothing", "names that differ in case"],
 )
 def test_rows_that_no_file_can_hold_are_refused_before_anything_runs(schema: pa.Schema) -> None:
     flow = flux.stage(lambda batch: batch)(dataframe(schema))

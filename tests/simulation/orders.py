@@ -45,7 +45,7 @@ class Model(SimpleNamespace):
 
     def __init__(self, worker: int, incarnation: int, order: OrderLog, live: bool) -> None:
         super().__init__(
-            stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live,
+            stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live, exit=None,
             safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0, past={}, held_back=False, step_s=0.0,
         )  # fmt: skip
 

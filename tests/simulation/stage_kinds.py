@@ -177,10 +177,9 @@ class Giving(Sink):
 
     schema = ROW
 
-    def process(self, batch: pa.RecordBatch) -> Any:
-        for _ in super().process(batch) or ():
-            pass
-        yield batch.select(ROW.names)
+    def through(self, rows: list[Row]) -> Any:
+        super().through(rows)
+        return [self.stamped(rows)]
 
 
 class Totals(flux.Aggregate):

@@ -10,6 +10,7 @@ import pytest
 
 from flux.replicas.exit import Exit
 from flux.replicas.pairing import Pairing
+from partitioning.ids import PartitionKey
 from tests.simulation import flows
 from tests.simulation.faults import Faults
 from tests.simulation.run import Simulation
@@ -87,19 +88,37 @@ def secondaries_keep_nothing(patch: Patch) -> None:
     patch.setattr(Pairing, "_follow", forgetful)
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        hands_on_what_is_not_committed,
-        forgets_what_it_has_handed_on,
-        copies_without_what_has_not_left,
-        secondaries_keep_nothing,
-    ],
-)
+LEFT_OUT, ALL = "nothing is left out outside", "the outside has all output"
+ALIKE, NOTHING = "what leaves is what every replica gives", "the first primary finds nothing outside"
+BROKEN = {
+    hands_on_what_is_not_committed: ALL,
+    forgets_what_it_has_handed_on: ALL,
+    copies_without_what_has_not_left: LEFT_OUT,
+    secondaries_keep_nothing: LEFT_OUT,
+}
+#: Proved by the tests of this file.
+LAWS = {LEFT_OUT, ALL, ALIKE, NOTHING}
+
+
+@pytest.mark.parametrize("break_it", BROKEN)
 def test_a_broken_rule_of_sinks_is_seen(break_it: Any, monkeypatch: Patch) -> None:
     break_it(monkeypatch)
-    with pytest.raises(Violation):
+    with pytest.raises(Violation) as caught:
         crash_after_crash()
+    assert caught.value.law == BROKEN[break_it]
+
+
+def test_an_outside_that_lacks_something_or_has_something_else_is_seen() -> None:
+    sim = simulated(1)
+    with pytest.raises(Violation, match=ALIKE):
+        sim.outside.land(PartitionKey(0, 0), 0, [(1, 2, "other rows")])
+    sim.outside.there.popitem()
+    with pytest.raises(Violation, match=ALL):
+        sim.outside.check()
+    sim = Simulation(0, Faults(), 1, 3, lambda ledger: flows.chain(ledger, (), 1, outside=True))
+    sim.outside.there[PartitionKey(0, 0)].append([])
+    with pytest.raises(Violation, match=NOTHING):
+        sim.run()
 
 
 def crash_after_crash() -> None:

@@ -85,7 +85,7 @@ def test_spark_finds_each_row_once_in_the_files(cluster, tmp_path: Path, executo
     flow = echo(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
     to_files = flow.to_parquet(str(folder), partitions=2, roll_bytes="64k", roll_every="200ms")
     status = struck(cluster, tmp_path / "gate", to_files, executor, stage=1)
-    assert status["sinks"] == [f"parquet files in {folder}, exactly once"]
+    assert status["sinks"] == [f"echo.files to parquet files in {folder}, exactly once"]
     found = cluster.read.parquet(str(folder))
     assert found.distinct().count() == found.count() == TOTAL
     assert {row.key for row in found.select("key").distinct().collect()} == set(range(KEYS * PARTITIONS))
@@ -101,7 +101,7 @@ def test_a_table_with_positions_has_each_row_once(cluster, tmp_path: Path) -> No
         database.execute("CREATE TABLE seen (key INTEGER, sequence INTEGER)")
     flow = echo(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to(Table(path))
     status = struck(cluster, tmp_path / "gate", flow, False, stage=0)
-    assert status["sinks"] == ["Table, exactly once"]
+    assert status["sinks"] == ["echo to Table, exactly once"]
     with sqlite3.connect(path) as database:
         total, distinct = database.execute(
             "SELECT count(*), count(DISTINCT key * 1000000 + sequence) FROM seen"
