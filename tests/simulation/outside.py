@@ -95,7 +95,8 @@ class Delivery:
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         line = self._lines[PartitionKey(stage, partition)]
         line.life, line.has = line.life + 1, 0
-        if first and self._outside.there[PartitionKey(stage, partition)]:
+        deposed = self._sim.leader_of(stage, partition) != self._process.node  # and does not know yet
+        if first and not deposed and self._outside.there[PartitionKey(stage, partition)]:
             raise Violation("the first primary finds nothing outside", f"{stage}/{partition}")
         self._sim.counts["primaries that went on outside"] += position > 0
         self._give(PartitionKey(stage, partition), line, (line.life, position, None))
