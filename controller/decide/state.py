@@ -244,7 +244,7 @@ class Controller:
         if not self.unfinished and self.phase == QueryPhase.RUNNING:
             self.board.on(QueryEvent.ALL_OUT)
             if self._keep:
-                self.sweeper.stop_moving("the query is through; output that is fetched stays where it is", now)
+                self.sweeper.wind_down("the query is through; output that is fetched stays where it is", now)
             else:
                 self.board.end(None)
 
@@ -256,7 +256,8 @@ class Controller:
         if self.phase == QueryPhase.RUNNING:
             self.sweeper.drop_standing(now)
             self.balancer.rebalance(now)
-            self.sweeper.sweep(now)
+        self.sweeper.sweep(now)
+        if self.phase == QueryPhase.RUNNING:
             self.people.book.look()
         return self.board.take()
 

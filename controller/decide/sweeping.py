@@ -40,15 +40,18 @@ class Sweeper:
     # ---- a look
 
     def sweep(self, now: float) -> None:
-        """Go on with confirmed additions, give up overdue ones, and begin those that are due, while the query runs."""
+        """Go on with confirmed additions, give up overdue ones, and begin those that are due, while the query runs. Once it
+        is finished, only those go on whose copies are on their way: these may still save kept output."""
         board, repairs = self.board, self.repairs
-        if board.table is not None and board.phase == QueryPhase.FINISHED:
-            self._next_table(False, now)  # what follows may still save kept output
-        if board.table is None or board.phase != QueryPhase.RUNNING:
+        if board.table is None or board.phase not in (QueryPhase.RUNNING, QueryPhase.FINISHED):
             return
-        self._confirm(now)
         for addition, why in repairs.overdue(now, board.who_is_behind):
             self.abandon(addition, why, now)
+        if board.phase == QueryPhase.FINISHED:
+            self._next_table(False, now)
+            self._order_copies(now)
+            return
+        self._confirm(now)
         self._put_back(now)
         looks = board.changed or now >= self._look_at
         if looks:
@@ -58,7 +61,10 @@ class Sweeper:
         self._next_table(looks, now)
         for addition in repairs.turns(board.is_confirmed):
             addition.on(Heard.TURN, now)
-        for addition in repairs.to_ask(now):
+        self._order_copies(now)
+
+    def _order_copies(self, now: float) -> None:
+        for addition in self.repairs.to_ask(now):
             self._order_copy(addition)
 
     def order_again(self, worker: int) -> None:
@@ -245,10 +251,13 @@ class Sweeper:
             self.moving.put_back(addition)
         self._abandon(waiting, "copies before it took long", now, failed=False)
 
-    def stop_moving(self, why: str, now: float) -> None:
-        """End all moves. A target that became live later would stay beside its source for good, a replica too many and
-        perhaps on the same executor."""
-        self._abandon([self.repairs.under_way[key] for key in self.moving.under_way], why, now, failed=False)
+    def wind_down(self, why: str, now: float) -> None:
+        """End all moves, and the repairs that still wait for their copies: no further copy is ordered, and producers would
+        keep rows for these replicas. The target of a move that became live later would stay beside its source for good, a
+        replica too many and perhaps on the same executor."""
+        waiting = [a for a in self.repairs.under_way.values() if a.phase in (Phase.RETAIN, Phase.READY) and not a.moves]
+        moving = [self.repairs.under_way[key] for key in self.moving.under_way]
+        self._abandon([*waiting, *moving], why, now, failed=False)
         self.moving.clear(why, now)
 
     def drop_standing(self, now: float) -> None:

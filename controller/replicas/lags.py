@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flux.host.worker_stats import TOLD_SHARE
+from flux.host.worker_stats import TOLD_SHARE, steps_share
 from flux.settings import Settings
 from flux.wire.statistics import Lag as Reported
 from partitioning.ids import PartitionKey
@@ -107,7 +107,7 @@ class Lags:
         lag = Lag(said_by, steps, seconds, applied, known.since if known is not None and stands else now, now)
         before = known is not None and known.beyond
         bounds = self._settings
-        share = max(steps / bounds.replicas_max_steps_behind, seconds / bounds.replicas_max_replay)
+        share = max(steps_share(steps, bounds), seconds / bounds.replicas_max_replay)
         lag.beyond = share > 1 or (before and share > TOLD_SHARE)
         self._lags[life] = lag
         return lag.beyond and not before

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flux.settings import Settings
 from flux.wire.statistics import (
     Lag,
     Load,
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 #: Replicas that are less far behind than such a part of the bounds keep up, and are not worth a word unless they stand still. One
 #: that was beyond the bounds has caught up then.
 TOLD_SHARE = 1 / 2
+
+
+def steps_share(steps: int, settings: Settings) -> float:
+    """Of the bound on steps. One step is always on its way: what a replica reports goes with the next."""
+    return steps / settings.replicas_max_steps_behind if steps > 1 else 0.0
 
 
 def stats(core: StageWorker) -> Statistics:
@@ -65,7 +71,7 @@ def behind(core: StageWorker) -> list[Lag]:
             if not peer.live or not peer.greeted or not peer.kind.applies or steps <= 0:
                 continue
             seconds = steps * replica.step_s
-            share = max(steps / settings.replicas_max_steps_behind, seconds / settings.replicas_max_replay)
+            share = max(steps_share(steps, settings), seconds / settings.replicas_max_replay)
             stands, peer.applied_as_told = peer.applied == peer.applied_as_told, peer.applied
             if share > TOLD_SHARE or replica.held_back or stands:
                 acked, committed = peer.acked or 0, replica.order.committed
@@ -78,11 +84,12 @@ def unapplied(core: StageWorker) -> list[Unapplied]:
     """Secondaries here that have received much that they have still to apply: stage, partition, incarnation. What a primary says
     of them counts, but one that is silent says nothing."""
     settings = core.plan.settings
-    steps_max, seconds_max = TOLD_SHARE * settings.replicas_max_steps_behind, TOLD_SHARE * settings.replicas_max_replay
+    settings = core.plan.settings
     found = []
     for key, replica in core.replicas.items():
         steps = 0 if replica.primary else replica.order.end - replica.applied
-        if steps > steps_max or steps * replica.step_s > seconds_max:
+        share = max(steps_share(steps, settings), steps * replica.step_s / settings.replicas_max_replay)
+        if share > TOLD_SHARE:
             found.append(Unapplied(*key, replica.incarnation))
     return found
 

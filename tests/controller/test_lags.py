@@ -55,6 +55,13 @@ def test_a_replica_that_is_far_behind_is_reported_and_counts_again_when_it_has_c
     assert c.core.repairs.keeps_up(0, 0, primary)
 
 
+def test_a_single_step_behind_is_behind_no_bound_on_steps() -> None:
+    c = cluster(replicas_max_steps_behind=1)
+    secondary = c.replicas()[1]
+    assert beat(c, 0, lag(secondary, 2)) == ["behind"]
+    assert beat(c, 0, lag(secondary, 1)) == ["caught up"], "or timers, one step each, would hold up a move for ever"
+
+
 def test_a_few_long_steps_are_far_behind_as_well_and_the_event_says_how_long_a_take_over_waits() -> None:
     c = cluster()
     assert beat(c, 0, lag(c.replicas()[1], 3, REPLAY_MAX_S)) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from controller.replicas.addition_phases import Phase
 from controller.replicas.attempts import ASK_EVERY_S
 from controller.replicas.repairs import DIVERGENCE_CALM_S, DIVERGENCES_MAX
 from flux.errors import QueryFailed
@@ -227,6 +228,30 @@ def test_a_silent_worker_is_given_up_also_while_output_is_fetched_and_tasks_are_
     c.take(c.core.on_stop())
     c.take(c.core.on_report("task", register(0, "egress", attempt=9, edges=[]), c.now))
     assert c.told("task")[-1] == Stop(reason="the query has ended")
+
+
+def test_when_the_query_is_through_replicas_that_wait_for_copies_are_dropped_and_copies_on_their_way_are_ordered_again() -> (
+    None
+):
+    """Producers would keep rows for a replica that waits for a copy that nobody orders any more."""
+    c = Cluster(slots=4, partitions=2, collect=1, repairs_at_once=1)
+    lost = (set(c.holders(0)) & set(c.holders(1))).pop()
+    c.lose(lost)
+    copied, waiting = c.core.repairs.under_way.values()
+    assert (copied.phase, waiting.phase) == (Phase.COPY, Phase.READY)
+    for stage, partition in sorted(c.core.unfinished):
+        node = c.holders(partition, stage)[0]
+        c.report(node, PartitionFinished(node=node, stage=stage, partition=partition))
+    assert c.core.phase == "finished"
+    assert list(c.core.repairs.under_way.values()) == [copied]
+    assert len(c.replicas(waiting.partition, waiting.stage)) == 1
+    ordered = len(c.sent(CopyState))
+    for _ in range(40):
+        c.tick(0.1)
+    assert len(c.sent(CopyState)) > ordered, "the first order may be lost"
+    for _ in range(4000):
+        c.tick(0.1)
+    assert not c.core.repairs.under_way, "nobody waits for a copy for ever"
 
 
 def test_workers_are_not_taken_for_silent_because_the_controller_stood_still() -> None:

@@ -195,6 +195,9 @@ BROKE_ONCE = {
     60001780: "the output of a finished query was asked of a replica that waits for rows that nobody has any more",
     81000337: "the law took a query that was through for one whose producers keep rows for a replica that waits",
     80000723: "the law did not read credit in messages of several acks",
+    99001686: "the query was through, and a replica that waited for its turn was listed for good, with rows kept for it",
+    99000192: "the same, before all had confirmed its table",
+    99003123: "timers kept a replica one step behind a bound of one step, and the move to it held up all repairs",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
 }
 
