@@ -42,6 +42,7 @@ class Losses:
         self._departures = departures
         self._sweeper = sweeper
         self._looked_at: float | None = None  # when silence was last looked for
+        self._incomplete_since: dict[PartitionKey, float] = {}
         self._complete: set[tuple[PartitionKey, int]] = set()  # partitions, and workers that have all of their output
 
     # ---- signs of life
@@ -140,6 +141,34 @@ class Losses:
         if not all(replicas for partitions in before for replicas in partitions):
             after = without_worker(table, worker, shows, readers, *more)
         return AfterLoss(after.table, [key for key in after.orphans if collects[key.stage]])
+
+    def end_incomplete(self, now: float) -> None:
+        """End a finished query whose kept output is incomplete for good: its primary waits for rows of a stage that has lost
+        its last replica since the primary took over. It may have these rows, and gets time to apply them."""
+        board, stages = self._board, self._plan.stages
+        if board.phase != QueryPhase.FINISHED or board.table is None:
+            return
+        gone = [
+            f"{stage.name}/{partition}"
+            for stage in stages
+            for partition, replicas in enumerate(board.table.stages[stage.id])
+            if not replicas and not stage.collects
+        ]
+        for stage in stages if gone else ():
+            for partition, replicas in enumerate(board.table.stages[stage.id] if stage.collects else ()):
+                key, leader = PartitionKey(stage.id, partition), replicas[0].worker
+                member = board.members.workers[leader]
+                if (key, leader) in self._complete or member.heard > member.turned:  # it has all, or is in a step
+                    self._incomplete_since.pop(key, None)
+                elif now - self._incomplete_since.setdefault(key, now) > self._plan.settings.heartbeat_last_timeout:
+                    board.end(
+                        QueryFailed(
+                            f"the output of {stage.name}/{partition} is lost: worker {leader} has a part of it, and would need "
+                            f"further rows, but with a worker the only safe replica of {some(gone, NAMED)} was lost. More "
+                            "replicas would have helped, or toDF() before the loss"
+                        )
+                    )
+                    return
 
     def _all_gone(self, member: Member, orphans: list[PartitionKey], why: str) -> QueryFailed:
         lost = [f"{self._plan.stages[stage].name}/{partition}" for stage, partition in orphans]

@@ -256,6 +256,7 @@ class Controller:
         if self.phase == QueryPhase.RUNNING:
             self.sweeper.drop_standing(now)
             self.balancer.rebalance(now)
+        self.losses.end_incomplete(now)
         self.sweeper.sweep(now)
         if self.phase == QueryPhase.RUNNING:
             self.people.book.look()

@@ -146,3 +146,25 @@ def test_kept_output_whose_input_is_gone_is_shown_only_by_a_replica_that_has_all
         assert (c.core.phase, c.holders(stage=2)) == (QueryPhase.FINISHED, collecting[1:])
     else:
         assert "the only safe replica" in str(c.core.error)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_kept_output_that_waits_for_rows_that_were_lost_after_it_took_over_ends_the_query(complete: bool) -> None:
+    """When it took over, there was still a replica that could have given the rows."""
+    c = Cluster(slots=4, stages=2, collect=1, heartbeat_last_timeout=5.0)
+    before, collecting = c.holders(stage=0), c.holders(stage=2)
+    assert not set(before) & set(collecting)
+    c.report(collecting[0], PartitionFinished(node=collecting[0], stage=2, partition=0))
+    c.lose(collecting[0])
+    for node in before:
+        c.lose(node)
+    c.tick(4.0)
+    assert c.core.phase == QueryPhase.FINISHED, "it may have the rows already"
+    if complete:
+        c.report(collecting[1], PartitionFinished(node=collecting[1], stage=2, partition=0))
+    c.tick(0.5)
+    c.tick(6.0)
+    if complete:
+        assert (c.core.phase, c.core.error) == (QueryPhase.FINISHED, None)
+    else:
+        assert f"worker {collecting[1]} has a part of it" in str(c.core.error)

@@ -198,6 +198,7 @@ BROKE_ONCE = {
     99001686: "the query was through, and a replica that waited for its turn was listed for good, with rows kept for it",
     99000192: "the same, before all had confirmed its table",
     99003123: "timers kept a replica one step behind a bound of one step, and the move to it held up all repairs",
+    130001842: "kept output waited for rows whose last replica was lost after it had taken over",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
 }
 
