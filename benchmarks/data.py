@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -87,9 +88,12 @@ def _rows(shape: Shape, start: int, rows: int, seed: int) -> pa.Table:
 def reader(paths: list[str], partitions: int):  # type: ignore[no-untyped-def]
     """A source for the workers: partition p reads every ``partitions``-th file."""
 
-    def read_parquet(partition: int) -> Iterator[pa.RecordBatch]:
+    def read_parquet(partition: int, start: int) -> Iterator[pa.RecordBatch]:
         for path in paths[partition::partitions]:
             with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(batch_size=READ_ROWS, use_threads=False)
+                batches = -(-file.metadata.num_rows // READ_ROWS)
+                if start < batches:
+                    yield from islice(file.iter_batches(batch_size=READ_ROWS, use_threads=False), start, None)
+                start = max(start - batches, 0)
 
     return read_parquet

@@ -54,6 +54,7 @@ class Fault:
     worker: int
     repaired_s: float | None = None
     oldest_ms: float | None = None
+    caught_up_s: float | None = None
 
 
 @dataclass
@@ -156,7 +157,7 @@ def run(
     try:
         result: dict[str, Any] = {"benchmark": "failover", "fault": fault, "rate": rate, "times": times}
         result |= {"replicas": replicas, "partitions": partitions, "spark_startup_s": round(startup, 2)}
-        measured, line = _measure(spark, fault, rate, times, replicas, partitions, console, **options)
+        measured, line = measure(spark, fault, rate, times, replicas, partitions, console, **options)
         result |= measured | {"oldest_ms_bound": bound}
         if peer:
             result["peer_gap_ms_max"] = measure_peer(spark, rate, console)
@@ -176,7 +177,7 @@ def _too_old(result: dict[str, Any]) -> str | None:
     return f"rows were up to {oldest:.0f} ms old after {late} of {len(result['oldest_ms'])} faults, {bound:g} ms are allowed"
 
 
-def _measure(
+def measure(
     spark: SparkSession,
     kind: str,
     rate: int,
@@ -184,14 +185,20 @@ def _measure(
     replicas: int,
     partitions: int,
     console: Console,
+    keys: int = KEYS,
+    counts: tuple[int, str] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], Line]:
+    """``counts``: replicas of the count, and the kind of those beside its primary; as the sink has them where None."""
     workers = 3
-    script = Script(rate, workers, KEYS)
-    counts = flux.stage(key="key", partitions=partitions, replicas=replicas, output_mode="update")(Counts)
-    arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(sink(KEYS, partitions))
+    script = Script(rate, workers, keys)
+    count_replicas, recovery = counts or (replicas, "active")
+    counted = flux.stage(
+        key="key", partitions=partitions, replicas=count_replicas, recovery=recovery, output_mode="update"
+    )(Counts)
+    arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(sink(keys, partitions))
     source = flux.source(script.read, SCHEMA, partitions=workers)
-    query = start_query([arrivals(counts(source))], "failover", spark, keep_output=True, workers=workers, **options)
+    query = start_query([arrivals(counted(source))], "failover", spark, keep_output=True, workers=workers, **options)
     faults = Faults(query, kind, times, workers, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)
@@ -219,6 +226,7 @@ def _measure(
     ]
     line = of_arrivals("rows", seen, marks, start_at, float(seen.at.max(initial=start_at)))
     note_oldest(seen, faults.done)
+    note_caught_up(seen, faults.done)
     for number, fault in enumerate(faults.done, 1):
         console.print(f"  {kind} {number}: oldest row {fault.oldest_ms or 0.0:.0f} ms", highlight=False)
     return _summary(seen, faults.done, start_at) | {
@@ -238,10 +246,20 @@ def _measure(
 def note_oldest(seen: Seen, faults: list[Fault]) -> None:
     """The age of the oldest row that arrived between each fault and the next one. A stream that stands still until the
     table changes again shows here."""
-    ends = [*(fault.at for fault in faults[1:]), np.inf]
+    ends = [*(fault.at for fault in faults), np.inf][1:]
     for fault, end in zip(faults, ends, strict=True):
         ages = seen.age_ms[seen.between(fault.at, end)]
         fault.oldest_ms = percentile(ages, 100)
+
+
+def note_caught_up(seen: Seen, faults: list[Fault]) -> None:
+    """When the last row arrived after each fault that was twice as old as 99 in a hundred before it, and older than 50 ms."""
+    for number, fault in enumerate(faults):
+        end = faults[number + 1].at if number + 1 < len(faults) else np.inf
+        before = seen.age_ms[seen.between(fault.at - CALM_S, fault.at)]
+        usual = max(2 * float(np.percentile(before, 99)), 50.0) if len(before) else 50.0
+        late = seen.between(fault.at, end) & (seen.age_ms > usual)
+        fault.caught_up_s = round(float(seen.at[late].max()) - fault.at, 3) if late.any() else 0.0
 
 
 def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]:
@@ -263,6 +281,7 @@ def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]
         "oldest_ms_max": percentile(oldest, 100),
         "oldest_ms_p50": percentile(oldest, 50),
         "oldest_ms": oldest,
+        "caught_up_s": max([fault.caught_up_s for fault in faults if fault.caught_up_s is not None], default=None),
         "gap_ms_max": percentile(gaps, 100),
         "gap_ms_p50": percentile(gaps, 50),
         "gap_before_ms_max": percentile(calm_gaps, 100),

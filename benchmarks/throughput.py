@@ -122,10 +122,11 @@ def measure(
     console: Console,
     replicas: int = 1,
     reports: list[dict[str, Any]] | None = None,
+    recovery: str = "active",
     **options: Any,
 ) -> dict[str, Any]:
     """One run of the flow; raises if its answer is wrong. Its progress is appended to ``reports``."""
-    totals = flux.stage(key=shape.key, partitions=partitions, replicas=replicas)(Totals)
+    totals = flux.stage(key=shape.key, partitions=partitions, replicas=replicas, recovery=recovery)(Totals)
     if source == "worker":
         given: Any = flux.source(data.reader(paths, workers), shape.schema, partitions=workers)
     else:

@@ -33,6 +33,7 @@ from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.errors import SchemaError, UsageError
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
+from partitioning.ids import ACTIVE
 
 #: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
@@ -127,6 +128,10 @@ class _Compiler:
             )
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
+        if stage.recovery != ACTIVE and not self.settings.ordered:
+            raise UsageError(
+                f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
+            )
         inputs = [self._input(given) for given in flow.inputs]
         schemas = tuple(schema for _, schema in inputs)
         output = self._output_schema(name, operator, schemas, stage.key)
@@ -148,6 +153,7 @@ class _Compiler:
                 tuple(edges_in),
                 (),
                 stage.output_mode,
+                recovery=stage.recovery,
             )  # fmt: skip
         )
 
@@ -213,6 +219,7 @@ class _Compiler:
                 (edge,),
                 (),
                 sink=sink,
+                recovery=stage.recovery,
             )  # fmt: skip
         )
 

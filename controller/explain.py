@@ -15,6 +15,7 @@ from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, WorkerSour
 from flux.dataflow.sink import guarantee
 from flux.replicas.kinds import replicated
 from flux.settings import Settings
+from partitioning.ids import STANDBY
 
 #: Longer lists of columns are cut.
 COLUMNS_MAX = 20
@@ -91,7 +92,8 @@ def _routing(edge: EdgePlan) -> str:
 def _copies(stage: StagePlan) -> str:
     if not replicated(stage):
         return "1 replica: the loss of its executor ends the query"
-    return f"{stage.replicas} replicas: survives the loss of {count(stage.replicas - 1, 'executor')}"
+    kept = f", of which {count(stage.replicas - 1, 'standby')}" if stage.recovery == STANDBY else ""
+    return f"{stage.replicas} replicas{kept}: survives the loss of {count(stage.replicas - 1, 'executor')}"
 
 
 def _policies(plan: Plan, workers: int) -> Iterator[str]:

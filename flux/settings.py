@@ -64,6 +64,8 @@ TABLE = (
     Setting("replicas_max_replay", "replicas.maxReplay", "seconds", "2s", "the same for a replica that would need longer than this, by estimate, to apply its missing steps after a take-over", 0.001),
     Setting("order_max_steps", "order.maxSteps", "int", "65536", "a primary orders nothing more while another replica has this many steps still to apply", 1),
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are copied at the same time, for repairs or moves", 1, 1024),
+    Setting("checkpoint_interval", "checkpoint.interval", "seconds", "1s", "how often a standby gets a new checkpoint of its partition, unless there is need before", 0.001),
+    Setting("checkpoint_max_bytes_per_second", "checkpoint.maxBytesPerSecond", "bytes", "64m", "most bytes of state that a worker sends to standbys per second, on average; where logs are short of room, checkpoints are not held up", 1 << 10),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
     Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load; with more than 16,000 replicas less often", 0.01),
@@ -112,6 +114,8 @@ class Settings:
     replicas_max_replay: float
     order_max_steps: int
     repairs_at_once: int
+    checkpoint_interval: float
+    checkpoint_max_bytes_per_second: int
     balance_enabled: bool
     balance_policy: str
     balance_round: float

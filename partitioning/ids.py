@@ -32,3 +32,9 @@ class SourcePartition(NamedTuple):
 
     source: int
     partition: int
+
+
+#: The kind of a replica that applies every step itself.
+ACTIVE = "active"
+#: The kind of a replica that holds a checkpoint and the order of the steps after it.
+STANDBY = "standby"

@@ -14,10 +14,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from partitioning.ids import ACTIVE
+
 #: Epoch of the first table. Its replicas begin empty; those of later epochs begin with a copy of state.
 FIRST_EPOCH = 0
-#: The kind of a replica that applies every step itself.
-ACTIVE = "active"
 
 
 #: Of a stage, a source, a partition or a worker: what comes from outside counts from 0.

@@ -59,7 +59,7 @@ from controller.report.replication import Level
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, UsageError
 from flux.wire.frames import encode
-from partitioning.ids import PartitionKey
+from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
 
 log = logging.getLogger("flux")
@@ -268,6 +268,10 @@ class Desk:
                     sink=stats.get("sink", ""),
                     sink_bytes=stats.get("sinkBytes", 0),
                     wait_for_sink=stats.get("waitForSink", 0),
+                    recovery=stats.get("recovery", ACTIVE),
+                    checkpoint_bytes=stats.get("checkpointBytes", 0),
+                    checkpoint_behind_s=stats.get("checkpointBehindSeconds", 0.0),
+                    replay_s=stats.get("replaySeconds", 0.0),
                 )
             )
         return rows

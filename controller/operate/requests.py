@@ -16,6 +16,7 @@ from controller.report.events import Event
 from flux.errors import ProtocolError
 from flux.wire.frames import decode, encode
 from flux.wire.numbers import Natural
+from partitioning.ids import ACTIVE
 
 #: Enough for moves of 10,000 partitions.
 REQUEST_BYTES_MAX = 1 << 20
@@ -127,7 +128,8 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """``replicas``: wanted; ``safe``: safe replicas of the partition that has the fewest; ``short``: partitions with
     fewer replicas than wanted. Latencies are those of the slowest worker. ``sink``: where the output goes and what that
     guarantees, empty without one; ``sink_bytes``: output that it does not have yet; ``wait_for_sink``: partitions that it
-    holds back."""
+    holds back. ``recovery``: "active" or "standby"; of standbys: bytes of their checkpoints, seconds that the oldest lacks, and
+    seconds that a loss would cost to repeat these."""
 
     name: str
     partitions: int
@@ -144,6 +146,10 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     sink: str = ""
     sink_bytes: int = 0
     wait_for_sink: int = 0
+    recovery: str = ACTIVE
+    checkpoint_bytes: int = 0
+    checkpoint_behind_s: float = 0.0
+    replay_s: float = 0.0
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

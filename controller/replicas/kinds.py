@@ -10,23 +10,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 import flux.replicas.kinds as at_workers
 from flux.dataflow.plan import StagePlan
-from partitioning.table import ACTIVE, ReplicaAt
+from partitioning.ids import ACTIVE, STANDBY
+from partitioning.table import ReplicaAt
 
 
 class Kind(Protocol):
-    """``role``: name in reports of a live replica that is not the primary; ``may_lead``: it can be primary; ``safe``:
-    as long as one of this kind has arrived, the partition is not lost."""
+    """``role``: name in reports of a live replica that is not the primary; ``leads_as``: its kind once it is primary, None:
+    it cannot be; ``safe``: as long as one of this kind has arrived, the partition is not lost; ``at_once``: it goes on without
+    restoring anything first, so that something may be given up in its favour."""
 
     @property
     def name(self) -> str: ...
     @property
     def role(self) -> str: ...
     @property
-    def may_lead(self) -> bool: ...
+    def leads_as(self) -> str | None: ...
     @property
     def safe(self) -> bool: ...
+    @property
+    def at_once(self) -> bool: ...
 
     def wanted(self, stage: StagePlan) -> int:
         """How many of this kind each partition of a stage is to have."""
@@ -35,21 +41,33 @@ class Kind(Protocol):
 class Active:
     name = ACTIVE
     role = "secondary"
-    may_lead = True
+    leads_as: str | None = ACTIVE
     safe = True
+    at_once = True
 
     def wanted(self, stage: StagePlan) -> int:
-        return stage.replicas
+        return stage.replicas if stage.recovery == ACTIVE else 1
+
+
+class Standby:
+    name = STANDBY
+    role = "standby"
+    leads_as: str | None = ACTIVE
+    safe = True
+    at_once = False
+
+    def wanted(self, stage: StagePlan) -> int:
+        return stage.replicas - 1 if stage.recovery == STANDBY else 0
 
 
 #: In the order in which they are placed and repaired: the first of a partition leads.
-_known: dict[str, Kind] = {ACTIVE: Active()}
+_known: dict[str, Kind] = {ACTIVE: Active(), STANDBY: Standby()}
 
 
 def register(kind: Kind) -> None:
     """After ``flux.replicas.kinds.register``."""
     commits = at_workers.kind_named(kind.name).commits
-    assert commits or not (kind.safe or kind.may_lead), (
+    assert commits or not (kind.safe or kind.leads_as), (
         f"{kind.name}: it may lack what is committed (design: no-commit)"
     )
     _known[kind.name] = kind
@@ -65,6 +83,17 @@ def known() -> list[str]:
 
 def kind_of(replica: ReplicaAt) -> Kind:
     return _known[replica.kind]
+
+
+def may_lead(replica: ReplicaAt) -> bool:
+    return kind_of(replica).leads_as is not None
+
+
+def as_primary(replica: ReplicaAt) -> ReplicaAt:
+    """The replica as it is listed when it leads."""
+    kind = kind_of(replica).leads_as
+    assert kind is not None, f"{replica} cannot lead"
+    return replica if kind == replica.kind else replace(replica, kind=kind)
 
 
 def outlives_primary(replica: ReplicaAt) -> bool:
@@ -87,7 +116,8 @@ def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
 
 def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]]) -> list[int]:
     """Partitions of a stage that have too few of some kind. ``rows``: the replicas of each."""
-    if len(_known) == 1:  # this is asked of every partition, and counting by kind takes several times as long
-        enough = len(wanted(stage))
+    kinds = wanted(stage)
+    if len(set(kinds)) == 1:  # this is asked of every partition, and counting by kind takes several times as long
+        enough = len(kinds)
         return [partition for partition, replicas in enumerate(rows) if len(replicas) < enough]
     return [partition for partition, replicas in enumerate(rows) if missing(stage, replicas) is not None]

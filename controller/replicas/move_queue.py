@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.balance.load import Holding, Move
-from controller.replicas.kinds import kind_of, wanted
+from controller.replicas.kinds import may_lead, wanted
 from controller.replicas.move_phases import MoveEvent, MovePhase, Step, after
 from controller.replicas.next_additions import Addition, Wanted
 from controller.replicas.placement import Placement
@@ -289,7 +289,7 @@ class Moving:
         if job is None:
             return False
         left = [r for r in table.replicas(*addition.key) if r.worker != job.move.from_worker]
-        heirs = [r for r in left if kind_of(r).may_lead]
+        heirs = [r for r in left if may_lead(r)]
         behind = [r.worker for r in heirs if self._repairs.is_behind(*addition.key, r)]
         needed = min(job.keeping_up, len(heirs), self.plan.stages[addition.stage].replicas)
         return addition.worker in behind or len(heirs) - len(behind) < needed

@@ -21,8 +21,8 @@ from controller.replicas.lags import Life
 from controller.replicas.placement import Placement
 from flux.dataflow.plan import Plan
 from flux.replicas.kinds import Acks, kind_named
-from partitioning.ids import PartitionKey
-from partitioning.table import ACTIVE, ReplicaAt, Table
+from partitioning.ids import ACTIVE, PartitionKey
+from partitioning.table import ReplicaAt, Table
 
 Replicas = tuple[ReplicaAt, ...]
 Rows = tuple[Replicas, ...]

@@ -95,11 +95,14 @@ class Repairs:
 
     def keeps_up(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
         """Whether it is safe and could take over at once. Only then may something be given up in its favour."""
-        return self.is_safe(stage, partition, replica) and not self.is_behind(stage, partition, replica)
+        return (
+            kind_of(replica).at_once
+            and self.is_safe(stage, partition, replica)
+            and not self.is_behind(stage, partition, replica)
+        )
 
     def doubtful(self) -> set[Life]:
-        """Replicas that have not arrived, or do not keep up. Of a live replica of a safe kind that is not among them,
-        ``keeps_up`` is true."""
+        """Replicas that have not arrived, or do not keep up."""
         return self._unsafe | self.lags.all_beyond().keys()
 
     @property
@@ -120,7 +123,8 @@ class Repairs:
             if self.keeps_up(stage, partition, replica):
                 return True
             life = Life(stage, partition, replica.worker, replica.incarnation)
-            return self.is_safe(stage, partition, replica) and self.lags.has_applied(life, since)
+            at_once = kind_of(replica).at_once and self.is_safe(stage, partition, replica)
+            return at_once and self.lags.has_applied(life, since)
 
         return keeps_up
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from controller.replicas.kinds import kind_of
-from partitioning.ids import PartitionKey
-from partitioning.table import ACTIVE, ReplicaAt, Table
+from controller.replicas.kinds import as_primary, kind_of, may_lead
+from partitioning.ids import ACTIVE, PartitionKey
+from partitioning.table import ReplicaAt, Table
 
 Replicas = tuple[ReplicaAt, ...]
 #: A question about the replica of a stage's partition.
@@ -65,8 +65,7 @@ def made_live(worker: int) -> Change:
 
 
 def dropped(worker: int) -> Change:
-    """The partition without this replica. If it was the primary, the next in the list becomes primary; the caller makes
-    sure that this one is safe."""
+    """The partition without this replica, which is not the primary."""
     return lambda replicas: tuple(replica for replica in replicas if replica.worker != worker)
 
 
@@ -150,9 +149,10 @@ def without_worker(
 
 
 class Preference(NamedTuple):
-    """The best heir sorts first."""
+    """The best heir sorts first: one that goes on at once before one that restores its state."""
 
     may_not_lead: bool
+    restores: bool
     not_preferred: bool
 
 
@@ -164,13 +164,13 @@ def _after_primary(
     kept = tuple(r for r in left if safe(stage, partition, r) or (stays is not None and stays(stage, partition, r)))
     if not any(safe(stage, partition, replica) for replica in kept):
         return ()
-    if len(kept) == 1:
-        return kept
 
     def preference(heir: ReplicaAt) -> Preference:
-        return Preference(not kind_of(heir).may_lead, rather is not None and not rather(stage, partition, heir))
+        behind = rather is not None and not rather(stage, partition, heir)
+        return Preference(not may_lead(heir), not kind_of(heir).at_once, behind)
 
-    return tuple(sorted(kept, key=preference))
+    heir, *others = sorted(kept, key=preference) if len(kept) > 1 else kept
+    return (as_primary(heir), *others)
 
 
 def with_worker(table: Table, worker: int, endpoint: str) -> Table:

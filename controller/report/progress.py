@@ -13,6 +13,7 @@ import numpy as np
 from controller.replicas.membership import Membership
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import guarantee
+from partitioning.ids import STANDBY
 
 
 class Totals(NamedTuple):
@@ -116,6 +117,13 @@ class Progress:
         if plan.sink is not None:
             sink = {"sink": f"{plan.sink!r}, {guarantee(plan.sink)}", "sinkBytes": int(_total(mine, "sink_bytes"))}
             sink["waitForSink"] = int(_total(mine, "sink_full"))
+        if plan.recovery == STANDBY:
+            sink |= {
+                "recovery": plan.recovery,
+                "checkpointBytes": int(_total(mine, "checkpoint_bytes")),
+                "checkpointBehindSeconds": max((stats.get("checkpoint_behind_s", 0.0) for stats in mine), default=0.0),
+                "replaySeconds": max((stats.get("replay_s", 0.0) for stats in mine), default=0.0),
+            }
         return sink | {
             "name": plan.name,
             "partitions": plan.partitions,

@@ -20,6 +20,7 @@ from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.errors import SchemaError, UsageError
+from partitioning.ids import ACTIVE, STANDBY
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
 DataFrame = Any
@@ -27,6 +28,7 @@ SparkSession = Any
 Query = Any
 
 OUTPUT_MODES = ("complete", "update")
+RECOVERIES = (ACTIVE, STANDBY)
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
 
@@ -68,12 +70,14 @@ class Stage:
         schema: Any,
         output_mode: str,
         name: str | None,
+        recovery: str = ACTIVE,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
         self.key = key
         self.partitions = partitions
         self.replicas = replicas
+        self.recovery = recovery
         self.output_mode = output_mode
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
@@ -147,8 +151,9 @@ class StageWith(Stage):
 
     def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(
-            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode, stage.name
-        )
+            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
+            stage.name, stage.recovery,
+        )  # fmt: skip
         self._stage, self._args, self._kwargs = stage, args, kwargs
         self._arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
 
@@ -174,6 +179,7 @@ def stage(
     schema: Any = None,
     output_mode: str = "complete",
     name: str | None = None,
+    recovery: str = ACTIVE,
 ) -> Callable[[Any], Stage]: ...
 def stage(
     target: Any = None,
@@ -185,6 +191,7 @@ def stage(
     schema: Any = None,
     output_mode: str = "complete",
     name: str | None = None,
+    recovery: str = ACTIVE,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -196,14 +203,20 @@ def stage(
     output_mode  of an Aggregate: "complete" gives the result once, at the end of the input; "update" gives the changed
                  groups after every step
     name         default: the name of the class or function
+    recovery     what the replicas beside the primary do: "active" ones apply every step and go on at once when the primary is
+                 lost; a "standby" keeps a checkpoint, and repeats what came after it: slower then, cheaper until then
     """
+    if recovery not in RECOVERIES:
+        raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
+    if recovery != ACTIVE and replicas == 1:
+        raise UsageError(f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it")
     if output_mode not in OUTPUT_MODES:
         raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {output_mode!r}")
     columns = _key_columns(key)
 
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
-        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name)
+        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name, recovery)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         _check_columns(f"stage {made.name}", declared)
         if partitions is not None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from flux.dataflow.operator import Operator
 from flux.dataflow.sink import Sink
 from flux.settings import Settings
+from partitioning.ids import ACTIVE
 
 #: Reads one partition of a source inside the workers. A ``None`` means "nothing just now, ask again".
 Reader = Callable[..., Iterable[pa.RecordBatch | None]]
@@ -31,6 +32,8 @@ class SourcePlan:
     def worker_partitions(self) -> int:
         """How many partitions workers read: none of a DataFrame."""
         raise NotImplementedError
+
+    seeks = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class WorkerSourcePlan(SourcePlan):
 @dataclass(frozen=True)
 class StagePlan:
     """``edges_in`` in the order of the stage's inputs. ``collects``: keeps its output for egress tasks to fetch; ``sink``: takes
-    the output of a last stage, a copy of it for each partition."""
+    the output of a last stage, a copy of it for each partition; ``recovery``: the kind of the replicas beside the primary."""
 
     id: int
     name: str
@@ -73,6 +76,7 @@ class StagePlan:
     output_mode: str = "complete"
     collects: bool = False
     sink: Sink | None = None
+    recovery: str = ACTIVE
 
 
 @dataclass(frozen=True)

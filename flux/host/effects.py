@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from flux.replicas.pairing import CaughtUp, Diverged
 from flux.replicas.transfers import Aside
 from flux.stream.producer import ToWorker
 from flux.wire.control import PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
@@ -31,3 +32,9 @@ class ToController:
 
 
 Effect = ToWorker | ToConnection | ToController | Aside
+
+
+def to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
+    """What a primary on this worker has noticed, as a report."""
+    kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
+    return kind(node=node, **vars(report))

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from flux.dataflow.plan import FromStage, Plan
 from flux.replicas.kinds import Follower, Kind, kind_of
 from flux.replicas.replica import Replica
+from flux.replicas.standby import Standby
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -35,6 +36,9 @@ class Hosted:
     def validate(self) -> None:
         """What holds between any two events. AssertionError says what does not."""
         table, secondary = self.table, self._secondary
+        for kept in self.followers.values():
+            if isinstance(kept, Standby):
+                kept.validate()
         for key, placed in self.placed.items():
             replica = self.replicas.get(key)
             if replica is None:
@@ -69,7 +73,7 @@ class Hosted:
             mine = {key.partition: replica for key, replica in self.replicas.items() if key.stage == stage}
             self._of_stage[stage] = mine
             self._partitions[stage] = dict.fromkeys(sorted(mine))
-            self._newest[stage] = max((replica.incarnation for replica in mine.values()), default=-1)
+            self._newest[stage] = max((replica.reads_since for replica in mine.values()), default=-1)
 
     def note_roles(self) -> None:
         for stage in self._stages:
@@ -97,12 +101,16 @@ class Hosted:
         return [partition for s, partition in self.replicas if s == stage and partition != but]
 
     def newest(self, stage: int) -> int:
-        """The newest incarnation of a stage's replicas here; -1 without any."""
+        """The epoch since when all replicas of a stage here read; -1 without any."""
         return self._newest[stage]
 
     def secondary(self, stage: int) -> frozenset[int]:
         """Partitions of a stage that follow a primary elsewhere."""
         return self._secondary[stage]
+
+    def standbys_of(self, stage: int) -> list[Standby]:
+        """Those of a stage here, also one that is about to lead."""
+        return [s for key, s in self.followers.items() if key.stage == stage and isinstance(s, Standby)]
 
     def awaited_of(self, stage: int) -> list[int]:
         return [key.partition for key in self.awaited if key.stage == stage]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flux.dataflow.plan import EdgePlan, Plan
+from flux.dataflow.plan import EdgePlan, FromSource, Plan
 from flux.host.hosted import Hosted
 from flux.host.leaving import Leaving
 from flux.host.subscriptions import Subscriptions
 from flux.host.turns import Turns
+from flux.replicas.copy_state import ReplicaState
 from flux.replicas.kinds import Follower, kind_of
 from flux.replicas.outlet import Outlet
 from flux.replicas.replica import Replica
+from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.log import LogMeter
 from flux.stream.producer import Producer
 from partitioning.ids import PartitionKey, StreamId
@@ -77,6 +79,15 @@ class Housing:
     def keep_order(self, key: PartitionKey, follower: Follower) -> None:
         self._hosted.followers[key] = follower
 
+    def keep_checkpoints(self, key: PartitionKey, incarnation: int) -> None:
+        self.keep_order(key, Standby(key, incarnation, self._subscriptions.kept))
+
+    def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
+        """A standby that was awaited has its first checkpoint."""
+        standby = Standby(key, incarnation, self._subscriptions.kept)
+        standby.begin(checkpoint, state)
+        self.keep_order(key, standby)
+
     # ---- replicas
 
     def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
@@ -95,7 +106,8 @@ class Housing:
         return replica
 
     def add(self, replica: Replica) -> None:
-        """One that was awaited comes to life."""
+        """One that was awaited, or kept as a standby, comes to life."""
+        self._hosted.followers.pop(replica.key, None)
         self._enter(replica)
         self._note()
         self._hosted.note_secondary(replica.stage.id, replica.partition)
@@ -124,9 +136,11 @@ class Housing:
 
     def producer(self, stream: StreamId, edge: EdgePlan, incarnation: int, base: int = 0) -> Producer:
         settings = self._plan.settings
+        source = self._plan.sources[edge.source] if isinstance(edge, FromSource) else None
         return Producer(
             stream, incarnation, edge.partitions, self._plan.log_share(edge, self._workers), settings.resend_timeout,
             self.log_meter, self._hosted.worker, base, settings.step_max_rows,
+            source is not None and source.seeks,
         )  # fmt: skip
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:

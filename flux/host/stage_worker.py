@@ -20,25 +20,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.plan import FromStage, Plan
-from flux.errors import Fenced, ProtocolError
+from flux.dataflow.plan import FromSource, FromStage, Plan
+from flux.errors import Fenced, ProtocolError, RefusedError
+from flux.host.checkpoints import Checkpoints
 from flux.host.drained import Drained
-from flux.host.effects import LOCAL, Effect, ToConnection, ToController
+from flux.host.effects import LOCAL, Effect, ToConnection, ToController, to_control
 from flux.host.hosted import Hosted
 from flux.host.housing import Housing
 from flux.host.leaving import Leaving
+from flux.host.newcomers import Newcomers
 from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.host.reading import Reading
 from flux.host.subscriptions import Subscriptions
 from flux.host.turns import Turns
-from flux.replicas.copy_state import Position, StateCopy, restore
-from flux.replicas.pairing import CaughtUp, Diverged, Pairing
+from flux.replicas.pairing import Pairing
 from flux.replicas.replica import Replica
+from flux.replicas.standby import Standby
 from flux.replicas.transfers import Aside, Limits, ToSender, Transfers
 from flux.stream.consumers import Consumers
 from flux.stream.producer import Producer, ToWorker
-from flux.stream.receiver import Counters, Inbound, RowSlice
-from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged, TableSeen
+from flux.stream.receiver import Counters, RowSlice
+from flux.wire.control import CopyState, TableSeen
 from flux.wire.messages import (
     Ack,
     Acks,
@@ -49,6 +51,7 @@ from flux.wire.messages import (
     Installed,
     Orders,
     OrdersSeen,
+    Press,
     ReadsElsewhere,
     Refuse,
     Reset,
@@ -80,6 +83,7 @@ class StageWorker:
         self.hosted = Hosted(plan, worker)
         self.replicas = self.hosted.replicas
         self.awaited = self.hosted.awaited
+        self.followers = self.hosted.followers
         self.counters = Counters()
         self.subscriptions = Subscriptions(plan, self.hosted, self.counters, self._answer)
         self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
@@ -106,7 +110,12 @@ class StageWorker:
         self._pairing = Pairing(
             self.replicas, self.hosted.followers, plan.settings, self.counters, self._turns.wake, self.leaving.report
         )  # fmt: skip
-        self._transfers = Transfers(self, plan.secret, plan.settings.resend_timeout, clock, limits)
+        newcomers = Newcomers(
+            plan, self.hosted, self._housing, self.subscriptions, self._turns, self._pairing, self._show, self._lead
+        )  # fmt: skip
+        self._transfers = Transfers(newcomers, plan.secret, plan.settings.resend_timeout, clock, limits)
+        self._arrivals = self._transfers.arrivals
+        self.checkpoints = Checkpoints(self.replicas, plan.settings, self._transfers)
 
     @property
     def epoch(self) -> int:
@@ -133,6 +142,7 @@ class StageWorker:
         not."""
         self.hosted.validate()
         self._transfers.validate()
+        self._arrivals.validate()
         made = sum([len(source.producers) for source in self.sources.values()])
         for replica in self.replicas.values():
             made += len(replica.outlets)
@@ -157,32 +167,38 @@ class StageWorker:
         ]
         keys = [PartitionKey(stage, partition) for stage, partitions in enumerate(changed) for partition in partitions]
         self._housing.on_table(table, keys)
-        self._transfers.on_table()
+        self._arrivals.on_table()
         self._assign_roles(table, keys)
         if before is None or before.sources != table.sources:
             self._install_sources(table)
         for producer in self.producers.values():
-            self._show(producer, table, now)
+            self._show(producer, now)
         self._turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # those that lead from now on have timers to fire
         self.subscriptions.on_table(changed)
+        self._promote(table, now)
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
 
-    def _show(self, producer: Producer, table: Table, now: float) -> None:
+    def _show(self, producer: Producer, now: float) -> None:
+        """The newest table."""
+        assert self.table is not None
         consumer = self.plan.edges[producer.stream.edge].consumer
-        producer.on_table(table, consumer, now, self._consumers[consumer])
+        producer.on_table(self.table, consumer, now, self._consumers[consumer])
 
     def _assign_roles(self, table: Table, changed: Iterable[PartitionKey]) -> None:
         for key in changed:
             replica = self.replicas.get(key)
             if replica is not None:
                 self._assign_role(table, *key, replica)
-        for stage, partition in self.hosted.followers:
-            leader = table.stages[stage][partition][0].worker
-            assert leader != self.worker, (
-                f"stage {stage}, partition {partition}: a replica without operator cannot lead"
-            )
         self.hosted.note_roles()
+
+    def _promote(self, table: Table, now: float) -> None:
+        """Replicas without an operator that lead by this table make one of what they keep."""
+        for key, follower in list(self.followers.items()):
+            if table.replicas(*key)[0].worker == self.worker:
+                assert isinstance(follower, Standby), f"{key}: a replica without state cannot lead"
+                if not follower.leads:
+                    self._arrivals.promote(follower, table.epoch, now)
 
     def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
         first, *others = table.stages[stage][partition]
@@ -203,10 +219,23 @@ class StageWorker:
             for partition, worker in enumerate(table.sources[source.id])
             if worker == self.worker
         }
-        for producer in self.reading.keep_only(mine):
+        self._read_only(mine, mine)
+
+    def _read_only(self, kept: set[SourcePartition], mine: set[SourcePartition]) -> list[Producer]:
+        """Of the sources that were read here, go on with those that are kept. Those that begin now, to have all of mine."""
+        for producer in self.reading.keep_only(kept):
             producer.log.clear()
             del self.producers[producer.stream]
-        self.producers |= {producer.stream: producer for producer in self.reading.begin(mine, self.epoch)}
+        begun = list(self.reading.begin(mine, self.epoch))
+        self.producers |= {producer.stream: producer for producer in begun}
+        return begun
+
+    def _read_again(self, edge: int, partition: int, now: float) -> None:
+        """A standby has taken over, and needs rows that only its checkpoint lacked."""
+        origin, mine = self.plan.edges[edge], set(self.sources)
+        assert isinstance(origin, FromSource)
+        for producer in self._read_only(mine - {SourcePartition(origin.source, partition)}, mine):
+            self._show(producer, now)
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self._housing.on_edge_complete(edge, producers)
@@ -224,8 +253,18 @@ class StageWorker:
                 self.counters.misrouted += not self.leaving.on_fetch(connection, message)
             case Orders():
                 self._on_orders(connection, message)
+            case Press():
+                self._on_press(connection, message)
             case _:
                 raise ProtocolError(f"a consumer does not take {type(message).__name__}")
+
+    def _on_press(self, connection: Hashable, message: Press) -> None:
+        if not 0 <= message.edge < len(self.plan.edges):
+            raise ProtocolError(f"the plan has no edge {message.edge}")
+        stage = self.plan.edges[message.edge].consumer
+        self.subscriptions.on_press(connection, StreamId(message.edge, message.producer))
+        for partition in message.partitions:
+            self.checkpoints.press(PartitionKey(stage, partition))
 
     def knows(self, connection: Hashable, message: Data) -> bool:
         """Whether this stream is read from this connection; only then is a payload worth decoding."""
@@ -254,7 +293,13 @@ class StageWorker:
         producer = self.producers.get(StreamId(message.edge, message.producer))
         if producer is None:
             return
-        producer.on_answer(worker, message, now)
+        try:
+            producer.on_answer(worker, message, now)
+        except RefusedError as refused:
+            if refused.code != "stale" or not producer.reads_again or self.epoch <= producer.incarnation:
+                raise
+            self._read_again(message.edge, message.producer, now)
+            return
         edge = self.plan.edges[message.edge]
         if isinstance(edge, FromStage) and producer.has_room:
             self._turns.wake(PartitionKey(edge.stage, message.producer))
@@ -268,7 +313,7 @@ class StageWorker:
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
         for report in self._pairing.on_orders_seen(worker, message, now):
-            self._effects.append(ToController(_to_control(self.worker, report)))
+            self._effects.append(ToController(to_control(self.worker, report)))
 
     # ---- copies of state
 
@@ -278,41 +323,22 @@ class StageWorker:
 
     def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
         """A part of a copy of a replica's state has come."""
-        if not self._transfers.on_install(connection, message, part, now):
+        if not self._arrivals.on_install(connection, message, part, now):
             self.counters.stale += 1
-        self.counters.refused += self._transfers.newly_forged()
+        self.counters.refused += self._arrivals.newly_forged()
 
     def on_done(self, token: int, result: Any, now: float) -> None:
         """What was to be done aside is done."""
         self._transfers.on_done(token, result, now)
-        self.counters.refused += self._transfers.newly_forged()
+        self.counters.refused += self._arrivals.newly_forged()
 
-    def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
-        return self._housing.build(key, incarnation, bases)
-
-    def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
-        return self.plan.stages[key.stage].make().snapshot_classes
-
-    def inbounds_of(self, replica: Replica) -> list[Inbound]:
-        return self.subscriptions.of(replica)
-
-    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
-        self.subscriptions.copied(replica, worker, incarnation, positions)
-
-    def goes_on(self, key: PartitionKey) -> None:
-        if key in self.replicas:
-            self._turns.wake(key)
-            self._pairing.tell(key)
-
-    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
-        """A replica whose operator has got its state comes to life."""
-        restore(state, replica)
-        self._housing.add(replica)
-        table = self.hosted.table
-        assert table is not None
-        for outlet in replica.outlets:
-            self._show(outlet.producer, table, now)
-        self.subscriptions.adopt(replica, state.positions)
+    def _lead(self, replica: Replica) -> None:
+        """A standby has become a replica that leads."""
+        assert self.table is not None
+        self._assign_role(self.table, *replica.key, replica)
+        self.hosted.note_roles()
+        self._turns.wake(replica.key)
+        self._tick_at = 0.0
 
     def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
         taken = self.subscriptions.take(connection, message, batches, now)
@@ -417,6 +443,8 @@ class StageWorker:
             for producer in self.producers.values():
                 producer.dirty = True
             self.subscriptions.relieve(now)
+        for to in self.checkpoints.next(now):
+            self._transfers.checkpoint(*to)
         if self._transfers.active:
             yield from self._copies_of_state(now)
         self.leaving.flush()  # what became committed, or left, since the last time
@@ -449,7 +477,10 @@ class StageWorker:
 
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
-        return min(self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due())
+        return min(
+            self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due(),
+            self.checkpoints.due(),
+        )  # fmt: skip
 
     def _answer(
         self,
@@ -463,11 +494,6 @@ class StageWorker:
     def close(self) -> None:
         """End every reader and operator; what one raises is logged."""
         self.reading.close()
-        self._transfers.close()
+        self._arrivals.close()
         for replica in self.replicas.values():
             replica.close()
-
-
-def _to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
-    kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
-    return kind(node=node, **vars(report))

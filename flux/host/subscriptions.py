@@ -18,10 +18,11 @@ from flux.errors import QueryFailed
 from flux.host.hosted import Hosted
 from flux.replicas.copy_state import Position
 from flux.replicas.replica import Replica
+from flux.replicas.standby import Standby
 from flux.replicas.starvation import Starvation
 from flux.stream.credit import Credit
 from flux.stream.receiver import Counters, Delivery, Inbound, Slice
-from flux.wire.messages import Ack, Acks, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Acks, AppliedThrough, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.ids import StreamId
 
 #: Numbers of partitions in one message of acks: a tenth of what a message may have.
@@ -124,7 +125,22 @@ class Subscriptions:
             inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
         # Also streams that the other did not know: their handshakes are without this partition.
         for inbound in self.of(replica):
-            self._ask_again(inbound, replica.incarnation)
+            self._ask_again(inbound, replica.reads_since)
+
+    def kept(self, standby: Standby) -> None:
+        """A standby has another checkpoint: its producers need not keep what is in that."""
+        for position in standby.checkpoint.positions:
+            inbound = self.of_stream(position.stream)
+            inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
+        for inbound in self.streams.values():
+            if self._plan.edges[inbound.stream.edge].consumer == standby.key.stage:
+                self._ack_soon(inbound)
+
+    def on_press(self, connection: Hashable, stream: StreamId) -> None:
+        """A producer waits for acks of standbys. These may have been lost with an earlier connection."""
+        inbound = self.streams.get(stream)
+        if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
+            self.answer(connection, self._ack(inbound))
 
     # ---- greetings
 
@@ -146,7 +162,8 @@ class Subscriptions:
     def _welcome(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
         if self._plan.edges[hello.edge].from_stage:
             self._welcome_replica(connection, hello, inbound)
-        elif not self._reads(hello):
+        elif not self._reads(hello) or (hello.worker >= 0 and hello.incarnation < inbound.incarnation):
+            # Of workers, the table says who reads. A later life may be known here before the table that names its worker.
             self._counters.stale += 1
         elif hello.incarnation < inbound.incarnation:
             reason = f"incarnation {inbound.incarnation} of this producer has taken over"
@@ -174,7 +191,7 @@ class Subscriptions:
         if listed.get(hello.worker, (-1, False))[0] != hello.incarnation:
             self._counters.stale += 1  # dropped meanwhile; it will hear of it
             return
-        inbound.offers[hello.worker] = connection
+        inbound.offers[hello.worker], inbound.offered[hello.worker] = connection, hello.epoch
         live = listed[hello.worker][1]
         if live and inbound.read_from in (-1, hello.worker):
             self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
@@ -204,12 +221,19 @@ class Subscriptions:
                 continue
             self._counters.switched += inbound.read_from >= 0
             self._leave(inbound)
-            candidates = [worker for worker in inbound.offers if listed[worker][1]]
+            candidates = self._readable(inbound)
             if candidates:
                 # This worker's own replica first; else spread over the others.
                 mine = self._hosted.worker
                 chosen = mine if mine in candidates else candidates[mine % len(candidates)]
-                self._subscribe(inbound, inbound.offers[chosen], 0, self._hosted.epoch, chosen)
+                self._subscribe(inbound, inbound.offers[chosen], 0, inbound.offered[chosen], chosen)
+
+    def _readable(self, inbound: Inbound) -> list[int]:
+        """Workers from whose replica of the producer the stream may be read, of those that have offered it. One that has not
+        heard yet of all that read here would leave out rows for them; it will, and then greet again."""
+        listed = self._producers_of(inbound.stream)
+        newest = self._hosted.newest(self._plan.edges[inbound.stream.edge].consumer)
+        return [w for w in inbound.offers if listed.get(w, (-1, False))[1] and inbound.offered[w] >= newest]
 
     def _subscribe(
         self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, read_from: int = -1
@@ -217,14 +241,14 @@ class Subscriptions:
         self._nonce += 1
         self._left.discard(inbound.stream)
         inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
-        hosted, awaited = self.hosted_by(inbound.stream), self._awaited_by(inbound.stream)
-        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, awaited))
+        hosted = self.hosted_by(inbound.stream)
+        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, self._not_reading(inbound.stream)))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
 
-    def _ask_again(self, inbound: Inbound, incarnation: int) -> None:
-        """A replica has joined those that the stream is read for."""
-        if inbound.connection is not None and inbound.epoch >= incarnation:
+    def _ask_again(self, inbound: Inbound, since: int) -> None:
+        """A replica has joined those that the stream is read for, which the table of that epoch names as one that reads."""
+        if inbound.connection is not None and inbound.epoch >= since:
             self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
         else:
             self._leave(inbound)  # the producer may not know of this replica yet; then it will greet again
@@ -252,12 +276,11 @@ class Subscriptions:
         """Read a stage's stream from the next live replica of its producer that has offered it."""
         if not self._plan.edges[inbound.stream.edge].from_stage:
             return
-        listed = self._producers_of(inbound.stream)
-        ring = sorted(worker for worker in inbound.offers if listed.get(worker, (-1, False))[1])
+        ring = sorted(self._readable(inbound))
         others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
         if others:
             self._counters.switched += 1
-            self._subscribe(inbound, inbound.offers[others[0]], 0, self._hosted.epoch, others[0])
+            self._subscribe(inbound, inbound.offers[others[0]], 0, inbound.offered[others[0]], others[0])
 
     # ---- rows
 
@@ -328,7 +351,7 @@ class Subscriptions:
                 self.answer(connection, some[0] if len(some) == 1 else Acks(some))
 
     def _ack(self, inbound: Inbound) -> Ack:
-        return inbound.ack(self._hosted.epoch, self.hosted_by(inbound.stream), self._awaited_by(inbound.stream))
+        return inbound.ack(self._hosted.epoch, self.hosted_by(inbound.stream), self._not_reading(inbound.stream))
 
     def _note_ack(self, inbound: Inbound, now: float) -> None:
         if inbound.ack_due:
@@ -357,8 +380,14 @@ class Subscriptions:
         """Partitions here that read a stream."""
         return self._hosted.partitions(self._plan.edges[stream.edge].consumer)
 
-    def _awaited_by(self, stream: StreamId) -> list[int]:
-        return self._hosted.awaited_of(self._plan.edges[stream.edge].consumer)
+    def _not_reading(self, stream: StreamId) -> list[AppliedThrough]:
+        """What replicas here have of a stream that they do not read: nothing, where their state has not come yet, and what
+        is in their checkpoints."""
+        stage, hosted = self._plan.edges[stream.edge].consumer, self._hosted
+        said = [AppliedThrough(partition, -1) for partition in hosted.awaited_of(stage)] if hosted.awaited else []
+        if hosted.followers:
+            said += [AppliedThrough(s.key.partition, s.position(stream) - 1) for s in hosted.standbys_of(stage)]
+        return said
 
     @property
     def held_bytes(self) -> int:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flux.replicas.kinds import keeps_checkpoints
+from flux.replicas.replica import Replica
+from flux.replicas.standby import Standby
 from flux.settings import Settings
 from flux.wire.statistics import (
     Lag,
@@ -105,6 +108,10 @@ def load(core: StageWorker, now: float) -> Load:
                 replica.queued, replica.state_bytes,
             )
             for key, replica in core.replicas.items()
+        ] + [
+            # What it would have to repeat counts as waiting.
+            ReplicaWork(*key, kept.incarnation, 0.0, 0, 0, len(kept.order), kept.checkpoint.nbytes)
+            for key, kept in core.followers.items() if isinstance(kept, Standby)
         ],
     }  # fmt: skip
 
@@ -113,6 +120,7 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
     found: list[StageStatistics] = []
     for stage in core.plan.stages:
         mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
+        kept = core.hosted.standbys_of(stage.id)
         exits = [replica.exit for replica in mine.values() if replica.exit is not None and replica.primary]
         found.append(
             {
@@ -126,9 +134,20 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
                 "latency_ms": _percentiles_ms(core.latencies[stage.id]),
                 "sink_bytes": sum(out.bytes for out in exits),
                 "sink_full": sum(not out.has_room for out in exits),
+                "standbys": len(kept),
+                "checkpoint_bytes": sum(standby.checkpoint.nbytes for standby in kept),
+                "checkpoint_behind_s": round(max((standby.behind_s for standby in kept), default=0.0), 3),
+                "replay_s": round(max(map(_replay_s, mine.values()), default=0.0), 3),
             }
         )
     return found
+
+
+def _replay_s(replica: Replica) -> float:
+    """What the standby of a primary that is farthest behind would have to repeat, in seconds."""
+    peers = replica.order.peers.values()
+    steps = max((replica.applied - peer.applied for peer in peers if keeps_checkpoints(peer.kind)), default=0)
+    return max(steps, 0) * replica.step_s
 
 
 def _percentiles_ms(seconds: deque[float]) -> list[float] | None:

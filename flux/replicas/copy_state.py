@@ -151,12 +151,23 @@ def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
 def decode(data: bytes | memoryview, classes: Sequence[type] | None = ()) -> StateCopy:
     """Only of bytes signed with the query's secret. Arrow data stays a view into ``data``. ``classes``: as
     ``Operator.snapshot_classes``."""
-    view = memoryview(data).cast("B")
-    (length,) = _LENGTH.unpack_from(view)
-    end = _LENGTH.size + length
+    view, end = _head(data)
+    return StateCopy(decode_state(data), decode_snapshot(view, end, classes))
+
+
+def decode_state(data: bytes | memoryview) -> ReplicaState:
+    """The same without the snapshot of the operator."""
+    view, end = _head(data)
     state = loads(view[_LENGTH.size : end], (ReplicaState, Position, OutputLog, StreamId))
     assert isinstance(state, ReplicaState)
-    return StateCopy(state, decode_snapshot(view, end, classes))
+    return state
+
+
+def _head(data: bytes | memoryview) -> tuple[memoryview, int]:
+    """The bytes, and where the snapshot begins."""
+    view = memoryview(data).cast("B")
+    (length,) = _LENGTH.unpack_from(view)
+    return view, _LENGTH.size + length
 
 
 def restore(copy: StateCopy, replica: Replica) -> None:

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from flux.errors import ProtocolError
-from partitioning.ids import PartitionKey
-from partitioning.table import ACTIVE, FIRST_EPOCH, ReplicaAt
+from partitioning.ids import ACTIVE, STANDBY, PartitionKey
+from partitioning.table import FIRST_EPOCH, ReplicaAt
 
 if TYPE_CHECKING:
     from flux.dataflow.plan import StagePlan
@@ -23,6 +23,9 @@ class Acks(Enum):
 
     NOTHING = "it reads no streams: producers keep no rows for it, and wait for no ack"
     APPLIED = "the rows through there are in its state"
+    CHECKPOINT = (
+        "it reads no streams, and the rows through there are in its checkpoint: producers keep later ones for it"
+    )
 
 
 class Follower(Protocol):
@@ -45,6 +48,9 @@ class Host(Protocol):
 
     def keep_order(self, key: PartitionKey, follower: Follower) -> None:
         """One without an operator."""
+
+    def keep_checkpoints(self, key: PartitionKey, incarnation: int) -> None:
+        """One without an operator, whose first checkpoint is the empty state."""
 
 
 class Kind(Protocol):
@@ -88,8 +94,28 @@ class Active:
             host.await_copy(key, replica.incarnation)
 
 
+class Standby:
+    """Holds a checkpoint of the primary's state, and the order of the steps after it. It takes over by restoring the
+    checkpoint, reading on from its positions, and repeating the order (design: standby)."""
+
+    name = STANDBY
+    applies = False
+    releases = False
+    acks = Acks.CHECKPOINT
+    commits = True
+    copies = True
+
+    def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
+        if replica.live:
+            assert replica.incarnation == FIRST_EPOCH, f"the checkpoint of replica {key} is lost"
+            host.keep_checkpoints(key, replica.incarnation)
+        else:
+            host.await_copy(key, replica.incarnation)
+
+
 active = Active()
-_known: dict[str, Kind] = {ACTIVE: active}
+standby = Standby()
+_known: dict[str, Kind] = {ACTIVE: active, STANDBY: standby}
 
 
 def register(kind: Kind) -> None:
@@ -116,6 +142,20 @@ def without_streams() -> frozenset[str]:
     return frozenset(name for name, kind in _known.items() if kind.acks is Acks.NOTHING)
 
 
+def without_rows() -> frozenset[str]:
+    """Names of the kinds for which producers keep rows that do not travel."""
+    return frozenset(name for name, kind in _known.items() if kind.acks is Acks.CHECKPOINT)
+
+
+def keeps_checkpoints(kind: Kind) -> bool:
+    return kind.acks is Acks.CHECKPOINT
+
+
+def compared(stage: StagePlan) -> bool:
+    """Whether several replicas of a partition apply the same steps, so that their output can be compared."""
+    return stage.replicas > 1 and stage.recovery == ACTIVE
+
+
 def replicated(stage: StagePlan) -> bool:
-    """Whether each partition of the stage is to have several replicas, which stay in step and give the same output."""
+    """Whether each partition of the stage is to have several replicas."""
     return stage.replicas > 1

@@ -83,7 +83,7 @@ class Peer:
 
     def wants_left(self, left: int, now: float) -> bool:
         """Whether it is to be told that positions below ``left`` have left, though there is nothing else to say."""
-        return left > self.left and self.kind.applies and now >= self.left_at
+        return left > self.left and self.kind.commits and now >= self.left_at
 
     def send_again(self, now: float) -> None:
         assert self.acked is not None
@@ -93,9 +93,9 @@ class Peer:
 class OrderLog:
     """Entries ``base`` .. ``end`` - 1. ``committed``: all entries below are committed, as far as is known here.
     ``verified``: as a secondary, entries below are those of the primary of ``term``; beyond may lie what an earlier one
-    sent, kept because it may have been committed. ``slowest``: as primary, steps that every other replica has applied,
-    as far as they have answered; None: nobody has. ``oldest``: the first step that is in the longest log of this partition,
-    this one or that of a replica that has received the order and applies it more slowly."""
+    sent, kept because it may have been committed. ``slowest``: as primary, steps that every other replica has applied
+    that applies any, as far as they have answered; None: nobody has. ``oldest``: the first step that is in the longest log of
+    this partition, this one or that of a replica that has received the order and whose state is behind."""
 
     def __init__(self, start: int = 0) -> None:
         self.base = start
@@ -105,6 +105,7 @@ class OrderLog:
         self.promised = start  # as primary, to replicas that are gone
         self.end = start
         self.slowest: int | None = None
+        self._longest: int | None = None  # steps that are in the state of every other replica
         self.oldest = start
         self.cut = 0  # entries thrown away because a new primary had others
         self.peers: dict[int, Peer] = {}
@@ -208,11 +209,13 @@ class OrderLog:
         return 0 if self.slowest is None else self.end - self.slowest
 
     def _note_slowest(self) -> None:
-        self.slowest = min((peer.applied for peer in self.peers.values() if peer.greeted), default=None)
+        greeted = [peer for peer in self.peers.values() if peer.greeted]
+        self.slowest = min((peer.applied for peer in greeted if peer.kind.applies), default=None)
+        self._longest = min((peer.applied for peer in greeted), default=None)
         self._note_oldest()
 
     def _note_oldest(self) -> None:
-        self.oldest = self.base if self.slowest is None or self.slowest > self.base else self.slowest
+        self.oldest = self.base if self._longest is None or self._longest > self.base else self._longest
 
     @property
     def untold(self) -> bool:

@@ -252,7 +252,7 @@ def _arrived(replica: Replica, worker: int, peer: Peer, now: float) -> Iterator[
     if peer.live_at_step is None:
         peer.live_at_step, peer.live_at_since = replica.order.committed, now
     # Not all that is committed by now: under a steady load there is always a step that is still on its way.
-    applied = peer.applied >= peer.live_at_step or now - peer.live_at_since >= CATCH_UP_MAX_S
+    applied = not peer.kind.applies or peer.applied >= peer.live_at_step or now - peer.live_at_since >= CATCH_UP_MAX_S
     if not peer.live and peer.acked >= peer.live_at_step and applied and not peer.caught_up_reported:
         peer.caught_up_reported = True
         yield CaughtUp(
@@ -261,7 +261,7 @@ def _arrived(replica: Replica, worker: int, peer: Peer, now: float) -> Iterator[
     reached = peer.acked >= replica.order.committed
     if peer.live and reached and replica.order.settled(peer):
         peer.safe = True
-        steps = max(replica.applied - peer.applied, 0)
+        steps = max(replica.applied - peer.applied, 0) if peer.kind.applies else 0  # a standby is always behind
         yield CaughtUp(
             replica.stage.id, replica.partition, worker, peer.incarnation, True, peer.stall_ms, peer.copy_bytes, steps,
             steps * replica.step_s,

@@ -27,7 +27,7 @@ from flux.errors import SchemaError, UserCodeError
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums
 from flux.replicas.exit import Exit
-from flux.replicas.kinds import Kind, active, replicated
+from flux.replicas.kinds import Kind, active, compared
 from flux.replicas.order import OrderLog
 from flux.replicas.outlet import Outlet
 from flux.replicas.release import Release
@@ -77,6 +77,7 @@ class Replica:
         )  # fmt: skip
         self.primary = True
         self.leads_since = -1  # the epoch in which it became primary
+        self.reads_since = incarnation  # the epoch since when it reads streams
         self.said_complete = False  # the controller knows that it is complete
         self.order = OrderLog()
         self.applied = 0  # steps
@@ -85,7 +86,7 @@ class Replica:
         self._limits = limits
         self._applies = kind.applies  # while another leads
         self._takes_empty = stage.sink is not None and stage.sink.takes_empty
-        self._compared = replicated(stage)  # its output, with that of the others
+        self._compared = compared(stage)  # its output, with that of the others
         self._alive_since = 0  # steps that were applied when it came to life
         self.waits = Waiting(stage.edges_in, partition, self.where)
         self.add: Callable[[Slice], None] = self.waits.add
@@ -198,6 +199,14 @@ class Replica:
             self.exit.adopt(state["exit"])
         self.follow()
         self.release()
+
+    def succeed(self, order: OrderLog, left: int) -> None:
+        """It has the state of a standby's checkpoint, and goes on with the order that the standby has. ``left``: the outside has
+        the positions of the output below."""
+        self.follow()
+        self.order = order
+        if self.exit is not None:
+            self.exit.forget(left)
 
     @property
     def state_bytes(self) -> int:

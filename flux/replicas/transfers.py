@@ -2,7 +2,8 @@
 
 The primary stands still while its state is copied to a memory of its own, and goes on; from there it travels in parts, a
 few at a time, so that rows on the same connection need not wait behind it. The new worker puts the parts together and
-makes a replica of them. What takes long is given away as ``Aside``: other partitions of the worker go on meanwhile.
+makes a replica of them (``arrivals``), or keeps them if it is a standby, which gets further copies while it lives. What takes
+long is given away as ``Aside``: other partitions of the worker go on meanwhile.
 
 Which phase follows which is in ``copy_phases``.
 
@@ -12,7 +13,6 @@ objects that it names. It is computed aside while the parts travel, and sent las
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,20 +21,20 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flux.errors import ProtocolError
+from flux.replicas import arrivals
+from flux.replicas.arrivals import Arrivals, sign
 from flux.replicas.aside import Failed
-from flux.replicas.copy_phases import InEvent, InPhase, OutEvent, OutPhase, after_in, after_out
-from flux.replicas.copy_state import Photograph, Position, StateCopy, decode, joined, photograph, room_for
+from flux.replicas.copy_phases import OutEvent, OutPhase, after_out
+from flux.replicas.copy_state import Photograph, Position, photograph, room_for
+from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.order import Peer
 from flux.replicas.replica import Replica
 from flux.stream.producer import ToWorker
 from flux.stream.receiver import Inbound
 from flux.wire.control import CopyState
-from flux.wire.handshake import MAC_BYTES, mac, same
+from flux.wire.handshake import MAC_BYTES
 from flux.wire.messages import Install, Installed
 from partitioning.ids import PartitionKey
-
-_ABOUT = struct.Struct("!4q")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Effect: do this in another thread and bring the result back by ``on_done``. ``what``: "room", "copy", "sign", "decode"
-    or "restore", of the replica of a partition."""
+    """Effect: do this in another thread and bring the result back by ``on_done``. ``what``: "room", "copy" or
+    "checkpoint", "sign", "decode" or "restore", of the replica of a partition."""
 
     token: int
     what: str
@@ -69,14 +69,8 @@ class ToSender:
 Effect = Aside | ToWorker | ToSender
 
 
-class Host(Protocol):
-    """The worker, as its transfers see it. ``awaited``: replicas placed here without a state yet -> incarnation."""
-
-    replicas: dict[PartitionKey, Replica]
-    awaited: dict[PartitionKey, int]
-
-    def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
-        """Of the operator of that stage: see ``Operator``."""
+class Host(arrivals.Host, Protocol):
+    """The worker, as its transfers see it."""
 
     def inbounds_of(self, replica: Replica) -> Iterable[Inbound]: ...
 
@@ -85,12 +79,6 @@ class Host(Protocol):
 
     def goes_on(self, key: PartitionKey) -> None:
         """A replica that stood still may take steps again, or has orders to tell."""
-
-    def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
-        """A replica that nobody knows of yet."""
-
-    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
-        """Its operator has been restored: it comes to life."""
 
 
 class Name(NamedTuple):
@@ -104,12 +92,14 @@ class Name(NamedTuple):
 
 @dataclass
 class Outgoing:
-    """A copy that leaves. ``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new."""
+    """A copy that leaves. ``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new;
+    ``checkpoint``: for a live standby, which hears the order meanwhile."""
 
     command: CopyState
     replica: Replica
     number: int
     phase: OutPhase
+    checkpoint: bool = False
     inline: bool = False
     room: np.ndarray | None = None
     data: memoryview = field(default_factory=lambda: memoryview(b""))
@@ -135,27 +125,6 @@ class Outgoing:
         self.phase = after_out(self.phase, event)
 
 
-@dataclass
-class Incoming:
-    """A copy that arrives. ``received`` of ``total`` bytes are here."""
-
-    incarnation: int
-    number: int
-    total: int
-    connection: Hashable
-    parts: list[bytes | memoryview] = field(default_factory=list)
-    received: int = 0
-    phase: InPhase = InPhase.RECEIVING
-
-    def on(self, event: InEvent) -> None:
-        self.phase = after_in(self.phase, event)
-
-
-def sign(secret: bytes, about: tuple[int, int, int, int], data: memoryview) -> bytes:
-    """Of the copy of a replica: stage, partition, incarnation and number of the copy."""
-    return mac(secret, b"copy of state", _ABOUT.pack(*about), data)
-
-
 class Transfers:
     """Of one worker. ``clock`` (seconds) only measures how long a partition stands still."""
 
@@ -168,13 +137,11 @@ class Transfers:
         self._clock = clock
         self._limits = limits or Limits()
         self._outgoing: dict[Name, Outgoing] = {}
-        self._incoming: dict[PartitionKey, Incoming] = {}
-        self._being_restored: dict[int, Replica] = {}
         self._waiting: dict[int, Callable[[Any, float], None]] = {}
         self._effects: deque[Effect] = deque()
         self._number = 0
         self._token = 0
-        self.forged = 0  # copies that did not bear the right signature
+        self.arrivals = Arrivals(host, secret, self._limits.inline_bytes, self._aside, self._answer)
 
     # ---- the primary's side
 
@@ -188,11 +155,32 @@ class Transfers:
             return  # under way, or no longer wanted
         if peer.acked is not None and not peer.copying:
             return  # it has arrived, which the controller does not know yet
+        self._begin(name, command, replica, checkpoint=False)
+
+    def checkpoint(self, key: PartitionKey, worker: int) -> None:
+        """Copy the state of a primary here to its standby on a worker, at the next step boundary."""
+        replica = self._host.replicas[key]
+        command = CopyState(*key, worker, replica.order.peers[worker].incarnation)
+        self._begin(Name(*key, worker, command.incarnation), command, replica, checkpoint=True)
+
+    def under_way(self, key: PartitionKey, worker: int) -> bool:
+        """Whether a copy of a primary here is on its way to a worker."""
+        return any(name[:3] == (*key, worker) for name in self._outgoing)
+
+    @property
+    def checkpoints(self) -> int:
+        """Those that are on their way. One that waits for the end of a step does not count: that step may wait for others."""
+        waiting = (OutPhase.ROOM, OutPhase.BOUNDARY)
+        return sum(out.checkpoint and out.phase not in waiting for out in self._outgoing.values())
+
+    def _begin(self, name: Name, command: CopyState, replica: Replica, checkpoint: bool) -> None:
+        key = replica.key
         self._number += 1
         size = replica.state_bytes + (0 if replica.exit is None else replica.exit.bytes)
         large = size > self._limits.inline_bytes
         phase = OutPhase.ROOM if large else OutPhase.BOUNDARY
-        out = self._outgoing[name] = Outgoing(command, replica, self._number, phase, inline=size > 0 and not large)
+        inline = size > 0 and not large
+        out = self._outgoing[name] = Outgoing(command, replica, self._number, phase, checkpoint, inline)
         if large:
             self._aside("room", key, partial(room_for, size), partial(self._on_room, out))
 
@@ -205,8 +193,9 @@ class Transfers:
     def _peer(replica: Replica, command: CopyState) -> Peer | None:
         """The replica that is to be made, as its primary knows it."""
         peer = replica.order.peers.get(command.worker)
-        meant = peer is not None and peer.incarnation == command.incarnation and not peer.live and peer.kind.copies
-        return peer if meant else None
+        if peer is None or peer.incarnation != command.incarnation or not peer.kind.copies:
+            return None
+        return peer if not peer.live or keeps_checkpoints(peer.kind) else None
 
     @property
     def active(self) -> bool:
@@ -241,13 +230,19 @@ class Transfers:
         out.on(OutEvent.BETWEEN_STEPS)
         out.began = self._clock()
         picture = photograph(out.replica, self._host.inbounds_of(out.replica))
-        out.replica.order.copied(out.command.worker, out.replica.applied)
-        self._host.copied(out.replica, out.command.worker, out.command.incarnation, picture.positions)
+        if not out.checkpoint:
+            out.replica.order.copied(out.command.worker, out.replica.applied)
+            self._host.copied(out.replica, out.command.worker, out.command.incarnation, picture.positions)
         out.replica.frozen += 1
         if out.inline:
             self._copied(out, picture.encode(), now)
         else:
-            self._aside("copy", out.key, partial(Photograph.encode, picture, out.room), partial(self._copied, out))
+            self._aside(
+                "checkpoint" if out.checkpoint else "copy",
+                out.key,
+                partial(Photograph.encode, picture, out.room),
+                partial(self._copied, out),
+            )
 
     def _copied(self, out: Outgoing, data: bytes | memoryview, now: float) -> None:
         replica = out.replica
@@ -282,7 +277,9 @@ class Transfers:
 
     def _part(self, out: Outgoing, start: int, end: int) -> ToWorker:
         command = out.command
-        message = Install(command.stage, command.partition, command.incarnation, out.number, start, out.total)
+        message = Install(
+            command.stage, command.partition, command.incarnation, out.number, start, out.total, out.replica.leads_since
+        )  # fmt: skip
         signing = start == len(out.data) and end > start
         payload = out.signature if signing else out.data[start:end]
         return ToWorker(command.worker, message, payload=payload)
@@ -297,94 +294,6 @@ class Transfers:
         if answer.done:
             out.on(OutEvent.ALIVE)
             self._over(out)
-
-    # ---- the new replica's side
-
-    def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> bool:
-        """A part of a copy has come. False: of another life of the replica."""
-        key = PartitionKey(message.stage, message.partition)
-        if self._host.awaited.get(key) != message.incarnation:
-            known = self._host.replicas.get(key)
-            if known is None or known.incarnation != message.incarnation:
-                return False
-            self._answer(connection, message, message.total, True)
-            return True
-        found = self._incoming.get(key)
-        if found is not None and (found.incarnation != message.incarnation or found.number < message.copy):
-            self._forget(key)
-            found = None
-        if found is None:
-            found = self._incoming[key] = Incoming(message.incarnation, message.copy, message.total, connection)
-        elif found.number > message.copy:
-            return False
-        found.connection = connection
-        receiving = found.phase is InPhase.RECEIVING
-        if message.offset == found.received and receiving:
-            if message.offset + len(part) > found.total or message.total != found.total:
-                raise ProtocolError(f"part of a copy of {found.total} bytes goes to {message.offset + len(part)}")
-            found.parts.append(part)
-            found.received += len(part)
-        self._answer(connection, message, found.received, False)
-        if found.received == found.total and receiving:
-            found.on(InEvent.WHOLE)
-            self._restore(key, found, message, now)
-        return True
-
-    def _forget(self, key: PartitionKey) -> None:
-        """A copy that is on its way; what is done aside for it comes to nothing."""
-        self._incoming.pop(key).on(InEvent.DROPPED)
-
-    def _restore(self, key: PartitionKey, found: Incoming, message: Install, now: float) -> None:
-        classes = self._host.snapshot_classes(key)
-        about = *key, found.incarnation, found.number
-
-        def read() -> StateCopy | None:
-            whole = joined(found.parts)
-            found.parts.clear()  # here, because to free so much takes its time too
-            data, signature = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
-            return decode(data, classes) if same(signature, sign(self._secret, about, data)) else None
-
-        def build(state: StateCopy | None, now: float) -> None:
-            if state is None:
-                self.forged += 1
-            if found.phase is InPhase.FORGOTTEN:
-                return
-            if state is None:
-                self._forget(key)
-            else:
-                found.on(InEvent.DECODED)
-                replica = self._host.build(key, found.incarnation, [output.base for output in state.outputs])
-                restore = partial(replica.restore, state.snapshot)
-                self._being_restored[id(replica)] = replica
-                if state.snapshot is None:
-                    live(replica, state, now)
-                elif replica.operator.restores_in_background and not inline:
-                    self._aside("restore", key, restore, lambda _, now: live(replica, state, now))
-                else:
-                    restore()
-                    live(replica, state, now)
-
-        def live(replica: Replica, state: StateCopy, now: float) -> None:
-            del self._being_restored[id(replica)]
-            if found.phase is InPhase.FORGOTTEN:
-                replica.close()
-                return
-            found.on(InEvent.RESTORED)
-            del self._incoming[key]
-            del self._host.awaited[key]
-            replica.copy_bytes = found.total
-            self._host.adopt(replica, state, now)
-            self._answer(found.connection, message, found.total, True)
-
-        inline = found.total <= self._limits.inline_bytes
-        if inline:
-            build(read(), now)
-        else:
-            self._aside("decode", key, read, build)
-
-    def _answer(self, connection: Hashable, message: Install, through: int, done: bool) -> None:
-        answer = Installed(message.stage, message.partition, message.incarnation, message.copy, through, done)
-        self._effects.append(ToSender(connection, answer))
 
     # ---- both
 
@@ -405,15 +314,6 @@ class Transfers:
         for out in self._outgoing.values():
             most = max(out.acked, out.sent)
             assert most <= out.total, f"{out.acked} bytes acked, {out.sent} sent of {out.total}"
-        for key, found in self._incoming.items():
-            assert self._host.awaited.get(key) == found.incarnation, f"a copy comes for {key}, which is not awaited"
-            receiving = found.phase is InPhase.RECEIVING
-            assert (found.received < found.total) == receiving, f"{found.received} of {found.total}, {found.phase}"
-
-    def on_table(self) -> None:
-        """What is received for replicas that are no longer placed here is forgotten."""
-        for key in [key for key, found in self._incoming.items() if self._host.awaited.get(key) != found.incarnation]:
-            self._forget(key)
 
     def _aside(self, what: str, key: PartitionKey, job: Callable[[], Any], then: Callable[[Any, float], None]) -> None:
         self._token += 1
@@ -427,13 +327,6 @@ class Transfers:
             raise result.error
         then(result, now)
 
-    def newly_forged(self) -> int:
-        """Since the last call."""
-        count, self.forged = self.forged, 0
-        return count
-
-    def close(self) -> None:
-        """End operators that were about to come to life. Nothing runs aside any more."""
-        for replica in self._being_restored.values():
-            replica.close()
-        self._being_restored.clear()
+    def _answer(self, connection: Hashable, message: Install, through: int, done: bool) -> None:
+        answer = Installed(message.stage, message.partition, message.incarnation, message.copy, through, done)
+        self._effects.append(ToSender(connection, answer))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flux.replicas.kinds import without_streams
+from flux.replicas.kinds import without_rows, without_streams
 from partitioning.table import ReplicaAt, Table, differing
 
 
@@ -23,13 +23,15 @@ class ConsumersAt:
     partitions  int64[h]
     since       int64[h]: incarnation of the replica
     coming      bool[h]: that replica is not live
+    reads       bool[h]: rows travel to it; others ack what their checkpoints have
     slots       int64[h]: its column in ``Producer``'s matrix of acks
-    hosts       bool[partitions of the stage]: whether a partition is among them
+    hosts       bool[partitions of the stage]: whether a partition is among them, and rows travel to it
     """
 
     partitions: np.ndarray
     since: np.ndarray
     coming: np.ndarray
+    reads: np.ndarray
     slots: np.ndarray
     hosts: np.ndarray
 
@@ -39,12 +41,24 @@ class ConsumersAt:
         return {partition: place for place, partition in enumerate(self.partitions.tolist())}
 
     @cached_property
+    def all_read(self) -> bool:
+        return bool(self.reads.all())
+
+    @cached_property
+    def any_reads(self) -> bool:
+        return bool(self.reads.any())
+
+    @cached_property
     def newest(self) -> int:
         return int(self.since.max())
 
     def same_lives(self, other: ConsumersAt) -> bool:
-        """Whether these are the same replicas, live or not."""
-        return np.array_equal(self.partitions, other.partitions) and np.array_equal(self.since, other.since)
+        """Whether these are the same replicas, live or not, and the same of them read."""
+        return (
+            np.array_equal(self.partitions, other.partitions)
+            and np.array_equal(self.since, other.since)
+            and np.array_equal(self.reads, other.reads)
+        )
 
     def kept_from(self, before: ConsumersAt, values: np.ndarray, new: int) -> np.ndarray:
         """``values`` of the replicas that were there ``before`` already, and ``new`` for the others."""
@@ -64,7 +78,8 @@ class Ranks(NamedTuple):
 class Consumers:
     """``of_worker``: a worker's entry is another object only if it has changed.
     ``width``: columns that the matrix of acks needs, the most replicas of one partition. ``changes``: grows with each table
-    that changes anything here."""
+    that changes anything here. ``keeps``: bool[partitions, width], the places of replicas to which no rows travel;
+    ``kept``: whether there are any."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
@@ -73,6 +88,8 @@ class Consumers:
         self.ranks = Ranks(np.empty(0, np.int32), np.empty(0, np.int32))
         self.width = 1
         self.changes = 0
+        self.keeps = np.zeros((0, 1), bool)
+        self.kept = False
         self._rows: tuple[tuple[ReplicaAt, ...], ...] = ()
         self._hosted: dict[int, dict[int, ReplicaAt]] = {}  # worker -> partition -> its replica
         self._slots: list[dict[int, int]] = []  # partition -> worker -> column
@@ -96,11 +113,25 @@ class Consumers:
         touched = {worker for partition in changed for worker in self._change(partition, rows[partition])}
         for worker in touched:
             self._renew(worker, len(rows))
+        self._note_keeps(len(rows))
         if not len(self.ranks.by_rank) or any(_primary(before[p]) != _primary(rows[p]) for p in changed):
             by_rank = table.partitions_by_rank(self.stage)
             rank_of = np.empty_like(by_rank)
             rank_of[by_rank] = np.arange(len(by_rank), dtype=by_rank.dtype)
             self.ranks = Ranks(by_rank, rank_of)
+
+    def asked(self, partition: int) -> list[int]:
+        """Workers of the primary of a partition and of the replicas to which no rows travel."""
+        unread = without_rows()
+        return [r.worker for place, r in enumerate(self._rows[partition]) if place == 0 or r.kind in unread]
+
+    def _note_keeps(self, partitions: int) -> None:
+        keepers = [at for at in self.of_worker.values() if not at.all_read]
+        if keepers or self.kept or self.keeps.shape != (partitions, self.width):
+            self.keeps = np.zeros((partitions, self.width), bool)
+            for at in keepers:
+                self.keeps[at.partitions, at.slots] = ~at.reads
+        self.kept = bool(keepers)
 
     def _change(self, partition: int, replicas: tuple[ReplicaAt, ...]) -> set[int]:
         """Take in the row of a partition; the workers that it concerns."""
@@ -128,12 +159,15 @@ class Consumers:
             self.of_worker.pop(worker, None)
             return
         mine = sorted(hosted)
+        unread = without_rows()
+        reads = np.array([hosted[p].kind not in unread for p in mine], bool)
         hosts = np.zeros(partitions, bool)
-        hosts[mine] = True
+        hosts[mine] = reads
         self.of_worker[worker] = ConsumersAt(
             np.array(mine, np.int64),
             np.array([hosted[p].incarnation for p in mine], np.int64),
             np.array([not hosted[p].live for p in mine], bool),
+            reads,
             np.array([self._slots[p][worker] for p in mine], np.int64),
             hosts,
         )

@@ -23,7 +23,8 @@ from flux.stream.cursor import NOBODY, OWES, UNKNOWN, Cursor
 from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing
-from flux.wire.messages import Ack, Data, Hello, Install, Mark, Orders, ReadsElsewhere, Refuse, Reset, Resume
+from flux.stream.pressing import Pressing
+from flux.wire.messages import Ack, Data, Hello, Install, Mark, Orders, Press, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -43,7 +44,7 @@ class ToWorker:
     """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
 
     worker: int
-    message: Hello | Data | Orders | Install
+    message: Hello | Data | Orders | Install | Press
     batches: tuple[pa.RecordBatch, ...] = ()
     payload: bytes | memoryview | None = None
 
@@ -80,8 +81,10 @@ class Producer:
         worker: int = -1,
         base: int = 0,
         run_max_rows: int = 0,
+        reads_again: bool = False,
     ) -> None:
-        """``run_max_rows``: small batches that wait for the same worker travel together, up to so many rows; 0: never."""
+        """``run_max_rows``: small batches that wait for the same worker travel together, up to so many rows; 0: never.
+        ``reads_again``: what only checkpoints lack need not be kept, because the source can be read again from there."""
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
@@ -92,11 +95,13 @@ class Producer:
         self.release_from = NEVER
         self.rows = 0
         self.resent_handshakes = 0
+        self.reads_again = reads_again
         self._run_max_rows = run_max_rows
         self._resend_s = resend_s
         self._worker = worker
         self._epoch = -1
         self._consumers: Consumers | None = None
+        self._pressing = Pressing(stream, resend_s)
         self._changes = -1  # of the consumers, as far as the cursors follow them
         self._cursors: dict[int, Cursor] = {}
         self._acks = np.full((partitions, 1), NOBODY, np.int64)  # of each replica, see ConsumersAt.slots
@@ -140,9 +145,14 @@ class Producer:
         gets speaks for it. None: wait, not all workers have answered yet."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
-        cursors = self._cursors.values()
-        applied = [np.where(cursor.at.coming & (cursor.acked < 0), NOBODY, cursor.acked).min() for cursor in cursors]
-        return self._known_before(int(min(applied)))
+        applied = NOBODY
+        for cursor in self._cursors.values():
+            at, acked = cursor.at, cursor.acked
+            skipped = at.coming & (acked < 0)
+            if self.reads_again:
+                skipped |= ~at.reads  # should one lead later, it is read again for it
+            applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
+        return self._known_before(applied)
 
     def _known_before(self, applied: int) -> Beginning:
         """The last batch through ``applied`` for which a worker has shown the checksum of the stream before it."""
@@ -196,7 +206,8 @@ class Producer:
         listed = np.zeros_like(self._acks, bool)
         for worker, cursor in self._cursors.items():
             places = cursor.at.partitions, cursor.at.slots
-            assert (self._acked[places[0]] <= cursor.acked).all(), (
+            counts = cursor.at.reads if self.reads_again else slice(None)
+            assert (self._acked[places[0]] <= cursor.acked)[counts].all(), (
                 f"more counts as acked than worker {worker} has acked"
             )
             assert (self._acks[places] == cursor.acked).all(), f"the acks of worker {worker} are booked elsewhere"
@@ -279,6 +290,10 @@ class Producer:
                 wanted[place] = sequence
         start = int(wanted.min())
         if start == NOBODY:
+            if cursor.at.any_reads:
+                self._take_ack(cursor, message.epoch, message.through, message.behind)
+            else:
+                self._stand_by(cursor, message, now)
             return
         self._still_here(worker, cursor, wanted)
         cursor.nonce, cursor.number = message.nonce, 0
@@ -328,12 +343,15 @@ class Producer:
         """The consumer reads from another replica. Greet it now and then, in case its Resume for this one was lost."""
         cursor = self._cursors.get(worker)
         if cursor is not None and not self._outdated(cursor, message.epoch, now):
-            cursor.nonce = None
             cursor.answered = True
-            cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
-            cursor.patience = 1.0  # it listens: a loss after a later Resume is noticed soon
-            self._take_ack(cursor, message.epoch, message.through, message.behind)
-            self._evict()
+            self._stand_by(cursor, message, now)
+
+    def _stand_by(self, cursor: Cursor, message: ReadsElsewhere | Resume, now: float) -> None:
+        cursor.nonce = None
+        cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
+        cursor.patience = 1.0  # it listens: a loss after a later Resume is noticed soon
+        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        self._evict()
 
     def on_reset(self, worker: int, now: float) -> None:
         cursor = self._cursors.get(worker)
@@ -346,7 +364,7 @@ class Producer:
     def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: Iterable[tuple[int, int]]) -> bool:
         """Take an ack. Whether it says anything new."""
         at = cursor.at
-        acked = np.full(len(cursor.acked), through, np.int64)
+        acked = np.where(at.reads, through, -1)
         for partition, sequence in behind:
             place = at.at.get(partition)
             if place is not None:
@@ -365,7 +383,10 @@ class Producer:
     def _settle(self, *changed: np.ndarray) -> None:
         """Replicas of these partitions have acked more, or are others than before."""
         for partitions in changed:
-            least = self._acks[partitions].min(axis=1)
+            acks = self._acks[partitions]
+            if self.reads_again and self._consumers is not None and self._consumers.kept:
+                acks[self._consumers.keeps[partitions]] = NOBODY
+            least = acks.min(axis=1)
             least[least == NOBODY] = -1  # a partition without any replica: keep everything
             self._acked[partitions] = least
         self._evict()
@@ -405,6 +426,9 @@ class Producer:
         end = min(self.log.end, self.release_from)
         if end != self._sendable:
             self._sendable, self._version = end, self._version + 1
+        if self._consumers is not None and self._consumers.kept and not self.reads_again:
+            for worker, press in self._pressing.look(self.log, self.finished, self._acks, self._consumers, now):
+                yield ToWorker(worker, press)
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:
                 yield from self._data(worker, cursor, now)
@@ -435,7 +459,8 @@ class Producer:
         if cursor.settled_at == self._version or (cursor.settled_at == OWES and not late):
             return False
         owed = np.minimum(self._last[cursor.at.partitions], self.release_from - 1)
-        if not np.count_nonzero(cursor.acked < owed):
+        owes = cursor.acked < owed
+        if not np.count_nonzero(owes if cursor.at.all_read else owes & cursor.at.reads):
             cursor.heard, cursor.settled_at = now, self._version  # its time begins with what is sent next
             return False
         if cursor.settled_at >= 0:

@@ -136,6 +136,7 @@ class Inbound:
         self.epoch = -1  # of the table that the producer went by when it said Hello
         self.read_from = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
         self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
+        self.offered: dict[int, int] = {}  # worker -> epoch of the table that it went by then
         self.nonce = -1
         self.number = 0
         self.broken = False
@@ -181,8 +182,8 @@ class Inbound:
         self.broken = False
         self.received_bytes = 0
 
-    def resume(self, epoch: int, hosted: Collection[int], awaited: Sequence[int] = ()) -> Resume:
-        ack = self.ack(epoch, hosted, awaited)
+    def resume(self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = ()) -> Resume:
+        ack = self.ack(epoch, hosted, others)
         return Resume(
             *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
             ack.through, ack.behind, ack.granted, self.shown,
@@ -355,9 +356,9 @@ class Inbound:
         shown = {mark.sequence: mark for mark in (*self.shown, *marks)}
         self.shown = [shown[sequence] for sequence in sorted(shown)]
 
-    def ack(self, epoch: int, hosted: Collection[int], awaited: Sequence[int] = ()) -> Ack:
-        """Cumulative ack of everything applied, and the credit that follows from what is still held. ``awaited``:
-        partitions that the table places here and whose state has not come yet."""
+    def ack(self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = ()) -> Ack:
+        """Cumulative ack of everything applied, and the credit that follows from what is still held. ``others``:
+        partitions that the table places here and that do not read."""
         through = self.received.most - 1 if hosted else -1
         behind = [
             AppliedThrough(p, self.received[p] - 1)
@@ -367,7 +368,7 @@ class Inbound:
         behind += [AppliedThrough(p, waiting[0] - 1) for p, waiting in self.waiting.items() if waiting and p in hosted]
         if self.copies:
             behind = self._with_copies(behind, hosted)
-        behind += [AppliedThrough(p, -1) for p in awaited]
+        behind += others
         self.ack_due = False
         self.unacked_bytes = 0
         held = 0 if self.urgent else self.held_bytes

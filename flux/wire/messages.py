@@ -240,8 +240,9 @@ class OrdersSeen(Message, frozen=True):
 class Install(Message, frozen=True):
     """Primary to a new replica: part of a copy of its state at a step boundary, in one payload frame (design: copy).
 
-    ``copy`` numbers the copies that this primary takes, ``offset`` says where in it the part begins, ``total`` how many
-    bytes it has; the last of them are its signature (``transfers.sign``). An empty part asks how far it has come."""
+    Or to a standby, which keeps it as a checkpoint. ``copy`` numbers the copies that this primary takes, ``offset`` says where
+    in it the part begins, ``total`` how many bytes it has; the last of them are its signature (``transfers.sign``). ``term``:
+    the epoch in which the sender became primary. An empty part asks how far it has come."""
 
     stage: Id
     partition: Id
@@ -249,6 +250,7 @@ class Install(Message, frozen=True):
     copy: Natural
     offset: Natural
     total: Natural
+    term: Sequence = 0
 
 
 class Installed(Message, frozen=True):
@@ -262,7 +264,16 @@ class Installed(Message, frozen=True):
     done: bool
 
 
+class Press(Message, frozen=True):
+    """Producer to the workers of primaries and standbys: rows are kept only because the checkpoints of these partitions lack
+    them, as far as I have heard (design: press)."""
+
+    edge: Id
+    producer: Id
+    partitions: list[Natural]
+
+
 #: What a producer, a primary or an egress task says to a data port.
-Asked = Hello | Data | Fetch | Orders | Install
+Asked = Hello | Data | Fetch | Orders | Install | Press
 #: What it is answered there.
 Answered = Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | OrdersSeen | Installed

@@ -83,7 +83,9 @@ class Load(TypedDict, total=False):
 
 class StageStatistics(TypedDict, total=False):
     """``latency_ms``: median and 99th percentile of the last steps, None before the first; ``sink_bytes``: of output that
-    the sink does not have yet; ``sink_full``: partitions that wait for it."""
+    the sink does not have yet; ``sink_full``: partitions that wait for it. Of the ``standbys`` here: ``checkpoint_bytes`` in all,
+    ``checkpoint_behind_s`` of the one that lacks most; ``replay_s``: by estimate, what a standby of a primary here would need
+    to repeat."""
 
     primaries: list[PrimaryRows]
     queued: Natural
@@ -91,6 +93,10 @@ class StageStatistics(TypedDict, total=False):
     latency_ms: list[float] | None
     sink_bytes: Natural
     sink_full: Natural
+    standbys: Natural
+    checkpoint_bytes: Natural
+    checkpoint_behind_s: float
+    replay_s: float
 
 
 class Statistics(TypedDict, total=False):

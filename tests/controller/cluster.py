@@ -47,7 +47,7 @@ class Cluster:
 
     def __init__(
         self, slots: int = 3, replicas: int = 2, partitions: int = 1, stages: int = 1, readers: int = 0, collect: int = 0,
-        executors: Any = None, hosts: Any = None, domains: Any = None, **options: Any,
+        executors: Any = None, hosts: Any = None, domains: Any = None, recovery: str = "active", **options: Any,
     ) -> None:  # fmt: skip
         """``executors``: of each slot; one each if not given. ``hosts``, ``domains``: of each slot; one for all."""
         flow: Any = DataFrameSource("rows", SCHEMA)
@@ -56,7 +56,7 @@ class Cluster:
         for number in range(stages - 1):
             flow = flux.stage(partitions=partitions, replicas=replicas, name=f"s{number}", schema=SCHEMA)(_same)(flow)
         last: Any = _same if collect else Sink
-        flow = flux.stage(partitions=partitions, replicas=replicas, name="Sums")(last)(flow)
+        flow = flux.stage(partitions=partitions, replicas=replicas, name="Sums", recovery=recovery)(last)(flow)
         settings = replace(Settings.of(), **{"heartbeat_timeout": 1e9, "heartbeat_last_timeout": 1e9, **options})
         self.core = Controller(compile_plan([flow], settings, lambda s: s, "q", SECRET, collect), slots, now=0.0)
         self.now = 1.0

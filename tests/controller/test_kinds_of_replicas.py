@@ -12,7 +12,8 @@ from controller.replicas.kinds import incomplete, missing, wanted
 from controller.replicas.table_changes import make_live, retain
 from flux.errors import QueryFailed
 from flux.wire.control import CopyState
-from partitioning.table import ACTIVE, ReplicaAt
+from partitioning.ids import ACTIVE
+from partitioning.table import ReplicaAt
 from tests.controller.cluster import Cluster
 from tests.controller.test_loads import load_of, reports
 from tests.simulation.witness import WITNESS, Witness, WitnessPlaces, witnesses
@@ -135,7 +136,7 @@ class LoosePlaces(WitnessPlaces):
 
 
 class Heir(LoosePlaces):
-    may_lead = True
+    leads_as = "loose"  # type: ignore[assignment]
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ from flux.wire.messages import (
     OrdersSeen,
     PartitionOrder,
     PartitionSeen,
+    Press,
     ReadsElsewhere,
     Refuse,
     Reset,
@@ -100,6 +101,10 @@ EVERYTHING: Statistics = {
             "latency_ms": [0.5, 1.5],
             "sink_bytes": 4,
             "sink_full": 1,
+            "standbys": 2,
+            "checkpoint_bytes": 5,
+            "checkpoint_behind_s": 0.5,
+            "replay_s": 1.5,
         }
     ],
     "rss_bytes": 10,
@@ -112,6 +117,7 @@ ASKED = [
     Fetch(0, 1, 2),
     Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
     Install(0, 1, 2, 3, 0, 64),
+    Press(0, 1, [2]),
 ]
 ANSWERED = [
     Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM)]),

@@ -18,18 +18,20 @@ import flux
 from flux.host.hosted import Hosted
 from flux.host.stage_worker import StageWorker
 from flux.host.subscriptions import Subscriptions
+from flux.replicas.arrivals import Arrivals
 from flux.replicas.checksums import Checksums
 from flux.replicas.exit import Exit
 from flux.replicas.order import OrderLog
 from flux.replicas.release import Release
 from flux.replicas.replica import Replica
+from flux.replicas.standby import Checkpoint, Standby
 from flux.replicas.transfers import Transfers
 from flux.replicas.waiting import Waiting
 from flux.stream.producer import NEVER, Producer
 from flux.stream.receiver import Counters, Inbound
-from flux.wire.messages import Data, OrderEntry, Resume
+from flux.wire.messages import Data, OrderEntry, PartitionOrder, Resume
 from partitioning.cluster import whole
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
 OTHER = 11
@@ -139,10 +141,20 @@ def sends() -> Transfers:
     return Two().copied().sender
 
 
-def receives() -> Transfers:
+def receives() -> Arrivals:
     two = Two().copied()
     two.deliver(two.parts.popleft())
-    return two.receiver
+    return two.receiver.arrivals
+
+
+def standby() -> Standby:
+    """It has a checkpoint of two steps, and beside it one of four, of which one is not committed."""
+    made = Standby(PartitionKey(0, 0), 0)
+    made.on_orders(PartitionOrder(0, 0, 0, 1, 0, [OrderEntry(float(n), float(n), []) for n in range(4)], 3))
+    made.take(Checkpoint(step=2, term=1, number=0))
+    made.take(Checkpoint(step=4, term=1, number=1))
+    assert (made.checkpoint.step, made.beside and made.beside.step) == (2, 4)
+    return made
 
 
 def one(copies: dict[Any, Any]) -> Any:
@@ -223,6 +235,17 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (worker, lambda core: inbound_of(core).waiting.update({1: deque([0])}), "1 slices wait for replicas, 2 are noted"),
     (sends, lambda made: setattr(one(made._outgoing), "acked", 9999), "9999 bytes acked"),
     (receives, lambda made: made._host.awaited.clear(), "which is not awaited"),
+    (
+        standby,
+        lambda made: setattr(made, "checkpoint", Checkpoint(step=1)),
+        "its order begins at 2, its checkpoint ends at 1",
+    ),
+    (standby, lambda made: setattr(made, "beside", Checkpoint(step=1, term=1)), "an older checkpoint waits"),
+    (
+        standby,
+        lambda made: setattr(made, "beside", Checkpoint(step=4, term=0)),
+        "a checkpoint of an earlier primary waits",
+    ),
     (receives, lambda made: setattr(one(made._incoming), "received", one(made._incoming).total), ", receiving"),
 ]
 
@@ -266,6 +289,8 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Exit,
         Hosted,
         Transfers,
+        Arrivals,
+        Standby,
         Subscriptions,
         StageWorker,
     )

@@ -67,7 +67,7 @@ def test_a_replica_is_active_unless_the_table_says_otherwise_and_its_kind_travel
 
 
 def test_a_kind_that_nobody_knows_is_named() -> None:
-    with pytest.raises(ProtocolError, match="'spare' here, only active, silent, witness"):
+    with pytest.raises(ProtocolError, match="'spare' here, only active, silent, standby, witness"):
         kinds.kind_of(ReplicaAt(0, 0, kind="spare"))
 
 
@@ -177,5 +177,5 @@ def test_a_worker_keeps_the_order_for_a_replica_without_operator_and_forgets_it_
 
 def test_a_replica_without_operator_that_is_to_lead_ends_the_query() -> None:
     core = StageWorker(planned(flux_stage("First")), 0)
-    with pytest.raises(AssertionError, match="a replica without operator cannot lead"):
+    with pytest.raises(AssertionError, match="a replica without state cannot lead"):
         core.on_table(Table(0, (((ReplicaAt(0, 0, kind=WITNESS),),),), ((),), {0: ""}), 0.0)

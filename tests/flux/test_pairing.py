@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from flux.replicas.kinds import standby
 from flux.replicas.order import OrderLog
 from flux.replicas.pairing import CATCH_UP_MAX_S, ENTRIES_MAX, PROBE_S, CaughtUp, Diverged, on_seen, outgoing
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
@@ -324,3 +325,15 @@ def test_a_secondary_that_holds_back_its_primary_is_asked_soon_how_far_it_is() -
     assert told(primary, 2 * PROBE_S) == []
     primary.held_back = True
     assert told(primary, 4 * PROBE_S) == [(2, 2, 2)]
+
+
+def test_a_standby_follows_as_soon_as_it_has_the_order_and_its_steps_are_no_lag() -> None:
+    """It applies nothing, however long one waits; what it would have to repeat is said elsewhere."""
+    primary = paired(steps=3, live=False)
+    primary.order.peers[A].kind = standby
+    primary.order.copied(A, 1)
+    primary.order.installed(A)
+    told(primary)
+    assert answer(primary, below=3, applied=1) == [CaughtUp(2, 3, A, 0, False, 0.0)]
+    primary.order.lead([ReplicaAt(A, 0, True)], 3)
+    assert answer(primary, below=3, applied=1) == [CaughtUp(2, 3, A, 0, True, 0.0, steps_behind=0)]

@@ -15,10 +15,11 @@ import pytest
 import flux
 from flux.dataflow.plan import StagePlan
 from flux.errors import ProtocolError, UserCodeError
+from flux.replicas.arrivals import sign
 from flux.replicas.aside import Failed, attempt
 from flux.replicas.copy_state import StateCopy
 from flux.replicas.replica import Replica
-from flux.replicas.transfers import Aside, Limits, ToSender, Transfers, sign
+from flux.replicas.transfers import Aside, Limits, ToSender, Transfers
 from flux.settings import Settings
 from flux.stream.producer import ToWorker
 from flux.wire.control import CopyState
@@ -65,6 +66,7 @@ class Host:
     def __init__(self) -> None:
         self.replicas: dict[tuple[int, int], Replica] = {}
         self.awaited: dict[tuple[int, int], int] = {}
+        self.followers: dict[tuple[int, int], Any] = {}
         self.built: list[Replica] = []
         self.went_on: list[tuple[int, int]] = []
 
@@ -87,6 +89,9 @@ class Host:
     def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
         replica.adopt(state.state.replica)
         self.replicas[KEY] = replica
+
+    def keeps_checkpoints(self, key: tuple[int, int]) -> bool:
+        return False
 
 
 def replica_of(incarnation: int) -> Replica:
@@ -141,7 +146,7 @@ class Two:
     def deliver(self, part: ToWorker) -> None:
         assert isinstance(part.message, Install)
         assert part.payload is not None
-        self.receiver.on_install("there", part.message, part.payload, self.now)
+        self.receiver.arrivals.on_install("there", part.message, part.payload, self.now)
         self.poll()
 
     def carry(self, until: Callable[[], object] = lambda: False) -> None:
@@ -308,7 +313,7 @@ def test_what_comes_for_a_replica_that_was_dropped_is_forgotten() -> None:
     two = Two().copied()
     two.carry()
     two.target.awaited.clear()
-    two.receiver.on_table()
+    two.receiver.arrivals.on_table()
     two.do_aside("decode")
     assert two.target.built == []
     assert two.text is None
@@ -319,7 +324,7 @@ def test_a_replica_that_is_dropped_while_it_gets_its_state_is_closed() -> None:
     two.carry()
     two.do_aside("decode")
     two.target.awaited[KEY] = INCARNATION + 1  # another one is placed here
-    two.receiver.on_table()
+    two.receiver.arrivals.on_table()
     two.do_aside("restore")
     assert two.text is None
     assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
@@ -331,7 +336,7 @@ def test_a_part_for_another_life_of_the_replica_is_refused() -> None:
     part = two.parts.popleft()
     assert isinstance(part.message, Install)
     assert part.payload is not None
-    assert not two.receiver.on_install("there", part.message, part.payload, 0.0)
+    assert not two.receiver.arrivals.on_install("there", part.message, part.payload, 0.0)
 
 
 def test_a_copy_of_another_primary_takes_the_place_of_the_one_that_was_not_complete() -> None:
@@ -353,7 +358,7 @@ def test_a_part_beyond_the_end_is_malformed() -> None:
     two = Two()
     message = Install(*KEY, INCARNATION, 1, 0, 10)
     with pytest.raises(ProtocolError, match="10 bytes goes to 11"):
-        two.receiver.on_install("there", message, b"x" * 11, 0.0)
+        two.receiver.arrivals.on_install("there", message, b"x" * 11, 0.0)
 
 
 class Spy:
@@ -373,10 +378,10 @@ def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: Limits) -
     forged = struct.pack("<Q", len(data)) + data + b"N"
     forged += sign(b"guess", (*KEY, INCARNATION, 1), memoryview(forged))
     message = Install(*KEY, INCARNATION, 1, 0, len(forged))
-    assert two.receiver.on_install("there", message, forged, 0.0)
+    assert two.receiver.arrivals.on_install("there", message, forged, 0.0)
     if limits is SMALL:
         two.do_aside("decode")
-    assert two.receiver.newly_forged() == 1
+    assert two.receiver.arrivals.newly_forged() == 1
     assert (Spy.noticed, two.target.built, two.text) == ([], [], None)
     two.copied() if limits is SMALL else two.sender.on_copy_state(ORDER)
     two.finish() if limits is SMALL else two.carry()
@@ -390,9 +395,9 @@ def test_a_signature_is_good_for_one_copy_of_one_replica(changed: str) -> None:
     about = {"partition": KEY[1], "incarnation": INCARNATION, "copy": 1} | {changed: 9}
     two.target.awaited[KEY[0], about["partition"]] = about["incarnation"]
     message = Install(KEY[0], about["partition"], about["incarnation"], about["copy"], 0, len(data))
-    two.receiver.on_install("there", message, data, 0.0)
+    two.receiver.arrivals.on_install("there", message, data, 0.0)
     two.do_aside("decode")
-    assert two.receiver.newly_forged() == 1
+    assert two.receiver.arrivals.newly_forged() == 1
     assert two.target.built == []
 
 
@@ -408,7 +413,7 @@ def test_parts_travel_while_the_copy_is_signed() -> None:
     two.do_aside("room")
     two.do_aside("copy")
     two.carry()
-    (found,) = two.receiver._incoming.values()
+    (found,) = two.receiver.arrivals._incoming.values()
     assert found.received == found.total - 32
     two.do_aside("sign")
     two.finish()
@@ -439,7 +444,7 @@ def test_an_operator_that_cannot_take_its_state_says_so(monkeypatch: pytest.Monk
     monkeypatch.setattr(Words, "broken", True)
     with pytest.raises(UserCodeError, match=r"stage words, partition 3: restore.*not my state"):
         two.do_aside("restore")
-    two.receiver.close()
+    two.receiver.arrivals.close()
     assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flux.replicas.kinds import Acks
-from tests.simulation.witness import Witness, WitnessPlaces
+from tests.simulation.witness import WITNESS, Witness, WitnessPlaces
 
 Patch = pytest.MonkeyPatch
 
 
 def witnesses_may_lead(patch: Patch) -> None:
     """They take over like active replicas."""
-    patch.setattr(WitnessPlaces, "may_lead", True)
+    patch.setattr(WitnessPlaces, "leads_as", WITNESS)
     patch.setattr(WitnessPlaces, "safe", True)
 
 

@@ -17,16 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.operator import Context
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import FromSource, Plan
 from flux.host.stage_worker import StageWorker
 from flux.replicas.replica import Replica
+from flux.replicas.standby import Standby
 from flux.stream.elements import Rows
 from flux.stream.log import Log, LogEntry
 from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Ack, Acks, ReadsElsewhere, Resume, StepKind
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 from tests.simulation.contents import contents
 from tests.simulation.evidence import batches_of, order_of, same_batch, step_of, through
 from tests.simulation.table_laws import TableLaws
@@ -203,14 +204,29 @@ class Ledger:
     def _evicted(self, stream: StreamId, entry: LogEntry) -> None:
         table = self.controller.table
         assert table is not None
-        consumer = self.plan.edges[stream.edge].consumer
+        edge = self.plan.edges[stream.edge]
+        again = isinstance(edge, FromSource) and self.plan.sources[edge.source].seeks
         for partition in entry.touches.tolist():
-            addition = self.controller.repairs.under_way.get((consumer, partition))
-            for listed in table.stages[consumer][partition]:
-                unconfirmed = addition is not None and addition.worker == listed.worker and addition.phase == "retain"
+            addition = self.controller.repairs.under_way.get((edge.consumer, partition))
+            for listed in table.stages[edge.consumer][partition]:
                 core = self.alive(listed.worker)
-                replica = core.replicas.get((consumer, partition)) if core is not None else None
-                if replica is None or replica.incarnation != listed.incarnation or unconfirmed:
+                if core is None or (
+                    addition is not None and addition.worker == listed.worker and addition.phase == "retain"
+                ):
+                    continue
+                replica = core.replicas.get((edge.consumer, partition))
+                kept = core.followers.get(PartitionKey(edge.consumer, partition))
+                if again and (replica is None or replica.reads_since > replica.incarnation):
+                    continue  # for a standby, and what has been one, it is read again
+                if isinstance(kept, Standby) and kept.incarnation == listed.incarnation:
+                    self.counts["batches evicted that a checkpoint has"] += 1
+                    if kept.checkpoint.next.get(stream, 0) <= entry.sequence:
+                        raise Violation(
+                            "no batch leaves the log before it is in the checkpoints",
+                            f"stream {stream} dropped batch {entry.sequence}, and the checkpoint of partition {partition} on "
+                            f"worker {listed.worker} goes to {kept.checkpoint.next.get(stream, 0)}",
+                        )
+                if replica is None or replica.incarnation != listed.incarnation:
                     continue
                 if not self._has_applied(replica, stream, entry.sequence):
                     raise Violation(

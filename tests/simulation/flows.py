@@ -14,6 +14,7 @@ from controller.dag import compile_plan
 from flux.dataflow.api import DataFrameSource, Flow, Source, Stage
 from flux.dataflow.plan import Plan, StagePlan
 from flux.settings import Settings
+from partitioning.ids import STANDBY
 from tests.simulation.checkers import Ledger
 from tests.simulation.fetches import InSmallChunks
 from tests.simulation.outside import SHARE, Goes
@@ -261,6 +262,22 @@ def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) ->
         replicas_max_steps_behind=rng.choice([1, 3, 10]),
     )
     return replace(flow, plan=replace(flow.plan, settings=settings))
+
+
+def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
+    """With standbys in place of secondaries in a ``share`` of the stages that have any."""
+    stages = tuple(
+        replace(stage, recovery=STANDBY)
+        if rng.random() < share and stage.replicas > 1 and not stage.collects
+        else stage
+        for stage in flow.plan.stages
+    )
+    settings = replace(
+        flow.plan.settings,
+        checkpoint_interval=rng.choice([0.02, 0.2, 1.0]),
+        checkpoint_max_bytes_per_second=rng.choice([10_000, 1 << 26]),
+    )
+    return replace(flow, plan=replace(flow.plan, stages=stages, settings=settings))
 
 
 def chain(

@@ -18,7 +18,8 @@ MIXED_SHARE = 0.2
 @dataclass(frozen=True)
 class Mix:
     """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``:
-    replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition."""
+    replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition;
+    ``standbys``: the share of stages that have them in place of secondaries, drawn where None."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -26,6 +27,7 @@ class Mix:
     bounded: bool = False
     collected: bool = False
     witnesses: int = 0
+    standbys: float | None = None
 
 
 #: As the seed has it.
@@ -209,6 +211,10 @@ STANDING = Mix(
 )
 #: Whatever the seed has, and a replica of another kind beside the active ones.
 WITNESSED = Mix(slots=5, witnesses=1)
+#: Standbys in place of secondaries, primaries that die when only some of the others have heard them, and much that is lost.
+STANDBYS = replace(UNEVEN, standbys=1.0)
+#: The same with two replicas of everything, and many repairs.
+STANDBY_REPAIRS = replace(REPAIRS, standbys=1.0)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

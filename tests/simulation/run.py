@@ -59,6 +59,8 @@ SHARED_SHARE = 0.4
 
 #: Below are the seeds that always run, and that variants name: their flows stay as they are.
 SINKS_FROM = 1000
+#: Below are further ones that broke a law once.
+STANDBYS_FROM = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,13 @@ class Simulation:
         demand: Demand | None = None,
         bounded: bool = False,
         collected: bool = False,
+        standbys: float | None = None,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
         workers say that they are; None: they do not say. ``bounded``: replicas may not be far apart; else drawn, where
-        faults and flow are. ``collected``: the output is fetched, also where that is not drawn."""
+        faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
+        stages that have them in place of secondaries; drawn where None."""
         self.seed = seed
         self.demand = demand
         self.world = World(seed)
@@ -133,6 +137,10 @@ class Simulation:
         if dataflow is None:
             share = 1.0 if bounded else 0.0 if faults is not None else flows.BOUNDED_SHARE
             self.dataflow = flows.bounded(self.dataflow, random.Random(f"bounds {seed}"), share)
+        if standbys is None and faults is None and seed >= STANDBYS_FROM:
+            standbys = random.Random(f"standbys {seed}").choice([0.0, 0.0, 0.5, 1.0])
+        if standbys:
+            self.dataflow = flows.with_standbys(self.dataflow, random.Random(f"kinds {seed}"), standbys)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
         self.copies = (
             draw_limits(random.Random(f"copies {seed}"), self.faults) if dataflow is None else Limits(inline_bytes=0)
@@ -368,7 +376,9 @@ def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
 def run(seed: int, mix: Mix = ANY) -> Result:
     with witnesses(mix.witnesses):
         return outcome(
-            Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected)
+            Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
+                standbys=mix.standbys,
+            )
         )  # fmt: skip
 
 

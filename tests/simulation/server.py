@@ -60,8 +60,8 @@ class Server:
         except ProtocolError:
             self.counts["reports that were none"] += 1
             return
-        if isinstance(report, Heartbeat):
-            self.sim.rivals.heard(report.node)
+        if isinstance(report, Heartbeat) and self.controller.members.by_connection(identity) is not None:
+            self.sim.rivals.heard(report.node)  # what comes on an unknown connection is refused
         self.sim.hearts.reported(identity, report)
         self.perform(self.controller.on_report(identity, report, self.world.now))
 

@@ -34,6 +34,7 @@ from tests.simulation import broken_batches as batches
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
+from tests.simulation import broken_standbys as standbys
 from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.mixes import (
@@ -50,6 +51,8 @@ from tests.simulation.mixes import (
     OLD_ACKS,
     REPAIRS,
     RIVALS,
+    STANDBY_REPAIRS,
+    STANDBYS,
     STANDING,
     TABLES,
     UNEVEN,
@@ -66,9 +69,11 @@ ROWS = {
     "every row counted once at the sink",
     "no unhandled exception",
 }
+OWN = {"state machines keep their invariants"}
 STILL = {"no stream stands still"}
 STUCK = {"every run comes to its end"} | STILL
 ACKED = {"an ack never exceeds what was applied", "no batch leaves the log before it is applied"}
+KEPT = {"no batch leaves the log before it is in the checkpoints"}
 COMMITTED = {"nothing is given out before it is committed"}
 #: How it shows that replicas have gone different ways.
 ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batches", "replicas agree"}
@@ -454,6 +459,15 @@ VARIANTS = [
     Variant(witnesses.commits_without_its_witness, COMMITTED, (1, 2), WITNESSED),
     Variant(witnesses.waits_for_acks_of_a_witness, STUCK, (0, 1), WITNESSED),
     Variant(witnesses.waits_for_a_witness_to_be_copied, STUCK, (0, 9), WITNESSED),
+    Variant(standbys.acks_what_is_ordered, KEPT, (0, 1), STANDBYS),
+    Variant(standbys.takes_checkpoints_before_they_are_committed, ALIKE | COMMITTED | OWN, (199, 272), STANDBYS),
+    Variant(standbys.keeps_checkpoints_of_earlier_terms, OWN, (3, 92), STANDBYS),
+    Variant(standbys.checkpoints_have_no_output, ROWS | STUCK, (13, 17), STANDBY_REPAIRS),
+    Variant(standbys.commits_without_standbys, COMMITTED, (0, 1), STANDBYS),
+    Variant(standbys.nobody_presses, STUCK, (188, 197), STANDBY_REPAIRS),
+    Variant(standbys.standbys_ack_once, STUCK, (7, 15), STANDBYS),
+    Variant(standbys.a_standby_reads_on_without_a_greeting, ROWS | STUCK, (0, 5), STANDBY_REPAIRS),
+    Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, (383,), STANDBY_REPAIRS),
     Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
     Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
     Variant(runs.takes_runs_whole, ROWS | {"no run fails"}, (69, 105)),

@@ -67,7 +67,8 @@ class WitnessPlaces:
     count: int
     name = WITNESS
     role = "witness"
-    may_lead = False
+    leads_as = None
+    at_once = False
     safe = False
 
     def wanted(self, stage: StagePlan) -> int:

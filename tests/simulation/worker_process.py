@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,13 @@ from flux.stream.producer import ToWorker
 from flux.wire.codec import decode_batches
 from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTable, PartitionFinished
 from flux.wire.messages import Chunk, Data, Hello, Install
+from partitioning.ids import PartitionKey
 from partitioning.table import Table
 from tests.simulation.busy import Busy
 from tests.simulation.faults import Faults
 from tests.simulation.network import Identity
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
+from tests.simulation.standby_watch import watch_standbys
 
 #: So that there are many runs of batches.
 flux.stream.outgoing.RUN_LEAST = 2
@@ -63,7 +66,7 @@ class WorkerProcess(Process):
         self._watched: set[int] = set()
         self.load = None if sim.demand is None else Busy(sim.demand)
         self._copying: set[tuple[int, int]] = set()  # partitions whose state was copied from here
-        self._copied_aside: set[tuple[int, int]] = set()
+        self._copied_aside: Counter[tuple[int, int]] = Counter()
         self._skew = (
             random.Random(f"clock {sim.seed} {attempt}").uniform(-SKEW_S, SKEW_S) if sim.dataflow.timed else 0.0
         )
@@ -87,6 +90,7 @@ class WorkerProcess(Process):
             self.sim.by_node[self.node] = self
             self.sim.welcomed(self)
             self.sim.ledger.watch_worker(self.core)
+            watch_standbys(self.core, self.sim.counts)
             self.inbox.extend(self._unheard)
 
     def report_again(self) -> None:
@@ -282,17 +286,26 @@ class WorkerProcess(Process):
     def _stall(self, install: Install) -> None:
         """It took time to copy the state, and the whole worker stood still."""
         if (install.stage, install.partition) in self._copied_aside:
-            self._copied_aside.discard((install.stage, install.partition))
+            self._copied_aside -= Counter([(install.stage, install.partition)])
             return
         seconds = self.world.random.random() * COPY_S
-        self._note_stall((install.stage, install.partition), seconds)
+        if not self._for_a_standby(install):
+            self._note_stall((install.stage, install.partition), seconds)
         self.pause(seconds, busy=True)
+
+    def _for_a_standby(self, install: Install) -> bool:
+        """Whether it is a checkpoint: repairs do not wait for these, nor these for repairs."""
+        assert self.core is not None
+        replica = self.core.replicas.get(PartitionKey(install.stage, install.partition))
+        peers = {} if replica is None else replica.order.peers
+        return any(peer.live and peer.incarnation == install.incarnation for peer in peers.values())
 
     def _aside(self, effect: Aside) -> None:
         """Another thread does it; what it reads must not change meanwhile, so it is read at the end."""
         seconds = self.world.random.random() * COPY_S
+        if effect.what in ("copy", "checkpoint"):
+            self._copied_aside[effect.key] += 1
         if effect.what == "copy":
-            self._copied_aside.add(effect.key)
             self._note_stall(effect.key, seconds)
         self.sim.counts[f"states in the background: {effect.what}"] += 1
         self.world.after(seconds, self._aside_done, effect)

@@ -186,6 +186,28 @@ def small(
 
 
 @bench.command()
+def techniques(
+    rows: Annotated[int, typer.Option(min=1_000_000, help="Rows of each run at full speed.")] = 40_000_000,
+    rate: Annotated[int, typer.Option(min=1000, help="Rows per second of the steady runs.")] = 50_000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Runs at full speed of each technique.")] = 5,
+    times: Annotated[int, typer.Option(min=1, max=1000, help="Executors killed for each technique.")] = 2,
+    interval: Annotated[
+        list[float] | None,
+        typer.Option(min=0.01, help="Seconds between checkpoints; may be repeated. [default: 0.5, 2, 10]"),
+    ] = None,
+    peer: Annotated[bool, typer.Option("--peer", help="Also run Spark Structured Streaming.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """What each recovery technique costs, and what it gives when an executor is killed: one table."""
+    from benchmarks import techniques as benchmark
+
+    console = _prepare(as_json, out)
+    report = benchmark.run(rows, rate, rounds, times, interval or [0.5, 2.0, 10.0], peer, console)
+    _finish(report, console, as_json, out)
+
+
+@bench.command()
 def scale(
     workers: Annotated[
         list[int] | None,
@@ -227,9 +249,10 @@ def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -
     result: dict[str, Any] = report.figures
     table = Table(show_header=False, title=f"flux bench {result['benchmark']}")
     for key, value in result.items():
-        table.add_row(
-            key, f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-        )
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            console.print(_of_rows(value))
+        else:
+            table.add_row(key, _shown(value))
     console.print(table)
     if out is not None:
         from benchmarks.timeline import write
@@ -241,3 +264,21 @@ def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -
     if report.failed is not None:
         console.print(f"failed: {report.failed}")
         raise typer.Exit(1)
+
+
+def _of_rows(rows: list[dict[str, Any]]) -> Table:
+    """A column for each, named by its first entry: there are more figures than things that are compared."""
+    name, *keys = rows[0]
+    made = Table(title=name)
+    made.add_column("")
+    for row in rows:
+        made.add_column(str(row[name]), justify="right")
+    for key in keys:
+        made.add_row(key, *(_shown(row[key]) for row in rows))
+    return made
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -23,6 +23,7 @@ from controller.operate.requests import (
 )
 from controller.report.events import Event
 from controller.wording import count, named
+from partitioning.ids import ACTIVE
 
 #: Partitions in one frame of ``flux top``.
 TOP_PARTITIONS = 15
@@ -124,6 +125,11 @@ def head(query: Status) -> Text:
         if stage.wait_for_sink:
             waiting = count(stage.wait_for_sink, "partition")
             text.append(f"\n{waiting} of {stage.name} cannot go on before the sink has taken more", style="yellow")
+        if stage.recovery != ACTIVE:
+            text.append(
+                f"\n{stage.name} is kept by standbys: {size(stage.checkpoint_bytes)} of checkpoints, "
+                f"{stage.checkpoint_behind_s:.1f} s old; a loss now costs about {stage.replay_s:.1f} s of repetition"
+            )
     if query.missing_slots:
         text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
     if query.evening_out:

@@ -1,0 +1,134 @@
+"""What each recovery technique costs without faults, and what it gives when an executor is killed: one table in one run.
+
+Every technique protects the same keyed count. The rates are those of a finite input that workers read, one technique after
+the other in several rounds. Latencies and faults are those of rows at a steady rate. What comes behind the count is protected by
+active replicas in each row of the table, so that only the technique differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from benchmarks import data, failover, session, throughput
+from benchmarks.timeline import Line, Report
+
+PARTITIONS, WORKERS, KEYS = 8, 3, 1_000_000
+#: Of what every technique is measured against.
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Technique:
+    """``interval_s`` between two checkpoints."""
+
+    name: str
+    replicas: int
+    recovery: str = "active"
+    interval_s: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if self.interval_s is None else {"checkpoint_interval": f"{self.interval_s}s"}
+
+
+def techniques(intervals: list[float]) -> list[Technique]:
+    return [
+        Technique(NONE, 1),
+        Technique("active", 2),
+        *(Technique(f"standby, {seconds:g} s", 2, "standby", seconds) for seconds in intervals),
+    ]
+
+
+def run(rows: int, rate: int, rounds: int, times: int, intervals: list[float], peer: bool, console: Console) -> Report:
+    """``rows`` of each run at full speed; ``rate`` of the steady runs, in rows per second; ``times``: executors killed in each of
+    these; ``intervals`` between checkpoints, in seconds."""
+    spark, startup = session.start(
+        WORKERS, 2, 2048, idle_jvm=not peer,
+        **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"},
+    )  # fmt: skip
+    chosen = techniques(intervals)
+    try:
+        fast = _rates(spark, chosen, rows, rounds, console)
+        steady = {each.name: _steady(spark, each, rate, times, console) for each in chosen}
+        found = [_row(each, fast[each.name], fast[NONE], steady[each.name][0]) for each in chosen]
+        result: dict[str, Any] = {"benchmark": "techniques", "rows": rows, "rate": rate, "rounds": rounds}
+        result |= {"kills": times, "keys": KEYS, "spark_startup_s": round(startup, 2), "techniques": found}
+        if peer:
+            paths = data.files(data.NARROW, rows)
+            result |= throughput.measure_peer(spark, data.NARROW, paths, rows, console)
+            result["peer_gap_ms_max"] = failover.measure_peer(spark, rate, console)
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+        spark.stop()
+    return Report(result, [line for _, line in steady.values()])
+
+
+def _rates(
+    spark: SparkSession, chosen: list[Technique], rows: int, rounds: int, console: Console
+) -> dict[str, dict[str, float]]:
+    """Medians over the rounds; each technique comes first, second and last in turn."""
+    paths = data.files(data.NARROW, rows)
+    quiet = Console(quiet=True)
+    throughput.measure(spark, data.NARROW, paths[:4], 4 * data.ROWS_PER_FILE, "worker", WORKERS, PARTITIONS, quiet)
+    found: dict[str, list[dict[str, float]]] = {each.name: [] for each in chosen}
+    for round_ in range(rounds):
+        for each in chosen[round_ % len(chosen) :] + chosen[: round_ % len(chosen)]:
+            sent = _loopback_bytes()
+            reports: list[dict[str, Any]] = []
+            measured = throughput.measure(
+                spark, data.NARROW, paths, rows, "worker", WORKERS, PARTITIONS, quiet, each.replicas, reports,
+                each.recovery, **each.options,
+            )  # fmt: skip
+            memory = [sum(worker["rssBytes"] for worker in report["workers"]) for report in reports]
+            found[each.name].append(
+                {
+                    "rows_per_s": measured["rows_per_s"],
+                    "bytes_per_row_sent": (_loopback_bytes() - sent) / rows,
+                    "memory_mib": max(memory, default=0) / (1 << 20),
+                }
+            )
+            console.print(f"  round {round_ + 1} of {rounds}, {each.name}: {measured['rows_per_s']:,.0f} rows/s")
+    return {name: _medians(runs) for name, runs in found.items()}
+
+
+def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: float(np.median([run[key] for run in runs])) for key in runs[0]}
+
+
+def _loopback_bytes() -> int:
+    """Everything that goes from process to process on this machine, so heartbeats and the collected output too."""
+    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+
+
+def _steady(
+    spark: SparkSession, each: Technique, rate: int, times: int, console: Console
+) -> tuple[dict[str, Any], Line]:
+    """Without a replica the query would not survive a fault."""
+    console.print(f"{rate:,} rows/s, {each.name}")
+    return failover.measure(
+        spark, "kill-executor", rate, times if each.replicas > 1 else 0, 2, PARTITIONS, console,
+        keys=KEYS, counts=(each.replicas, each.recovery), **each.options,
+    )  # fmt: skip
+
+
+def _row(each: Technique, fast: dict[str, float], none: dict[str, float], steady: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "technique": each.name,
+        "rows_per_s": round(fast["rows_per_s"]),
+        "ratio_to_none": round(fast["rows_per_s"] / none["rows_per_s"], 3),
+        "bytes_per_row_sent": round(fast["bytes_per_row_sent"], 1),
+        "memory_mib": round(fast["memory_mib"]),
+        "p50_ms": steady["p50_before_ms"],
+        "p99_ms": steady["p99_before_ms"],
+        "gap_ms_max": steady["gap_ms_max"],
+        "oldest_ms_max": steady["oldest_ms_max"],
+        "caught_up_s": steady["caught_up_s"],
+        "lost": steady["lost"],
+        "duplicated": steady["duplicated"],
+    }

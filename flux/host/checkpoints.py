@@ -1,0 +1,124 @@
+"""When a primary sends a checkpoint to its standbys (design: standby).
+
+From time to time, the partition first whose last one is oldest; at once where producers or the order log run out of room, and
+where a partition has come to its end. A few at a time: each stops its partition while the state is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flux.replicas.kinds import keeps_checkpoints
+from flux.replicas.order import Peer
+from flux.replicas.replica import Replica
+from flux.replicas.transfers import Transfers
+from flux.settings import Settings
+from partitioning.ids import PartitionKey
+
+#: Checkpoints that may leave a worker at the same time.
+AT_ONCE = 2
+#: An order log that is fuller than this part of its bound asks for a checkpoint.
+PRESSED_SHARE = 1 / 2
+#: Looks in each interval between two checkpoints.
+LOOKS = 8
+
+
+class To(NamedTuple):
+    """A replica of a partition, and the worker of one of its standbys."""
+
+    key: PartitionKey
+    worker: int
+
+
+@dataclass
+class Sent:
+    """The last checkpoint to a standby: of which life it is, the steps in it, and when it began."""
+
+    incarnation: int
+    step: int
+    at: float
+
+
+class Checkpoints:
+    """Of the primaries of one worker."""
+
+    def __init__(
+        self,
+        replicas: Mapping[PartitionKey, Replica],
+        settings: Settings,
+        transfers: Transfers,
+    ) -> None:
+        self._replicas = replicas
+        self._transfers = transfers
+        self._interval_s = settings.checkpoint_interval
+        self._again_s = settings.resend_timeout
+        self._rate = settings.checkpoint_max_bytes_per_second
+        self._pressed_steps = int(settings.order_max_steps * PRESSED_SHARE)
+        self._sent: dict[To, Sent] = {}
+        self._pressed: set[PartitionKey] = set()
+        self._look_at = 0.0
+        self._rests_until = 0.0
+        self.pressed = 0  # checkpoints that were asked for
+
+    def press(self, key: PartitionKey) -> None:
+        """Producers keep rows that only the checkpoints of this partition lack."""
+        replica = self._replicas.get(key)
+        if replica is not None and replica.primary:
+            self._pressed.add(key)
+            self._look_at = 0.0
+
+    def due(self) -> float:
+        return self._look_at
+
+    def next(self, now: float) -> list[To]:
+        """The checkpoints to begin now."""
+        if now < self._look_at:
+            return []
+        self._look_at = now + self._interval_s / LOOKS
+        standbys = [
+            (To(key, worker), replica, peer)
+            for key, replica in self._replicas.items()
+            if replica.primary
+            for worker, peer in replica.order.peers.items()
+            if peer.live and keeps_checkpoints(peer.kind)
+        ]
+        if not standbys:
+            self._pressed.clear()
+            self._sent.clear()
+            self._look_at = now + self._interval_s
+            return []
+        busy = self._transfers.checkpoints
+        wanted: list[tuple[bool, float, To, Replica, Peer]] = []
+        later: set[PartitionKey] = set()
+        for to, replica, peer in standbys:
+            sent = self._sent.get(to)
+            if sent is None or sent.incarnation != peer.incarnation:
+                sent = self._sent[to] = Sent(peer.incarnation, peer.applied, now - self._again_s)
+            if peer.applied >= replica.applied:
+                continue
+            waits = (
+                sent.step >= replica.applied and now < sent.at + self._again_s
+            )  # it may not know yet that all is committed
+            if waits or self._transfers.under_way(*to):
+                continue
+            if not replica.between_steps:
+                later.add(to.key)
+                continue
+            pressed = (
+                to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
+            )
+            if pressed or (now >= sent.at + self._interval_s and now >= self._rests_until):
+                wanted.append((not pressed, sent.at, to, replica, peer))
+        wanted.sort(key=lambda each: each[:2])
+        begun = wanted[: max(AT_ONCE - busy, 0)]
+        if len(wanted) > len(begun):
+            self._look_at = now + self._interval_s / LOOKS / LOOKS
+        later |= {to.key for _, _, to, _, _ in wanted[len(begun) :]}
+        self._pressed &= later  # who presses repeats it
+        for calm, _, to, replica, peer in begun:
+            self._sent[to] = Sent(peer.incarnation, replica.applied, now)
+            self.pressed += not calm
+            self._rests_until = max(self._rests_until, now) + replica.state_bytes / self._rate
+        return [to for _, _, to, _, _ in begun]

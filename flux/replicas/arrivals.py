@@ -1,0 +1,278 @@
+"""Copies of state that arrive at a worker, as a state machine without I/O (design: copy, standby).
+
+Parts are put together, checked, and made a replica of; or kept as a checkpoint, where the replica is a standby. A standby that
+is to be primary restores what it keeps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from flux.errors import ProtocolError
+from flux.replicas.copy_phases import InEvent, InPhase, after_in
+from flux.replicas.copy_state import ReplicaState, StateCopy, decode, decode_state, joined
+from flux.replicas.kinds import Follower
+from flux.replicas.replica import Replica
+from flux.replicas.restoring import Aside, Restoring
+from flux.replicas.standby import Checkpoint, Standby
+from flux.wire.handshake import MAC_BYTES, mac, same
+from flux.wire.messages import Install
+from partitioning.ids import PartitionKey
+
+_ABOUT = struct.Struct("!4q")
+
+
+class Host(Protocol):
+    """The worker, as its arrivals see it. ``awaited``: replicas placed here without a state yet -> incarnation;
+    ``followers``: those without an operator."""
+
+    replicas: dict[PartitionKey, Replica]
+    awaited: dict[PartitionKey, int]
+    followers: dict[PartitionKey, Follower]
+
+    def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
+        """Of the operator of that stage: see ``Operator``."""
+
+    def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
+        """A replica that nobody knows of yet."""
+
+    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
+        """Its operator has been restored: it comes to life."""
+
+    def keeps_checkpoints(self, key: PartitionKey) -> bool:
+        """Whether what is awaited there has no operator."""
+
+    def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
+        """A replica without an operator comes to life, with its first checkpoint."""
+
+    def take_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
+        """What a standby has kept has been restored: it comes to life. None: the empty state."""
+
+
+@dataclass
+class Incoming:
+    """A copy that arrives. ``received`` of ``total`` bytes are here."""
+
+    incarnation: int
+    term: int
+    number: int
+    total: int
+    connection: Hashable
+    parts: list[bytes | memoryview] = field(default_factory=list)
+    received: int = 0
+    phase: InPhase = InPhase.RECEIVING
+
+    def on(self, event: InEvent) -> None:
+        self.phase = after_in(self.phase, event)
+
+
+def sign(secret: bytes, about: tuple[int, int, int, int], data: memoryview) -> bytes:
+    """Of the copy of a replica: stage, partition, incarnation and number of the copy."""
+    return mac(secret, b"copy of state", _ABOUT.pack(*about), data)
+
+
+class Arrivals:
+    """Of one worker. ``answer`` on the connection by which a part came: how many bytes are here, and whether the replica lives.
+    ``inline_bytes``: as in ``transfers.Limits``."""
+
+    def __init__(
+        self,
+        host: Host,
+        secret: bytes,
+        inline_bytes: int,
+        aside: Aside,
+        answer: Callable[[Hashable, Install, int, bool], None],
+    ) -> None:
+        self.forged = 0  # copies that did not bear the right signature
+        self._host = host
+        self._secret = secret
+        self._inline_bytes = inline_bytes
+        self._aside = aside
+        self._answer = answer
+        self._incoming: dict[PartitionKey, Incoming] = {}
+        self._restoring = Restoring(host, aside)
+
+    def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> bool:
+        """A part of a copy has come. False: of another life of the replica."""
+        key, name = PartitionKey(message.stage, message.partition), (message.term, message.copy)
+        standby = self._standby(key, message.incarnation)
+        if standby is not None:
+            if standby.leads or message.term < standby.order.term:
+                return False
+            if not standby.wants(*name):
+                self._answer(connection, message, message.total, True)
+                return True
+        elif self._host.awaited.get(key) != message.incarnation:
+            known = self._host.replicas.get(key)
+            if known is None or known.incarnation != message.incarnation:
+                return False
+            self._answer(connection, message, message.total, True)
+            return True
+        found = self._incoming.get(key)
+        if found is not None and (found.incarnation != message.incarnation or (found.term, found.number) < name):
+            self._forget(key)
+            found = None
+        if found is None:
+            found = self._incoming[key] = Incoming(message.incarnation, *name, message.total, connection)
+        elif (found.term, found.number) > name:
+            return False
+        found.connection = connection
+        receiving = found.phase is InPhase.RECEIVING
+        if message.offset == found.received and receiving:
+            if message.offset + len(part) > found.total or message.total != found.total:
+                raise ProtocolError(f"part of a copy of {found.total} bytes goes to {message.offset + len(part)}")
+            found.parts.append(part)
+            found.received += len(part)
+        self._answer(connection, message, found.received, False)
+        if found.received == found.total and receiving:
+            found.on(InEvent.WHOLE)
+            if standby is not None or self._host.keeps_checkpoints(key):
+                self._keep(key, found, message, now)
+            else:
+                self._restore(key, found, message, now)
+        return True
+
+    def _standby(self, key: PartitionKey, incarnation: int) -> Standby | None:
+        """The standby that the copy of a state is for, if it is here already."""
+        follower = self._host.followers.get(key)
+        return follower if isinstance(follower, Standby) and follower.incarnation == incarnation else None
+
+    def _forget(self, key: PartitionKey) -> None:
+        """A copy that is on its way; what is done aside for it comes to nothing."""
+        self._incoming.pop(key).on(InEvent.DROPPED)
+
+    def _signed_data(self, key: PartitionKey, found: Incoming) -> memoryview | None:
+        """All parts in one piece; None: the signature is wrong."""
+        whole = joined(found.parts)
+        found.parts.clear()  # here, because to free so much takes its time too
+        data, signature = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
+        return data if same(signature, sign(self._secret, (*key, found.incarnation, found.number), data)) else None
+
+    def _usable(self, key: PartitionKey, found: Incoming, read: Any) -> bool:
+        """Whether what was ``read`` of a copy is of use: not if it is None, because the signature is wrong."""
+        if read is None:
+            self.forged += 1
+        if found.phase is InPhase.FORGOTTEN:
+            return False
+        if read is None:
+            self._forget(key)
+            return False
+        found.on(InEvent.DECODED)
+        return True
+
+    def _restore(self, key: PartitionKey, found: Incoming, message: Install, now: float) -> None:
+        classes = self._host.snapshot_classes(key)
+
+        def read() -> StateCopy | None:
+            data = self._signed_data(key, found)
+            return None if data is None else decode(data, classes)
+
+        def build(state: StateCopy | None, now: float) -> None:
+            if self._usable(key, found, state) and state is not None:
+                wanted = lambda: found.phase is not InPhase.FORGOTTEN  # noqa: E731
+                self._restoring.begin(key, found.incarnation, state, inline, wanted, live, now)
+
+        def live(replica: Replica, state: StateCopy, now: float) -> None:
+            found.on(InEvent.RESTORED)
+            del self._incoming[key]
+            del self._host.awaited[key]
+            replica.copy_bytes = found.total
+            self._host.adopt(replica, state, now)
+            self._answer(found.connection, message, found.total, True)
+
+        inline = found.total <= self._inline_bytes
+        self._read("decode", key, inline, read, build, now)
+
+    def _read(
+        self, what: str, key: PartitionKey, inline: bool, read: Callable[[], Any], then: Callable[[Any, float], None],
+        now: float,
+    ) -> None:  # fmt: skip
+        if inline:
+            then(read(), now)
+        else:
+            self._aside(what, key, read, then)
+
+    # ---- standbys
+
+    def _keep(self, key: PartitionKey, found: Incoming, message: Install, now: float) -> None:
+        """A whole checkpoint has come."""
+
+        def read() -> tuple[Checkpoint, ReplicaState] | None:
+            data = self._signed_data(key, found)
+            if data is None:
+                return None
+            state = decode_state(data)
+            return Checkpoint.of(data, state, found.term, found.number), state
+
+        def keep(kept: tuple[Checkpoint, ReplicaState] | None, now: float) -> None:
+            if not self._usable(key, found, kept) or kept is None:
+                return
+            found.on(InEvent.RESTORED)
+            del self._incoming[key]
+            standby = self._standby(key, found.incarnation)
+            if standby is not None:
+                standby.take(kept[0])
+            else:
+                del self._host.awaited[key]
+                self._host.keep(key, found.incarnation, *kept)
+            self._answer(found.connection, message, found.total, True)
+
+        self._read("decode", key, found.total <= self._inline_bytes, read, keep, now)
+
+    def promote(self, standby: Standby, epoch: int, now: float) -> None:
+        """Restore what a standby keeps, because it is to be the primary."""
+        key, kept = standby.key, standby.checkpoint
+        standby.lead(epoch)
+        if key in self._incoming:
+            self._forget(key)
+        data = kept.data
+        if data is None:
+            self._host.take_over(self._host.build(key, standby.incarnation, []), None, standby, now)
+            return
+        classes = self._host.snapshot_classes(key)
+
+        def wanted() -> bool:
+            return self._host.followers.get(key) is standby
+
+        def build(state: StateCopy, now: float) -> None:
+            if wanted():
+                self._restoring.begin(key, standby.incarnation, state, inline, wanted, live, now)
+
+        def live(replica: Replica, state: StateCopy, now: float) -> None:
+            replica.copy_bytes = kept.nbytes
+            self._host.take_over(replica, state, standby, now)
+
+        inline = kept.nbytes <= self._inline_bytes
+        self._read("decode", key, inline, partial(decode, data, classes), build, now)
+
+    # ---- both
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        for key, found in self._incoming.items():
+            assert self._is_for(key, found), f"a copy comes for {key}, which is not awaited"
+            receiving = found.phase is InPhase.RECEIVING
+            assert (found.received < found.total) == receiving, f"{found.received} of {found.total}, {found.phase}"
+
+    def on_table(self) -> None:
+        """What is received for replicas that are no longer placed here is forgotten."""
+        for key in [key for key, found in self._incoming.items() if not self._is_for(key, found)]:
+            self._forget(key)
+
+    def _is_for(self, key: PartitionKey, found: Incoming) -> bool:
+        """Whether somebody here waits for this copy."""
+        awaited = self._host.awaited.get(key) == found.incarnation
+        return awaited or self._standby(key, found.incarnation) is not None
+
+    def newly_forged(self) -> int:
+        """Since the last call."""
+        count, self.forged = self.forged, 0
+        return count
+
+    def close(self) -> None:
+        """End operators that were about to come to life. Nothing runs aside any more."""
+        self._restoring.close()

@@ -1,0 +1,137 @@
+"""A replica without an operator: a checkpoint of its primary's state, and the order of the steps after it (design: standby).
+
+It acks rows by what its checkpoint covers, and order entries as they come. A checkpoint may hold steps that are not committed
+yet. It is kept beside the older one until the primary of the same term says that its steps are committed, and only then
+replaces it: a later primary may commit other steps with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from flux.replicas.copy_state import Position, ReplicaState
+from flux.replicas.order import OrderLog
+from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
+from partitioning.ids import PartitionKey, StreamId
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State after ``step`` steps. ``data``: the copy as it came, without its signature; None: the empty state at the start.
+    ``next``: where each stream goes on, 0 of those that are not named. ``term`` and ``number`` of the copy, by which newer ones
+    are known; ``at``: time of the last step in it, by the wall clock of its primary."""
+
+    step: int = 0
+    data: memoryview | None = None
+    positions: tuple[Position, ...] = ()
+    term: int = -1
+    number: int = -1
+    next: dict[StreamId, int] = field(default_factory=dict)
+    at: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.data is None else self.data.nbytes
+
+    @classmethod
+    def of(cls, data: memoryview, state: ReplicaState, term: int, number: int) -> Checkpoint:
+        applied, at = state.replica["applied"], state.replica["now"]
+        assert isinstance(applied, int)
+        assert isinstance(at, float)
+        where = {position.stream: position.next for position in state.positions}
+        return cls(applied, data, state.positions, term, number, where, at)
+
+
+class Standby:
+    """``checkpoint``: the newest whose steps are all committed, ``beside``: a newer one that may not be. ``order`` of the steps
+    after the checkpoint. ``leads``: it is to take over, and hears nobody any more. ``left``: the outside has the positions of
+    its partition's output below. ``taken``: called with each new checkpoint."""
+
+    def __init__(
+        self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
+    ) -> None:
+        self.key = key
+        self.incarnation = incarnation
+        self.checkpoint = Checkpoint()
+        self.beside: Checkpoint | None = None
+        self.order = OrderLog()
+        self.leads = False
+        self.left = 0
+        self.reads_since = -1  # as primary: the epoch in which it became that
+        self._taken = taken
+
+    def begin(self, checkpoint: Checkpoint, state: ReplicaState) -> None:
+        """It was added, and this is its first copy. It is safe only when its primary says that the steps in it are
+        committed; before, it is dropped with its primary."""
+        self.checkpoint = checkpoint
+        self.order = OrderLog(checkpoint.step)
+        entries, committed = state.replica["entries"], state.replica["committed"]
+        assert isinstance(entries, bytes)
+        assert isinstance(committed, int)
+        self.order.adopt(msgspec.msgpack.decode(entries, type=list[OrderEntry]), committed)
+        self._taken(self)
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds from the last step of its checkpoint to the last step that it knows of."""
+        newest = self.order.since(self.order.end - 1)
+        begun = self.checkpoint.at or (self.order[self.order.base].now if newest else 0.0)
+        return max(newest[-1].now - begun, 0.0) if newest else 0.0
+
+    def position(self, stream: StreamId) -> int:
+        """The next batch of a stream that its checkpoint lacks."""
+        return self.checkpoint.next.get(stream, 0)
+
+    def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
+        order = self.order
+        if self.leads or not order.on_orders(item.term, item.first, item.entries, item.committed, self.checkpoint.step):
+            return None
+        self.left = max(self.left, item.left)
+        self.settle()
+        return PartitionSeen(
+            *self.key, self.incarnation, order.term, order.verified, self.checkpoint.step, checked=0, checksum=0,
+            left=self.left,
+        )  # fmt: skip
+
+    def wants(self, term: int, number: int) -> bool:
+        """Whether a checkpoint with this name would be news."""
+        newest = self.beside or self.checkpoint
+        return not self.leads and term >= self.order.term and (term, number) > (newest.term, newest.number)
+
+    def take(self, checkpoint: Checkpoint) -> bool:
+        """A checkpoint has come. Whether it is used, now or when its steps are committed."""
+        if not self.wants(checkpoint.term, checkpoint.number) or checkpoint.step < self.checkpoint.step:
+            return False
+        self.beside = checkpoint
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Look whether the checkpoint beside may replace the other, or is of no use any more."""
+        found, order = self.beside, self.order
+        if found is None:
+            return
+        if order.term > found.term:
+            self.beside = None  # its steps may be others by now
+        elif order.term == found.term and order.committed >= found.step:
+            self.checkpoint, self.beside = found, None
+            order.trim(found.step)
+            self._taken(self)
+
+    def lead(self, epoch: int) -> None:
+        """Take over: what may not be committed is of no use."""
+        self.leads, self.beside, self.reads_since = True, None, epoch
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        self.order.validate()
+        where = f"standby of {self.key}"
+        assert self.order.base == self.checkpoint.step, (
+            f"{where}: its order begins at {self.order.base}, its checkpoint ends at {self.checkpoint.step}"
+        )
+        if self.beside is not None:
+            assert self.beside.step >= self.checkpoint.step, f"{where}: an older checkpoint waits"
+            assert self.beside.term >= self.order.term, f"{where}: a checkpoint of an earlier primary waits"

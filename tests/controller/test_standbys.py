@@ -1,0 +1,135 @@
+"""Standbys as the controller sees them: who takes over, what may be given up for their sake, and how they come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flux
+from controller.explain import explain
+from controller.report.progress import Progress
+from flux.errors import UsageError
+from flux.wire.control import CopyState, Heartbeat
+from partitioning.ids import ACTIVE, STANDBY
+from partitioning.table import ReplicaAt
+from tests.controller.cluster import Cluster
+
+
+def cluster(slots: int = 4, replicas: int = 2, **more: Any) -> Cluster:
+    return Cluster(slots=slots, replicas=replicas, recovery=STANDBY, **more)
+
+
+def kinds(c: Cluster, partition: int = 0) -> list[str]:
+    return [replica.kind for replica in c.replicas(partition)]
+
+
+def test_the_first_of_a_partition_is_active_and_the_others_are_standbys() -> None:
+    c = cluster(replicas=3)
+    assert kinds(c) == [ACTIVE, STANDBY, STANDBY]
+
+
+def test_a_standby_takes_over_as_an_active_replica_and_another_standby_is_added() -> None:
+    c = cluster()
+    primary, kept = c.replicas()
+    c.lose(primary.worker)
+    assert c.replicas()[0] == ReplicaAt(kept.worker, kept.incarnation, True, ACTIVE)
+    assert kinds(c) == [ACTIVE, STANDBY], "in the same life: it keeps its checkpoint"
+    (ordered,) = c.sent(CopyState)
+    assert ordered.worker == c.replicas()[1].worker
+    c.complete()
+    assert c.core.repairs.is_safe(0, 0, c.replicas()[1])
+
+
+def test_an_active_replica_takes_over_before_a_standby() -> None:
+    """The target of a move that has just become safe, for example."""
+    c = cluster(slots=5, replicas=3)
+    primary, first, second = c.replicas()
+    target = next(worker for worker in range(5) if worker not in c.holders())
+    c.move(primary.worker, target)
+    c.caught_up(safe=False)
+    c.let_list()
+    c.core.repairs._unsafe.clear()  # it is safe, and its source is about to go
+    c.core.repairs.under_way.clear()
+    c.core.moving.under_way.clear()
+    c.lose(primary.worker)
+    assert c.replicas()[0].worker == target
+    assert {replica.worker for replica in c.replicas() if replica.kind == STANDBY} == {first.worker, second.worker}
+
+
+def test_a_silent_worker_is_not_given_up_for_the_sake_of_a_standby_alone() -> None:
+    """It may only be slow, and a standby would have to restore and repeat. It is given up after the longer limit."""
+    c = cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
+    silent = c.holders()[0]
+
+    def beat(seconds: float) -> None:
+        for _ in range(round(seconds / 0.25)):
+            c.now += 0.25
+            for node in set(c.core.members.workers) - {silent}:
+                c.report(node, Heartbeat(node=node, progress=1, stats={}))
+            c.tick(0.0)
+
+    beat(2.0)
+    assert silent in c.core.members.workers
+    beat(4.0)
+    assert silent not in c.core.members.workers
+
+
+def test_a_lost_standby_is_replaced_by_a_standby() -> None:
+    c = cluster()
+    primary, kept = c.holders()
+    c.lose(kept)
+    assert c.holders()[0] == primary
+    assert kinds(c) == [ACTIVE, STANDBY]
+
+
+def test_a_worker_that_leaves_gives_away_its_standbys_as_standbys() -> None:
+    c = cluster()
+    leaves = c.holders()[1]
+    c.drain(leaves)
+    c.complete()
+    c.settle()
+    assert leaves not in c.all_holders()
+    assert kinds(c) == [ACTIVE, STANDBY]
+
+
+def test_a_partition_whose_last_replicas_are_lost_at_once_ends_the_query() -> None:
+    c = cluster()
+    primary, kept = c.holders()
+    c.lose(primary)
+    c.lose(kept)
+    assert "the only safe replica of Sums/0" in str(c.core.error)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recovery": "warm", "replicas": 2}, "recovery must be one of active, standby; got 'warm'"),
+        ({"recovery": "standby"}, "says what further replicas do: give replicas=2 or more"),
+    ],
+)
+def test_the_decorator_says_what_is_wanted(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        flux.stage(**given)
+
+
+def test_replicas_that_are_not_kept_in_order_have_nothing_to_repeat() -> None:
+    with pytest.raises(UsageError, match=r"needs spark\.flux\.replicas\.ordered=true"):
+        cluster(ordered=False)
+
+
+def test_the_plan_says_what_protects_a_stage() -> None:
+    assert "3 replicas, of which 2 standbys: survives the loss of 2 executors" in explain(cluster(replicas=3).core.plan)
+
+
+def test_reports_say_what_a_loss_would_cost() -> None:
+    c = cluster()
+    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "sink_bytes": 0, "sink_full": 0}
+    said = [{"standbys": 0, "checkpoint_bytes": 0, "checkpoint_behind_s": 0.0, "replay_s": 0.25},
+            {"standbys": 1, "checkpoint_bytes": 1 << 20, "checkpoint_behind_s": 1.5, "replay_s": 0.0}]  # fmt: skip
+    for node, more in enumerate(said):
+        c.report(node, Heartbeat(node=node, progress=1, stats={"stages": [stage | more]}))
+    (shown,) = Progress(c.core.plan, "id", None).make(c.core.members, 0, 1, c.now)["stages"]
+    assert {key: shown[key] for key in ("recovery", "checkpointBytes", "checkpointBehindSeconds", "replaySeconds")} == {
+        "recovery": STANDBY, "checkpointBytes": 1 << 20, "checkpointBehindSeconds": 1.5, "replaySeconds": 0.25,
+    }  # fmt: skip

@@ -1,0 +1,130 @@
+"""When primaries send checkpoints: in turn, at once where there is need, and not too many (design: standby)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flux.host.checkpoints import AT_ONCE, Checkpoints, To
+from flux.replicas.kinds import active, standby
+from flux.settings import Settings
+from partitioning.ids import PartitionKey
+
+SETTINGS = replace(
+    Settings.of(),
+    checkpoint_interval=1.0,
+    resend_timeout=0.5,
+    checkpoint_max_bytes_per_second=1000,
+    order_max_steps=100,
+)
+AT = 7  # the standby's worker
+
+
+class Transfers:
+    def __init__(self) -> None:
+        self.checkpoints = 0
+        self.begun: set[To] = set()
+
+    def under_way(self, key: PartitionKey, worker: int) -> bool:
+        return To(key, worker) in self.begun
+
+
+def peer(applied: int = 0, kind: Any = standby) -> Any:
+    return SimpleNamespace(kind=kind, live=True, incarnation=0, applied=applied)
+
+
+def replica(applied: int, state_bytes: int = 0, **more: Any) -> Any:
+    order = SimpleNamespace(peers={AT: peer()}, end=applied)
+    about = {"primary": True, "finished": False, "between_steps": True} | more
+    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, **about)
+
+
+class Scene:
+    def __init__(self, *replicas: Any) -> None:
+        self.replicas = {PartitionKey(0, number): each for number, each in enumerate(replicas)}
+        self.transfers: Any = Transfers()
+        self.made = Checkpoints(self.replicas, SETTINGS, self.transfers)
+
+    def next(self, now: float) -> list[int]:
+        return [to.key.partition for to in self.made.next(now)]
+
+    def taken(self, partition: int) -> None:
+        each = self.replicas[PartitionKey(0, partition)]
+        each.order.peers[AT].applied = each.applied
+
+
+def test_each_interval_and_the_one_that_has_waited_longest_first() -> None:
+    scene = Scene(replica(5), replica(5), replica(5))
+    assert scene.next(0.0) == []
+    assert scene.next(0.6) == [0, 1], "the first is due sooner: the empty state is of the beginning"
+    assert scene.next(0.8) == [2]
+    for partition in range(3):
+        scene.taken(partition)
+        scene.replicas[PartitionKey(0, partition)].applied += 1
+    assert scene.next(1.2) == []
+    assert scene.next(1.7) == [0, 1]
+
+
+def test_nothing_is_sent_of_what_has_not_changed_or_is_on_its_way() -> None:
+    scene = Scene(replica(5), replica(5))
+    scene.taken(0)
+    scene.transfers.begun.add(To(PartitionKey(0, 1), AT))
+    assert scene.next(0.0) == []
+    assert scene.next(5.0) == []
+
+
+@pytest.mark.parametrize(
+    "more", [{"applied": 5, "finished": True}, {"applied": 60}], ids=["has ended", "order log fills"]
+)
+def test_at_once_where_a_partition_has_ended_or_its_order_log_fills(more: dict[str, Any]) -> None:
+    scene = Scene(replica(**more))
+    assert scene.next(0.0) == [0]
+    assert scene.next(0.2) == [], "it may take a while until the standby knows that all is committed"
+    assert scene.next(0.9) == [0], "it should know by now"
+
+
+def test_at_once_where_a_producer_asks() -> None:
+    scene = Scene(replica(5))
+    scene.made.press(PartitionKey(0, 0))
+    assert scene.next(0.0) == [0]
+    assert scene.next(0.9) == [], "it asks again if that did not help"
+
+
+def test_a_step_under_way_is_waited_for_and_the_wish_is_not_forgotten() -> None:
+    scene = Scene(replica(5, between_steps=False))
+    scene.made.press(PartitionKey(0, 0))
+    assert scene.next(0.0) == []
+    scene.replicas[PartitionKey(0, 0)].between_steps = True
+    assert scene.next(0.2) == [0]
+
+
+def test_few_at_a_time() -> None:
+    scene = Scene(*[replica(5) for _ in range(4)])
+    for partition in range(4):
+        scene.made.press(PartitionKey(0, partition))
+    assert len(scene.next(0.0)) == AT_ONCE
+    scene.transfers.checkpoints = AT_ONCE
+    assert scene.next(0.3) == []
+    scene.transfers.checkpoints = 0
+    assert len(scene.next(0.6)) == AT_ONCE, "the others"
+
+
+def test_states_leave_no_faster_than_allowed_unless_somebody_waits() -> None:
+    scene = Scene(replica(5, state_bytes=4000), replica(5, state_bytes=4000))
+    scene.made.press(PartitionKey(0, 0))
+    assert scene.next(0.0) == [0]
+    assert scene.next(1.5) == [], "4,000 bytes take four seconds"
+    scene.made.press(PartitionKey(0, 1))
+    assert scene.next(1.7) == [1]
+
+
+def test_secondaries_get_none_and_nobody_presses_for_what_is_not_here() -> None:
+    scene = Scene(replica(5))
+    scene.replicas[PartitionKey(0, 0)].order.peers[AT] = peer(kind=active)
+    scene.made.press(PartitionKey(0, 0))
+    scene.made.press(PartitionKey(9, 9))
+    assert scene.next(0.0) == []
+    assert not scene.made._pressed

@@ -1,0 +1,103 @@
+"""Variants in which a standby says that it has what it lacks, or keeps what it must not, or nobody asks for its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flux.replicas.copy_state
+from flux.host.subscriptions import Subscriptions
+from flux.replicas import kinds
+from flux.replicas.standby import Standby
+from flux.stream.consumers import ConsumersAt
+from flux.stream.pressing import Pressing
+from flux.stream.producer import Producer
+from flux.stream.receiver import Inbound
+from partitioning.ids import StreamId
+
+Patch = pytest.MonkeyPatch
+
+
+def acks_what_is_ordered(patch: Patch) -> None:
+    """Producers may drop rows that no checkpoint has."""
+
+    def position(self: Standby, stream: StreamId) -> int:
+        ordered = [
+            entry[2] for each in self.order.since(self.order.base) for entry in each.slices if entry[:2] == stream
+        ]
+        return max([self.checkpoint.next.get(stream, 0), *(sequence + 1 for sequence in ordered)])
+
+    patch.setattr(Standby, "position", position)
+
+
+def takes_checkpoints_before_they_are_committed(patch: Patch) -> None:
+    """A later primary may have other steps in their place."""
+
+    def settle(self: Standby) -> None:
+        if self.beside is not None and self.beside.step <= self.order.end:
+            self.checkpoint, self.beside = self.beside, None
+            self.order.committed = max(self.order.committed, self.checkpoint.step)
+            self.order.trim(self.checkpoint.step)
+            self._taken(self)
+
+    patch.setattr(Standby, "settle", settle)
+
+
+def keeps_checkpoints_of_earlier_terms(patch: Patch) -> None:
+    """The number of steps alone does not say which steps these are."""
+
+    def settle(self: Standby) -> None:
+        if self.beside is not None and self.order.committed >= self.beside.step:
+            self.checkpoint, self.beside = self.beside, None
+            self.order.trim(self.checkpoint.step)
+            self._taken(self)
+
+    patch.setattr(Standby, "settle", settle)
+
+
+def checkpoints_have_no_output(patch: Patch) -> None:
+    """What consumers have not got by then is in no log any more."""
+    whole = flux.replicas.copy_state._output
+
+    def nothing(producer: Producer) -> Any:
+        log = whole(producer)
+        return replace(log, base=log.base + len(log.entries), entries=())
+
+    patch.setattr(flux.replicas.copy_state, "_output", nothing)
+
+
+def commits_without_standbys(patch: Patch) -> None:
+    """A standby may lack what the outside has seen."""
+    patch.setattr(kinds.Standby, "commits", False)
+
+
+def nobody_presses(patch: Patch) -> None:
+    """Producers that are out of room wait for the next checkpoint, however long that takes."""
+    patch.setattr(Pressing, "look", lambda self, *about: iter(()))
+
+
+def standbys_ack_once(patch: Patch) -> None:
+    """An ack that was lost is not said again."""
+    patch.setattr(Subscriptions, "on_press", lambda self, connection, stream: None)
+
+
+def a_standby_reads_on_without_a_greeting(patch: Patch) -> None:
+    """Producers send it what comes next, not what it lacks."""
+
+    def same_lives(self: ConsumersAt, other: ConsumersAt) -> bool:
+        return np.array_equal(self.partitions, other.partitions) and np.array_equal(self.since, other.since)
+
+    patch.setattr(ConsumersAt, "same_lives", same_lives)
+
+
+def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
+    """A producer that has not heard of the take-over leaves out rows for the replica that reads now."""
+
+    def readable(self: Subscriptions, inbound: Inbound) -> list[int]:
+        listed = self._producers_of(inbound.stream)
+        return [worker for worker in inbound.offers if listed.get(worker, (-1, False))[1]]
+
+    patch.setattr(Subscriptions, "_readable", readable)

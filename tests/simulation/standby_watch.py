@@ -1,0 +1,58 @@
+"""What happens around standbys, counted: that a run has had it is the proof that the laws were at stake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
+from flux.replicas.standby import Checkpoint, Standby
+
+
+def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
+    """Of one worker, from its beginning on."""
+    host: Any = core._arrivals._host
+    take_over, read_again, press = host.take_over, core._read_again, core.checkpoints.press
+    kept = core._housing.keep_order
+
+    def taken_over(replica: Replica, state: Any, standby: Standby, now: float) -> None:
+        counts["take-overs by standbys"] += 1
+        counts["standbys that took over without a checkpoint"] += state is None
+        counts["steps repeated by standbys"] += standby.order.end - standby.checkpoint.step
+        take_over(replica, state, standby, now)
+
+    def read(edge: int, partition: int, now: float) -> None:
+        counts["sources read again for a standby"] += 1
+        read_again(edge, partition, now)
+
+    def pressed(key: Any) -> None:
+        counts["checkpoints that producers asked for"] += 1
+        press(key)
+
+    def watched(key: Any, follower: Any) -> None:
+        if isinstance(follower, Standby):
+            _watch(follower, counts)
+        kept(key, follower)
+
+    host.take_over, core._read_again = taken_over, read  # type: ignore[method-assign]
+    core.checkpoints.press = pressed  # type: ignore[method-assign]
+    core._housing.keep_order = watched  # type: ignore[method-assign]
+
+
+def _watch(standby: Standby, counts: Counter[str]) -> None:
+    take, settle = standby.take, standby.settle
+
+    def taken(checkpoint: Checkpoint) -> bool:
+        used = take(checkpoint)
+        counts["checkpoints taken"] += used
+        counts["checkpoints that waited for their commits"] += standby.beside is checkpoint
+        return used
+
+    def settled() -> None:
+        beside, checkpoint = standby.beside, standby.checkpoint
+        settle()
+        dropped = beside is not None and standby.beside is None and standby.checkpoint is checkpoint
+        counts["checkpoints of deposed primaries"] += dropped
+
+    standby.take, standby.settle = taken, settled  # type: ignore[method-assign]

@@ -1,0 +1,43 @@
+"""Standbys in place of secondaries: checkpoints and the order instead of state, and every law is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mixes import STANDBY_REPAIRS, STANDBYS
+from tests.simulation.run import Result, run
+
+SEEDS = range(75)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [run(seed, mix) for mix in (STANDBYS, STANDBY_REPAIRS) for seed in SEEDS]
+
+
+@pytest.mark.timeout(3600)  # a minute and a half on a free core
+def test_standbys_keep_every_law(results: list[Result]) -> None:
+    broken = [str(result) for result in results if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "take-overs",
+        "take-overs by standbys",
+        "steps repeated by standbys",
+        "standbys that took over without a checkpoint",
+        "checkpoints that waited for their commits",
+        "checkpoints of deposed primaries",
+        "sources read again for a standby",
+        "checkpoints that producers asked for",
+        "batches evicted that a checkpoint has",
+        "workers that crashed during a take-over",
+        "repairs",
+        "runs that came to rest",
+        "runs that were repaired before their end",
+    ],
+)
+def test_it_happens_among_standbys(results: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in results) > 3
