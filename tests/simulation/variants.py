@@ -269,7 +269,7 @@ def copies_before_producers_retain(patch: Patch) -> None:
 
 
 def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
-    patch.setattr(Subscriptions, "_awaited_by", lambda self, stream: [])
+    patch.setattr(Subscriptions, "_not_reading", lambda self, stream: [])
 
 
 def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
@@ -455,7 +455,7 @@ VARIANTS = [
     Variant(rules.closed_slots_are_opened_again, {"a closed slot stays closed"}, (2, 0), RIVALS),
     Variant(rules.the_end_of_any_task_ends_the_query, {"no run fails"}, (2, 0), RIVALS),
     Variant(witnesses.witnesses_may_lead, {"a witness never leads"}, (0, 10), WITNESSED),
-    Variant(witnesses.witnesses_count_as_safe, {"a witness never leads"}, (0, 10), WITNESSED),
+    Variant(witnesses.witnesses_count_as_safe, {"no unhandled exception"}, (0, 10), WITNESSED),
     Variant(witnesses.commits_without_its_witness, COMMITTED, (1, 2), WITNESSED),
     Variant(witnesses.waits_for_acks_of_a_witness, STUCK, (0, 1), WITNESSED),
     Variant(witnesses.waits_for_a_witness_to_be_copied, STUCK, (0, 9), WITNESSED),
