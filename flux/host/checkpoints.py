@@ -21,8 +21,9 @@ from partitioning.ids import PartitionKey
 AT_ONCE = 2
 #: An order log that is fuller than this part of its bound asks for a checkpoint.
 PRESSED_SHARE = 1 / 2
-#: Looks in each interval between two checkpoints.
-LOOKS = 8
+#: Looks in each interval between two checkpoints, and the longest time from one look to the next: an order log may fill in the
+#: meantime, however long the interval is. Without any standby there is less to miss.
+LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
 
 
 class To(NamedTuple):
@@ -76,7 +77,7 @@ class Checkpoints:
         """The checkpoints to begin now."""
         if now < self._look_at:
             return []
-        self._look_at = now + self._interval_s / LOOKS
+        self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S)
         standbys = [
             (To(key, worker), replica, peer)
             for key, replica in self._replicas.items()
@@ -87,7 +88,7 @@ class Checkpoints:
         if not standbys:
             self._pressed.clear()
             self._sent.clear()
-            self._look_at = now + self._interval_s
+            self._look_at = now + min(self._interval_s, IDLE_LOOK_MAX_S)
             return []
         busy = self._transfers.checkpoints
         wanted: list[tuple[bool, float, To, Replica, Peer]] = []
@@ -114,7 +115,7 @@ class Checkpoints:
         wanted.sort(key=lambda each: each[:2])
         begun = wanted[: max(AT_ONCE - busy, 0)]
         if len(wanted) > len(begun):
-            self._look_at = now + self._interval_s / LOOKS / LOOKS
+            self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S) / LOOKS
         later |= {to.key for _, _, to, _, _ in wanted[len(begun) :]}
         self._pressed &= later  # who presses repeats it
         for calm, _, to, replica, peer in begun:

@@ -93,6 +93,15 @@ def test_at_once_where_a_producer_asks() -> None:
     assert scene.next(0.9) == [], "it asks again if that did not help"
 
 
+def test_an_order_log_that_fills_is_noticed_however_long_the_interval_is() -> None:
+    scene = Scene(replica(5))
+    scene.made._interval_s = 3600.0
+    assert scene.next(0.0) == []
+    each = scene.replicas[PartitionKey(0, 0)]
+    each.applied = each.order.end = 60
+    assert scene.next(0.3) == [0]
+
+
 def test_a_step_under_way_is_waited_for_and_the_wish_is_not_forgotten() -> None:
     scene = Scene(replica(5, between_steps=False))
     scene.made.press(PartitionKey(0, 0))
