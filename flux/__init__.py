@@ -7,6 +7,7 @@ Arrow, running a flow does.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -106,16 +107,19 @@ def start(
     queryName: str | None = None,  # noqa: N803
     spark: SparkSession | None = None,
     keep_output: bool = False,
+    checkpointLocation: str | os.PathLike[str] | None = None,  # noqa: N803
     **options: Any,
 ) -> Query:
     """Run one or more flows, with everything that feeds them, as one query in the background.
 
+    checkpointLocation: a directory on a file system of the driver. Started again with the same one, the query goes on where it
+    was, exactly once, whatever was lost meanwhile: workers, executors, the driver. It must be yours alone (mode 0700).
     keep_output: keep the output of the flow in the workers, for ``query.toDF()``. Other options are those of
     ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and SchemaError are raised
     before anything runs."""
     from spark_integration.start import start_query
 
-    return start_query(list(flows), queryName, spark, keep_output, **options)
+    return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, **options)
 
 
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:

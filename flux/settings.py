@@ -66,6 +66,7 @@ TABLE = (
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are copied at the same time, for repairs or moves", 1, 1024),
     Setting("checkpoint_interval", "checkpoint.interval", "seconds", "1s", "how often a standby gets a new checkpoint of its partition, unless there is need before", 0.001),
     Setting("checkpoint_max_bytes_per_second", "checkpoint.maxBytesPerSecond", "bytes", "64m", "most bytes of state that a worker sends to standbys per second, on average; where logs are short of room, checkpoints are not held up", 1 << 10),
+    Setting("journal_timeout", "journal.timeout", "seconds", "30s", "a query with a checkpoint location ends when that has not answered for this long", 0.1),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
     Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load; with more than 16,000 replicas less often", 0.01),
@@ -116,6 +117,7 @@ class Settings:
     repairs_at_once: int
     checkpoint_interval: float
     checkpoint_max_bytes_per_second: int
+    journal_timeout: float
     balance_enabled: bool
     balance_policy: str
     balance_round: float

@@ -38,3 +38,5 @@ class SourcePartition(NamedTuple):
 ACTIVE = "active"
 #: The kind of a replica that holds a checkpoint and the order of the steps after it.
 STANDBY = "standby"
+#: The kind of a replica that keeps both in a directory, and outlives every worker.
+DISK = "disk"

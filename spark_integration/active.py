@@ -35,6 +35,11 @@ def leave(query_id: str) -> None:
         _active.pop(query_id, None)
 
 
+def is_active(query_id: str) -> bool:
+    with _lock:
+        return query_id in _active
+
+
 def active_queries() -> list[Query]:
     """The oldest first."""
     with _lock:

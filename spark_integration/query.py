@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -38,12 +39,21 @@ class Query(Operated):
     """Handle of a running flow, in the manner of pyspark's StreamingQuery; what changes it while it runs is in
     ``Operated``."""
 
-    def __init__(self, spark: SparkSession, plan: Plan, need: Need, sources: list[Source], name: str | None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        need: Need,
+        sources: list[Source],
+        name: str | None,
+        location: Path | None,
+    ) -> None:
+        """``location``: its directory, where it goes on when it is started again."""
         self._spark = spark
         self._plan = plan
         self._name = name
         self._output = Output(self)
-        self._run = Run(spark, plan, need, sources, name, self._output.end_fetch)
+        self._run = Run(spark, plan, need, sources, name, self._output.end_fetch, location)
         self._server = self._run.server
         self._elastic = self._run.elastic
 
@@ -60,12 +70,13 @@ class Query(Operated):
 
     @property
     def id(self) -> str:
+        """With a ``checkpointLocation``, the same each time that it is started."""
         return self._plan.query
 
     @property
     def runId(self) -> str:  # noqa: N802
-        """Of this run. Another run of the same flow is another query, with another ``id`` too: none goes on where one has
-        stopped."""
+        """Of this run. Without a ``checkpointLocation``, another run of the same flow is another query, with another ``id``
+        too."""
         return self._run.id
 
     @property

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -30,6 +31,7 @@ from spark_integration.jobs import Jobs
 from spark_integration.retries import Retries
 from spark_integration.session import for_bulk_transfer, session_stopped
 from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
+from spark_integration.vault import VaultProcess
 
 log = logging.getLogger("flux")
 
@@ -60,6 +62,7 @@ class Run:
         sources: list[Source],
         name: str | None,
         end_fetch: Callable[[], None],
+        location: Path | None = None,
     ) -> None:
         """``end_fetch``: called when the controller has ended the query, before its tasks are waited for."""
         self.id = str(uuid.uuid4())
@@ -71,6 +74,8 @@ class Run:
         self._unread = {index for index, source in enumerate(sources) if isinstance(source, DataFrameSource)}
         self._called = name or plan.query
         self._end_fetch = end_fetch
+        self._location = location
+        self._vault: VaultProcess | None = None
         self._jobs = Jobs(spark, f"flux-{plan.query}")
         self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
         keys = Keys.make() if is_encrypted(spark, plan.settings) else None
@@ -90,6 +95,8 @@ class Run:
         try:
             put_bar_away(self._spark)
             self.asked = self._ask_for_executors()
+            if self._location is not None:
+                self._vault = VaultProcess(self._plan, self.rendezvous, self._location, self._location_failed)
             self.elastic.start(self.rendezvous, list(range(self.need.workers)))
             self._supervisor.start()
         except BaseException:
@@ -113,6 +120,9 @@ class Run:
         """End its Spark jobs without waiting for what they do."""
         self._ingress.cancel()
         self._jobs.cancel()
+
+    def _location_failed(self, reason: str) -> None:
+        self.server.job_failed(f"the checkpoint location {self._location}", reason)
 
     # ---- task slots
 
@@ -214,6 +224,8 @@ class Run:
                 self._jobs.cancel()
                 self._jobs.join(patience_s)
             self._ingress.join(patience_s)
+            if self._vault is not None:
+                self._vault.end()
         finally:
             self.server.close(10.0)
             put_bar_back(self._spark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ from spark_integration.settings import (
     told_of_copies,
 )
 from spark_integration.shipping import check_shipping
+from spark_integration.vault import Location
 
 log = logging.getLogger("flux")
 
@@ -50,6 +52,7 @@ def start_query(
     name: str | None = None,
     spark: SparkSession | None = None,
     keep_output: bool = False,
+    checkpoint_location: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Query:
     """Check everything that can be checked, then start. Nothing is running if this raises."""
@@ -65,10 +68,19 @@ def start_query(
         settings = replace(settings, same_executor=True)
     at_first = slots_at_first(spark) if grows_on_demand(spark) else None
     need = count_slots(settings.workers, spark_tasks, task_slots(spark), active.others(), _copies(flows), at_first)
+    location = None if checkpoint_location is None else Location.open(checkpoint_location)
+    query_id = (location and location.query) or str(uuid.uuid4())
+    if location is not None and active.is_active(query_id):
+        raise UsageError(
+            f"query {query_id} is active, and checkpointLocation={str(location.path)!r} is its: stop it first"
+        )
+    began_with = need.workers if location is None else location.began_with(need.workers)
     plan = compile_plan(
-        flows, settings, lambda declared: to_arrow(spark, declared), str(uuid.uuid4()), secrets.token_bytes(32),
-        collect=need.workers if keep_output else 0, case_sensitive=is_case_sensitive(spark),
+        flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),
+        collect=began_with if keep_output else 0, case_sensitive=is_case_sensitive(spark),
     )  # fmt: skip
+    if location is not None:
+        plan = replace(plan, durable=True, began_with=began_with)
     for stage in plan.stages:
         if stage.collects:
             for_spark(stage.schemas[0], f"stage {stage.name}")
@@ -78,7 +90,9 @@ def start_query(
     check_copies(plan, need.workers, executors_at_most(spark))
     if is_local(spark):
         compile_once()
-    query = Query(spark, plan, need, sources, name)
+    if location is not None:
+        location.take(plan)
+    query = Query(spark, plan, need, sources, name, None if location is None else location.path)
     if shared:
         _tell_of_copies(spark, plan)
     query._start()

@@ -40,7 +40,7 @@ class Attendance:
         self._sweeper = sweeper
         self._balancer = balancer
         self._all_here = all_here
-        self._workers_at_first = slots.count
+        self._workers_at_first = board.plan.began_with or slots.count
 
     def register(self, connection: Hashable, message: Register, now: float) -> None:
         board = self._board
@@ -55,6 +55,8 @@ class Attendance:
             known.connection, known.heard, known.turned = connection, now, now
             self._greet(known)  # it registered again before the answer had arrived, or comes on another connection
             self._sweeper.order_again(known.node)
+        elif known is not None and message.role == "vault":
+            board.answer(connection, Rejected(reason="the query has a vault"))
         elif message.node >= 0:
             self._departures.turn_away(connection, message, replaced=known is not None)
         elif known is None:
@@ -105,12 +107,22 @@ class Attendance:
             self._sweeper.sweep(now)
         elif board.table is not None:
             board.show_member(member)
-        elif len(board.members.workers) == slots.count:
+            return
+        if message.role == "vault":
+            board.disks.open(member.node, message.endpoint, message.first_epoch)
+        if board.table is None and len(board.members.workers) == slots.count and self._has_vault:
             self._all_here(now)
+
+    @property
+    def _has_vault(self) -> bool:
+        """Where the query needs one."""
+        return self._board.members.vault is not None or not self._board.plan.durable
 
     def _welcome(self, member: Member) -> None:
         about = member.about
-        self._board.tell(member, Welcome(node=member.node, incarnation=about.attempt, workers=self._workers_at_first))
+        # Streams of an earlier life of the query, of which the directory knows, are older than those of this one.
+        incarnation = about.attempt + self._board.disks.first_epoch
+        self._board.tell(member, Welcome(node=member.node, incarnation=incarnation, workers=self._workers_at_first))
 
     def _greet(self, member: Member) -> None:
         self._welcome(member)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from controller.decide.phases import QueryEvent, QueryPhase, after
 from controller.replicas.columns import Columns
+from controller.replicas.disks import Disks
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
 from controller.report.events import Event, History
@@ -42,6 +43,7 @@ class Board:
         self.phase = QueryPhase.STARTING
         self.error: FluxError | None = None
         self.members = Membership()
+        self.disks = Disks()
         self.events = History()
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
@@ -54,11 +56,11 @@ class Board:
 
     def publish(self, table: Table) -> None:
         """Everybody goes by this table from now on."""
-        before, self.table = self.table, table
+        before = None if self.table is None else self.shown
         assert before is None or table.epoch > before.epoch, "an epoch is used once"
-        self.changed = True
-        whole = NewTable(table=table, complete=self.complete)
-        change = None if before is None else TableChanged(change=change_between(before, table))
+        self.table, self.changed = table, True
+        whole = NewTable(table=self.shown, complete=self.complete)
+        change = None if before is None else TableChanged(change=change_between(before, self.shown))
         for member in self.members.processes():
             if member.left:
                 continue  # what it has sent is applied: no table concerns it
@@ -68,6 +70,12 @@ class Board:
                 self.tell(member, whole)
             member.shown = table.epoch
 
+    @property
+    def shown(self) -> Table:
+        """The table as processes go by it."""
+        assert self.table is not None
+        return self.disks.shown(self.table)
+
     def columns(self) -> Columns | None:
         """The table as arrays, None before the first. Ask for it again after every change."""
         return None if self.table is None else self._columns.look(self.table)
@@ -75,7 +83,7 @@ class Board:
     def show_table(self, connection: Hashable) -> None:
         """All of it, to somebody who takes no part; nothing before the first table."""
         if self.table is not None:
-            self.answer(connection, NewTable(table=self.table, complete=self.complete))
+            self.answer(connection, NewTable(table=self.shown, complete=self.complete))
 
     def show_member(self, member: Member) -> None:
         """All of it, to a process that comes later, or has missed a change."""
@@ -97,11 +105,7 @@ class Board:
     def who_is_behind(self, epoch: int) -> str:
         """Names of the processes that do not go by this epoch yet."""
         late = [member for member in self.members.processes() if not member.left and member.epoch < epoch]
-        names = [
-            f"worker {m.node}" if m.about.role == "worker" else f"ingress task {m.about.index} of edges {m.about.edges}"
-            for m in late
-        ]
-        return some(names, NAMED)
+        return some([member.name for member in late], NAMED)
 
     def log_room(self) -> float:
         """The share that is free of the fullest log of all processes, by their last reports."""
@@ -143,7 +147,7 @@ class Board:
         self.answer(member.connection, command)
 
     def tell_all(self, command: FromController) -> None:
-        for member in [*self.members.workers.values(), *self.members.ingress.values()]:
+        for member in self.members.processes():
             self.tell(member, command)
 
     def take(self) -> list[Tell]:

@@ -122,7 +122,7 @@ class Departures:
         assert board.table is not None
         self.slots.renew(member.about.index)
         self._sent_home[member.node] = member
-        board.tell(member, NewTable(table=board.table, complete=board.complete))
+        board.tell(member, NewTable(table=board.shown, complete=board.complete))
 
     def turn_away(self, connection: Hashable, message: Register, replaced: bool) -> None:
         """Answer a process that comes back after it was given up, or after it was ``replaced`` by another attempt."""

@@ -8,6 +8,7 @@ from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.phases import QueryPhase
 from controller.decide.sweeping import Sweeper
+from controller.replicas.disks import revived
 from controller.replicas.membership import Member
 from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
@@ -49,9 +50,16 @@ class Losses:
 
     def closed(self, worker: int, now: float) -> None:
         """The lifeline of a worker is closed: it is gone for certain."""
-        member = self._board.members.workers.get(worker)
+        member, vault = self._board.members.workers.get(worker), self._board.members.vault
         if member is not None:
             self.lose(member, "its connection closed", now)
+        elif vault is not None and vault.node == worker:
+            self._board.end(
+                QueryFailed(
+                    f"the process that writes to the checkpoint location (pid {vault.about.pid}) has ended. Start the query "
+                    "again with the same location: it goes on where it was"
+                )
+            )
         else:
             self._departures.closed(worker)
 
@@ -111,9 +119,11 @@ class Losses:
         table, orphans = self._after_loss(
             board.table, member.node, repairs.is_safe, readers, repairs.keeps_up, repairs.outlives_primary
         )  # fmt: skip
-        if orphans:
+        revived_ = revived(table, orphans, board.placement()) if orphans and self._plan.durable else None
+        if orphans and revived_ is None:
             board.end(self._all_gone(member, orphans, why))
             return
+        table = revived_ or table
         repairs.note_loss(member, why, board.table, table, now, request)
         self._departures.note_lost(member, drain, now)
         self._moving.reconcile(table, now)
@@ -173,17 +183,34 @@ class Losses:
     def _all_gone(self, member: Member, orphans: list[PartitionKey], why: str) -> QueryFailed:
         lost = [f"{self._plan.stages[stage].name}/{partition}" for stage, partition in orphans]
         fewest = min(self._plan.stages[stage].replicas for stage, _ in orphans)
+        who = f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid})"
+        if self._plan.durable:
+            return QueryFailed(
+                f"{who} was lost ({why}), and no worker is left. Start the query again with the same checkpoint location: it "
+                "goes on where it was"
+            )
         advice = (
             "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
             if not all(replicated(self._plan.stages[stage]) for stage, _ in orphans)
             else f"More losses at once than replicas={fewest} survives; a higher number, or more executors, would have helped"
         )
         return QueryFailed(
-            f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid}) was lost "
-            f"({why}), and with it the only safe replica of {some(lost, NAMED)}. {advice}"
+            f"{who} was lost ({why}), and with it the only safe replica of {some(lost, NAMED)}. {advice}"
         )
 
     # ---- silence
+
+    def give_up_vault(self, now: float) -> None:
+        """End a query whose directory does not answer: it must not go on unprotected."""
+        vault, limit = self._board.members.vault, self._plan.settings.journal_timeout
+        if vault is not None and now - vault.heard > limit:
+            self._board.end(
+                QueryFailed(
+                    f"the checkpoint location has not answered for {now - vault.heard:.0f} s (spark.flux.journal.timeout is "
+                    f"{limit:g} s): a write takes too long, or the process that writes (pid {vault.about.pid} on "
+                    f"{vault.about.host}) stands still"
+                )
+            )
 
     def give_up_silent(self, now: float) -> None:
         """Give up silent workers. A worker with the last safe replica of a partition gets more time: it may only be
@@ -193,7 +220,7 @@ class Losses:
         self._looked_at = now
         if asleep > settings.heartbeat_timeout:
             # This process itself stood still: reports that came meanwhile have not been read yet.
-            for member in self._board.members.workers.values():
+            for member in self._board.members.processes():
                 member.heard = min(now, member.heard + asleep)  # a few reports may have been read first
                 member.turned = min(now, member.turned + asleep)
             self._repairs.lags.controller_stood_still(asleep, now)

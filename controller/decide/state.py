@@ -190,6 +190,8 @@ class Controller:
                 self._on_finished(message, now)
             case Goodbye() if member.about.role == "worker":
                 self.places.vacate(member.about.index)  # the query has ended
+            case Goodbye() if member.about.role == "vault":
+                pass  # the query has ended
             case Goodbye():
                 member.left = True
                 self.board.tell(member, GoodbyeSeen())
@@ -205,7 +207,7 @@ class Controller:
             if "unapplied" in stats:
                 self.repairs.lags.note_unapplied(member.node, stats["unapplied"], now)
             self.inputs.from_worker(member.node, stats.get("sources", ()))
-        else:
+        elif member.about.role == "ingress":
             self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))
 
     def on_closed(self, worker: int, now: float) -> list[Tell]:
@@ -230,7 +232,7 @@ class Controller:
         workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
         try:
             endpoints = {member.node: member.about.endpoint for member in workers}
-            table = self.board.placement().first_table(self.plan, endpoints)
+            table = self.board.disks.first(self.board.placement().first_table(self.plan, endpoints))
         except QueryFailed as error:
             self.board.end(error)
             return
@@ -253,6 +255,7 @@ class Controller:
             self.board.end(self._too_few())
         if self.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
             self.losses.give_up_silent(now)  # also when finished: kept output has replicas too
+            self.losses.give_up_vault(now)
         if self.phase == QueryPhase.RUNNING:
             self.sweeper.drop_standing(now)
             self.balancer.rebalance(now)

@@ -50,6 +50,16 @@ class Member:
     left: bool = False
     leaving: bool = False
 
+    @property
+    def name(self) -> str:
+        if self.about.role == "worker":
+            return f"worker {self.node}"
+        return (
+            "the vault"
+            if self.about.role == "vault"
+            else f"ingress task {self.about.index} of edges {self.about.edges}"
+        )
+
     @cached_property
     def place(self) -> Place:
         return Place.of(self.about.domain, self.about.host, self.about.executor)
@@ -59,6 +69,7 @@ class Membership:
     def __init__(self) -> None:
         self.workers: dict[int, Member] = {}
         self.ingress: dict[IngressTask, Member] = {}  # the newest attempt of each
+        self.vault: Member | None = None
         self._nodes = 0
         self._found: dict[Hashable, Member] = {}  # by connection; it may have another by now, or be gone
 
@@ -67,6 +78,8 @@ class Membership:
         self._nodes += 1
         if about.role == "worker":
             self.workers[member.node] = member
+        elif about.role == "vault":
+            self.vault = member
         else:
             key = IngressTask.of(about)
             # Once an attempt has finished, the task is finished: nobody waits for later attempts.
@@ -85,12 +98,16 @@ class Membership:
         """The newest member for the same task."""
         if about.role == "worker":
             return self.in_slot(about.index)
+        if about.role == "vault":
+            return self.vault
         return self.ingress.get(IngressTask.of(about))
 
     def knows(self, member: Member) -> bool:
         """Whether it still takes part."""
         if member.about.role == "worker":
             return self.workers.get(member.node) is member
+        if member.about.role == "vault":
+            return self.vault is member
         return self.ingress.get(IngressTask.of(member.about)) is member
 
     def by_connection(self, connection: Hashable) -> Member | None:
@@ -104,7 +121,8 @@ class Membership:
         return found
 
     def processes(self) -> list[Member]:
-        return [*self.workers.values(), *self.ingress.values()]
+        vault = [] if self.vault is None else [self.vault]
+        return [*self.workers.values(), *self.ingress.values(), *vault]
 
     @property
     def leaving(self) -> list[int]:

@@ -123,12 +123,17 @@ class FromStage(EdgePlan):
 
 @dataclass(frozen=True)
 class Plan:
+    """``durable``: each partition has a replica in a directory besides, at the vault (design: vault). ``began_with``: workers
+    that it had when the directory was new; 0: as many as it has now."""
+
     query: str
     sources: tuple[SourcePlan, ...]
     stages: tuple[StagePlan, ...]
     edges: tuple[EdgePlan, ...]
     settings: Settings
     secret: bytes = field(repr=False, default=b"")
+    durable: bool = False
+    began_with: int = 0
 
     def log_share(self, edge: EdgePlan, workers: int) -> int:
         """Bytes of log for each stream that a worker has of an edge.

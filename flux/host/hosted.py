@@ -83,6 +83,15 @@ class Hosted:
     def note_secondary(self, stage: int, partition: int) -> None:
         self._secondary[stage] |= {partition}
 
+    def begins_on_disk(self, key: PartitionKey) -> bool:
+        """Whether the replica placed here is live and has no state yet: it goes on from what the vault keeps. One that is
+        added has its state before it is live."""
+        return key in self.awaited and self.placed[key].live
+
+    def begin_on_disk(self, stage: int | None = None) -> list[PartitionKey]:
+        """Those of a stage here, or of all."""
+        return [key for key in self.awaited if stage in (None, key.stage) and self.placed[key].live]
+
     def kind_here(self, key: PartitionKey) -> Kind:
         """Of the replica that the table places here."""
         return kind_of(self.placed[key])

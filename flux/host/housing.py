@@ -16,6 +16,7 @@ from flux.replicas.copy_state import ReplicaState
 from flux.replicas.kinds import Follower, kind_of
 from flux.replicas.outlet import Outlet
 from flux.replicas.replica import Replica
+from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.log import LogMeter
 from flux.stream.producer import Producer
@@ -28,8 +29,9 @@ class Housing:
     with."""
 
     def __init__(
-        self, plan: Plan, hosted: Hosted, subscriptions: Subscriptions, turns: Turns, leaving: Leaving, workers: int
-    ) -> None:
+        self, plan: Plan, hosted: Hosted, subscriptions: Subscriptions, turns: Turns, leaving: Leaving, workers: int,
+        shelf: Shelf,
+    ) -> None:  # fmt: skip
         self.producers: dict[StreamId, Producer] = {}
         self.log_meter = LogMeter()
         self._plan = plan
@@ -38,6 +40,7 @@ class Housing:
         self._turns = turns
         self._leaving = leaving
         self._workers = workers
+        self.shelf = shelf
         self._noted = False
         self._complete: dict[int, list[int]] = {}  # edge -> its producers, where these are known by now
 
@@ -76,11 +79,15 @@ class Housing:
     def await_copy(self, key: PartitionKey, incarnation: int) -> None:
         self._hosted.awaited[key] = incarnation
 
+    def await_disk(self, key: PartitionKey, incarnation: int) -> None:
+        assert self._plan.durable, f"the state of replica {key} is lost"
+        self.await_copy(key, incarnation)
+
     def keep_order(self, key: PartitionKey, follower: Follower) -> None:
         self._hosted.followers[key] = follower
 
     def keep_checkpoints(self, key: PartitionKey, incarnation: int) -> None:
-        self.keep_order(key, Standby(key, incarnation, self._subscriptions.kept))
+        self.keep_order(key, self.shelf.standby(key, incarnation, self._subscriptions.kept))
 
     def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
         """A standby that was awaited has its first checkpoint."""

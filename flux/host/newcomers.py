@@ -16,6 +16,7 @@ from flux.replicas.copy_state import Position, ReplicaState, StateCopy, restore
 from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.pairing import Pairing
 from flux.replicas.replica import Replica
+from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.producer import Producer
 from flux.stream.receiver import Inbound
@@ -23,7 +24,8 @@ from partitioning.ids import PartitionKey
 
 
 class Newcomers:
-    """As ``transfers.Host``. ``show`` a producer the newest table; ``lead``: give a replica the role that it has there."""
+    """As ``transfers.Host``. ``show`` a producer the newest table; ``lead``: give a replica the role that it has there;
+    ``promote`` the standbys that lead by it."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Newcomers:
         pairing: Pairing,
         show: Callable[[Producer, float], None],
         lead: Callable[[Replica], None],
+        promote: Callable[[float], None],
     ) -> None:
         self.replicas = hosted.replicas
         self.awaited = hosted.awaited
@@ -47,6 +50,7 @@ class Newcomers:
         self._subscriptions = subscriptions
         self._show = show
         self._lead = lead
+        self._promote = promote
 
     # ---- at a primary
 
@@ -82,6 +86,17 @@ class Newcomers:
         self._subscriptions.adopt(replica, positions)
 
     # ---- at a standby
+
+    @property
+    def shelf(self) -> Shelf:
+        return self._housing.shelf
+
+    def begins_on_disk(self, key: PartitionKey) -> bool:
+        return self._hosted.begins_on_disk(key)
+
+    def lead_from(self, standby: Standby, now: float) -> None:
+        self._housing.keep_order(standby.key, standby)
+        self._promote(now)
 
     def keeps_checkpoints(self, key: PartitionKey) -> bool:
         return keeps_checkpoints(self._hosted.kind_here(key))

@@ -19,13 +19,13 @@ GRACE_S = 5.0
 
 
 def partners(core: StageWorker) -> set[int]:
-    """Workers with consumers of its streams, and those with other replicas of its primaries."""
+    """Workers with consumers of its streams, those with other replicas of its primaries, and the vault where it is asked."""
     found: set[int] = set()
     for producer in core.producers.values():
         found |= producer.readers
     for replica in core.replicas.values():
         found |= replica.order.peers.keys()
-    return found
+    return found | core.reaches
 
 
 class Unneeded:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.plan import FromSource, FromStage, Plan
+from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError
+from flux.host.assigned import Assigned
 from flux.host.checkpoints import Checkpoints
 from flux.host.drained import Drained
 from flux.host.effects import LOCAL, Effect, ToConnection, ToController, to_control
@@ -31,12 +32,15 @@ from flux.host.leaving import Leaving
 from flux.host.newcomers import Newcomers
 from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.host.reading import Reading
+from flux.host.reviving import Reviving
 from flux.host.subscriptions import Subscriptions
 from flux.host.turns import Turns
 from flux.replicas.pairing import Pairing
+from flux.replicas.parts import Limits
 from flux.replicas.replica import Replica
+from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Standby
-from flux.replicas.transfers import Aside, Limits, ToSender, Transfers
+from flux.replicas.transfers import Aside, ToSender, Transfers
 from flux.stream.consumers import Consumers
 from flux.stream.producer import Producer, ToWorker
 from flux.stream.receiver import Counters, RowSlice
@@ -75,9 +79,10 @@ class StageWorker:
         clock: Callable[[], float] = lambda: 0.0,
         workers: int = 1,
         limits: Limits | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         """``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``: as many as the
-        query began with; ``limits`` of copies of state."""
+        query began with; ``limits`` of copies of state; ``shelf``: where standbys are kept, in memory by default."""
         self.plan = plan
         self.worker = worker
         self.hosted = Hosted(plan, worker)
@@ -96,11 +101,15 @@ class StageWorker:
         self._turns = Turns(self.replicas)
         self._effects: deque[Effect] = deque()
         self.leaving = Leaving(worker, plan, self.replicas, self._effects.append, self._turns.wake)
-        self._housing = Housing(plan, self.hosted, self.subscriptions, self._turns, self.leaving, workers)
+        self._housing = Housing(
+            plan, self.hosted, self.subscriptions, self._turns, self.leaving, workers, shelf or Shelf()
+        )  # fmt: skip
         self.producers = self._housing.producers
         self.log_meter = self._housing.log_meter
         self.reading = Reading(plan, self._housing.producer)
         self.sources = self.reading.sources
+        self._assigned = Assigned(plan, worker, self.reading, self.producers)
+        self._reviving = Reviving(self.hosted, plan.settings.resend_timeout)
         self._timers_at = 0.0
         self.drained = Drained()
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
@@ -111,7 +120,8 @@ class StageWorker:
             self.replicas, self.hosted.followers, plan.settings, self.counters, self._turns.wake, self.leaving.report
         )  # fmt: skip
         newcomers = Newcomers(
-            plan, self.hosted, self._housing, self.subscriptions, self._turns, self._pairing, self._show, self._lead
+            plan, self.hosted, self._housing, self.subscriptions, self._turns, self._pairing, self._show, self._lead,
+            self._promote,
         )  # fmt: skip
         self._transfers = Transfers(newcomers, plan.secret, plan.settings.resend_timeout, clock, limits)
         self._arrivals = self._transfers.arrivals
@@ -136,6 +146,11 @@ class StageWorker:
     @property
     def held_bytes(self) -> int:
         return self.subscriptions.held_bytes
+
+    @property
+    def reaches(self) -> set[int]:
+        """Workers with which a state is exchanged that is not between replicas."""
+        return set() if self._reviving.vault is None else {self._reviving.vault}
 
     def validate(self) -> None:
         """What holds between any two events, beside what each of its machines says of itself. AssertionError says what does
@@ -169,14 +184,14 @@ class StageWorker:
         self._housing.on_table(table, keys)
         self._arrivals.on_table()
         self._assign_roles(table, keys)
-        if before is None or before.sources != table.sources:
-            self._install_sources(table)
+        self._assigned.on_table(table, before)
         for producer in self.producers.values():
             self._show(producer, now)
         self._turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # those that lead from now on have timers to fire
         self.subscriptions.on_table(changed)
-        self._promote(table, now)
+        self._promote(now)
+        self._reviving.on_table()
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
 
     def _show(self, producer: Producer, now: float) -> None:
@@ -192,8 +207,10 @@ class StageWorker:
                 self._assign_role(table, *key, replica)
         self.hosted.note_roles()
 
-    def _promote(self, table: Table, now: float) -> None:
-        """Replicas without an operator that lead by this table make one of what they keep."""
+    def _promote(self, now: float) -> None:
+        """Replicas without an operator that lead by the table make one of what they keep."""
+        table = self.table
+        assert table is not None
         for key, follower in list(self.followers.items()):
             if table.replicas(*key)[0].worker == self.worker:
                 assert isinstance(follower, Standby), f"{key}: a replica without state cannot lead"
@@ -210,32 +227,6 @@ class StageWorker:
             self.leaving.report(replica)
         else:
             replica.follow()
-
-    def _install_sources(self, table: Table) -> None:
-        mine = {
-            SourcePartition(source.id, partition)
-            for source in self.plan.sources
-            if source.worker_partitions
-            for partition, worker in enumerate(table.sources[source.id])
-            if worker == self.worker
-        }
-        self._read_only(mine, mine)
-
-    def _read_only(self, kept: set[SourcePartition], mine: set[SourcePartition]) -> list[Producer]:
-        """Of the sources that were read here, go on with those that are kept. Those that begin now, to have all of mine."""
-        for producer in self.reading.keep_only(kept):
-            producer.log.clear()
-            del self.producers[producer.stream]
-        begun = list(self.reading.begin(mine, self.epoch))
-        self.producers |= {producer.stream: producer for producer in begun}
-        return begun
-
-    def _read_again(self, edge: int, partition: int, now: float) -> None:
-        """A standby has taken over, and needs rows that only its checkpoint lacked."""
-        origin, mine = self.plan.edges[edge], set(self.sources)
-        assert isinstance(origin, FromSource)
-        for producer in self._read_only(mine - {SourcePartition(origin.source, partition)}, mine):
-            self._show(producer, now)
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self._housing.on_edge_complete(edge, producers)
@@ -298,7 +289,8 @@ class StageWorker:
         except RefusedError as refused:
             if refused.code != "stale" or not producer.reads_again or self.epoch <= producer.incarnation:
                 raise
-            self._read_again(message.edge, message.producer, now)
+            for begun in self._assigned.read_again(message.edge, message.producer):
+                self._show(begun, now)
             return
         edge = self.plan.edges[message.edge]
         if isinstance(edge, FromStage) and producer.has_room:
@@ -447,6 +439,7 @@ class StageWorker:
             self._transfers.checkpoint(*to)
         if self._transfers.active:
             yield from self._copies_of_state(now)
+        yield from self._reviving.poll(now)
         self.leaving.flush()  # what became committed, or left, since the last time
         busy = True
         while busy:
@@ -479,7 +472,7 @@ class StageWorker:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due(),
-            self.checkpoints.due(),
+            self.checkpoints.due(), self._reviving.due(),
         )  # fmt: skip
 
     def _answer(

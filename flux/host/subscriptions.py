@@ -78,9 +78,7 @@ class Subscriptions:
         """Go on by the newest table; answer those that have heard of it first. ``changed`` partitions of each stage."""
         self._choose_whom_to_read(changed)
         self._forget_copies()
-        early, self._early = self._early, []
-        for connection, hello in early:
-            self.on_hello(connection, hello)
+        self._answer_early()
 
     def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
         """A copy of the state of a primary here goes to a new replica on a worker."""
@@ -126,6 +124,13 @@ class Subscriptions:
         # Also streams that the other did not know: their handshakes are without this partition.
         for inbound in self.of(replica):
             self._ask_again(inbound, replica.reads_since)
+        self._answer_early()
+
+    def _answer_early(self) -> None:
+        """Greetings that came too early, and may wait no longer."""
+        early, self._early = self._early, []
+        for connection, hello in early:
+            self.on_hello(connection, hello)
 
     def kept(self, standby: Standby) -> None:
         """A standby has another checkpoint: its producers need not keep what is in that."""
@@ -150,14 +155,26 @@ class Subscriptions:
             self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
         elif hello.epoch > self._hosted.epoch:
             # The producer has heard of a table that has not come here yet; answer when it has.
-            self._early = [
-                (c, h) for c, h in self._early if (h.edge, h.producer, h.worker) != (*stream, hello.worker)
-            ] + [(connection, hello)]
+            self._wait(connection, hello)
+        elif self._plan.durable and self._begins(hello):
+            # Where its replicas here begin is not known yet, and a source is to be read from there.
+            self._wait(connection, hello)
         elif hello.epoch < self._hosted.newest(self._plan.edges[hello.edge].consumer):
             # It does not know of all replicas here and would leave out rows for them; it will, and then greet again.
             self._counters.stale += 1
         else:
             self._welcome(connection, hello, self.of_stream(stream))
+
+    def _wait(self, connection: Hashable, hello: Hello) -> None:
+        """Instead of an earlier greeting of the same."""
+        who = hello.edge, hello.producer, hello.worker
+        waiting = [(c, h) for c, h in self._early if (h.edge, h.producer, h.worker) != who]
+        self._early = [*waiting, (connection, hello)]
+
+    def _begins(self, hello: Hello) -> bool:
+        """Whether a source greets replicas of which one has no state yet, because that is still to come from the vault."""
+        edge = self._plan.edges[hello.edge]
+        return not edge.from_stage and bool(self._hosted.begin_on_disk(edge.consumer))
 
     def _welcome(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
         if self._plan.edges[hello.edge].from_stage:

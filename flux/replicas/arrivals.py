@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from flux.errors import ProtocolError
+from flux.replicas import image
 from flux.replicas.copy_phases import InEvent, InPhase, after_in
 from flux.replicas.copy_state import ReplicaState, StateCopy, decode, decode_state, joined
 from flux.replicas.kinds import Follower
 from flux.replicas.replica import Replica
 from flux.replicas.restoring import Aside, Restoring
+from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.handshake import MAC_BYTES, mac, same
 from flux.wire.messages import Install
@@ -43,8 +45,18 @@ class Host(Protocol):
     def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
         """Its operator has been restored: it comes to life."""
 
+    @property
+    def shelf(self) -> Shelf:
+        """Where its standbys are."""
+
     def keeps_checkpoints(self, key: PartitionKey) -> bool:
         """Whether what is awaited there has no operator."""
+
+    def begins_on_disk(self, key: PartitionKey) -> bool:
+        """Whether what is awaited there comes from the vault: all that a standby holds."""
+
+    def lead_from(self, standby: Standby, now: float) -> None:
+        """That has come: it takes over."""
 
     def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
         """A replica without an operator comes to life, with its first checkpoint."""
@@ -132,6 +144,8 @@ class Arrivals:
             found.on(InEvent.WHOLE)
             if standby is not None or self._host.keeps_checkpoints(key):
                 self._keep(key, found, message, now)
+            elif self._host.begins_on_disk(key):
+                self._revive(key, found, message, now)
             else:
                 self._restore(key, found, message, now)
         return True
@@ -206,22 +220,42 @@ class Arrivals:
             if data is None:
                 return None
             state = decode_state(data)
-            return Checkpoint.of(data, state, found.term, found.number), state
+            return self._host.shelf.put(key, Checkpoint.of(data, state, found.term, found.number)), state
 
         def keep(kept: tuple[Checkpoint, ReplicaState] | None, now: float) -> None:
             if not self._usable(key, found, kept) or kept is None:
+                if kept is not None:
+                    self._host.shelf.landed(key, kept[0])
                 return
             found.on(InEvent.RESTORED)
             del self._incoming[key]
             standby = self._standby(key, found.incarnation)
             if standby is not None:
                 standby.take(kept[0])
+                self._host.shelf.landed(key, kept[0])
             else:
                 del self._host.awaited[key]
                 self._host.keep(key, found.incarnation, *kept)
             self._answer(found.connection, message, found.total, True)
 
         self._read("decode", key, found.total <= self._inline_bytes, read, keep, now)
+
+    def _revive(self, key: PartitionKey, found: Incoming, message: Install, now: float) -> None:
+        """All that the vault holds of a partition has come: its replica here is the primary."""
+
+        def read() -> Standby | None:
+            data = self._signed_data(key, found)
+            return None if data is None else image.decode(data, key, found.incarnation)
+
+        def lead(standby: Standby | None, now: float) -> None:
+            if self._usable(key, found, standby) and standby is not None:
+                found.on(InEvent.RESTORED)
+                del self._incoming[key]
+                del self._host.awaited[key]
+                self._answer(found.connection, message, found.total, True)
+                self._host.lead_from(standby, now)
+
+        self._read("decode", key, found.total <= self._inline_bytes, read, lead, now)
 
     def promote(self, standby: Standby, epoch: int, now: float) -> None:
         """Restore what a standby keeps, because it is to be the primary."""

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from flux.errors import ProtocolError
-from partitioning.ids import ACTIVE, STANDBY, PartitionKey
+from partitioning.ids import ACTIVE, DISK, STANDBY, PartitionKey
 from partitioning.table import FIRST_EPOCH, ReplicaAt
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class Host(Protocol):
 
     def await_copy(self, key: PartitionKey, incarnation: int) -> None:
         """One with an operator, which comes to life with a copy of the primary's state."""
+
+    def await_disk(self, key: PartitionKey, incarnation: int) -> None:
+        """One with an operator, which goes on from what the vault keeps."""
 
     def keep_order(self, key: PartitionKey, follower: Follower) -> None:
         """One without an operator."""
@@ -86,12 +89,12 @@ class Active:
     copies = True
 
     def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
-        if replica.live:
-            # One that was added comes to life with a copy of state; only those of the first table begin empty.
-            assert replica.incarnation == FIRST_EPOCH, f"the state of replica {key} is lost"
-            host.create(key, replica.incarnation)
-        else:
+        if not replica.live:
             host.await_copy(key, replica.incarnation)
+        elif replica.incarnation == FIRST_EPOCH:
+            host.create(key, replica.incarnation)
+        else:  # one that was added has its state long before it is live
+            host.await_disk(key, replica.incarnation)
 
 
 class Standby:
@@ -113,9 +116,18 @@ class Standby:
             host.await_copy(key, replica.incarnation)
 
 
+class Disk(Standby):
+    """A standby at the vault, which keeps in a directory what it holds. It never leads: a worker gets what it has."""
+
+    name = DISK
+
+    def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
+        host.keep_checkpoints(key, replica.incarnation)
+
+
 active = Active()
 standby = Standby()
-_known: dict[str, Kind] = {ACTIVE: active, STANDBY: standby}
+_known: dict[str, Kind] = {ACTIVE: active, STANDBY: standby, DISK: Disk()}
 
 
 def register(kind: Kind) -> None:

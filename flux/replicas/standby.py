@@ -109,6 +109,12 @@ class Standby:
         self.settle()
         return True
 
+    def fence(self, term: int) -> None:
+        """Heed no primary of an earlier term any more: what this standby has is given to the next one."""
+        if term > self.order.term:
+            self.order.on_orders(term, 0, [], 0, self.checkpoint.step)
+            self.settle()
+
     def settle(self) -> None:
         """Look whether the checkpoint beside may replace the other, or is of no use any more."""
         found, order = self.beside, self.order

@@ -28,23 +28,13 @@ from flux.replicas.copy_phases import OutEvent, OutPhase, after_out
 from flux.replicas.copy_state import Photograph, Position, photograph, room_for
 from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.order import Peer
+from flux.replicas.parts import Limits, Parts
 from flux.replicas.replica import Replica
 from flux.stream.producer import ToWorker
 from flux.stream.receiver import Inbound
 from flux.wire.control import CopyState
-from flux.wire.handshake import MAC_BYTES
 from flux.wire.messages import Install, Installed
 from partitioning.ids import PartitionKey
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``part_bytes`` of one message; ``parts`` that may be under way; states of up to ``inline_bytes`` are copied and
-    restored at once: to give them away would take longer."""
-
-    part_bytes: int = 1 << 20
-    parts: int = 4
-    inline_bytes: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +82,7 @@ class Name(NamedTuple):
 
 @dataclass
 class Outgoing:
-    """A copy that leaves. ``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new;
-    ``checkpoint``: for a live standby, which hears the order meanwhile."""
+    """A copy that leaves. ``checkpoint``: for a live standby, which hears the order meanwhile."""
 
     command: CopyState
     replica: Replica
@@ -102,12 +91,8 @@ class Outgoing:
     checkpoint: bool = False
     inline: bool = False
     room: np.ndarray | None = None
-    data: memoryview = field(default_factory=lambda: memoryview(b""))
-    signature: bytes | None = None
     began: float = 0.0
-    sent: int = 0
-    acked: int = 0
-    heard: float = 0.0
+    parts: Parts = field(default_factory=Parts)
 
     @property
     def key(self) -> PartitionKey:
@@ -116,10 +101,6 @@ class Outgoing:
     @property
     def name(self) -> Name:
         return Name(*self.key, self.command.worker, self.command.incarnation)
-
-    @property
-    def total(self) -> int:
-        return len(self.data) + MAC_BYTES
 
     def on(self, event: OutEvent) -> None:
         self.phase = after_out(self.phase, event)
@@ -249,48 +230,36 @@ class Transfers:
         replica.frozen -= 1
         replica.copy_bytes = len(data)
         out.on(OutEvent.COPIED)
-        out.data, out.room, out.heard = memoryview(data).cast("B"), None, now
+        parts = out.parts = Parts(memoryview(data).cast("B"), heard=now)
+        out.room = None
         about = *out.key, out.command.incarnation, out.number
         if out.inline:
-            out.signature = sign(self._secret, about, out.data)
+            parts.signature = sign(self._secret, about, parts.data)
         else:
-            self._aside("sign", out.key, partial(sign, self._secret, about, out.data), partial(self._signed, out))
+            self._aside("sign", out.key, partial(sign, self._secret, about, parts.data), partial(self._signed, parts))
         peer = self._peer(replica, out.command)
         if peer is not None:
             peer.stall_ms, peer.copy_bytes = (self._clock() - out.began) * 1e3, len(data)
         self._host.goes_on(out.key)
 
-    def _signed(self, out: Outgoing, signature: bytes, now: float) -> None:
-        out.signature, out.heard = signature, now
+    @staticmethod
+    def _signed(parts: Parts, signature: bytes, now: float) -> None:
+        parts.signature, parts.heard = signature, now
 
     def _parts(self, out: Outgoing, now: float) -> Iterator[ToWorker]:
-        total = out.total
-        if out.sent > 0 and now - out.heard >= self._again_s:
-            out.sent, out.heard = out.acked, now  # a connection has broken, and what was in it is lost
-            if out.acked == total:
-                yield self._part(out, total, total)
-        ready = total if out.signature is not None else len(out.data)
-        while out.sent < ready and out.sent < out.acked + self._limits.parts * self._limits.part_bytes:
-            end = min(out.sent + self._limits.part_bytes, len(out.data)) if out.sent < len(out.data) else total
-            yield self._part(out, out.sent, end)
-            out.sent = end
-
-    def _part(self, out: Outgoing, start: int, end: int) -> ToWorker:
-        command = out.command
-        message = Install(
-            command.stage, command.partition, command.incarnation, out.number, start, out.total, out.replica.leads_since
-        )  # fmt: skip
-        signing = start == len(out.data) and end > start
-        payload = out.signature if signing else out.data[start:end]
-        return ToWorker(command.worker, message, payload=payload)
+        stage, partition, worker, incarnation = out.name
+        for offset, payload in out.parts.due(now, self._again_s, self._limits):
+            message = Install(
+                stage, partition, incarnation, out.number, offset, out.parts.total, out.replica.leads_since
+            )  # fmt: skip
+            yield ToWorker(worker, message, payload=payload)
 
     def on_installed(self, worker: int, answer: Installed, now: float) -> None:
         name = Name(answer.stage, answer.partition, worker, answer.incarnation)
         out = self._outgoing.get(name)
         if out is None or out.number != answer.copy or out.phase is not OutPhase.SENDING:
             return
-        if out.acked < answer.received_bytes <= out.total:
-            out.acked, out.heard = answer.received_bytes, now
+        out.parts.on_received(answer.received_bytes, now)
         if answer.done:
             out.on(OutEvent.ALIVE)
             self._over(out)
@@ -312,8 +281,7 @@ class Transfers:
                         f"{replica.where}: worker {worker} waits for a copy that nobody sends"
                     )
         for out in self._outgoing.values():
-            most = max(out.acked, out.sent)
-            assert most <= out.total, f"{out.acked} bytes acked, {out.sent} sent of {out.total}"
+            out.parts.validate()
 
     def _aside(self, what: str, key: PartitionKey, job: Callable[[], Any], then: Callable[[Any, float], None]) -> None:
         self._token += 1

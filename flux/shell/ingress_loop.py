@@ -69,7 +69,7 @@ class Ingress:
             edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
         )  # fmt: skip
         self._node = welcome.node
-        core = IngressTask(self.plan, self.source, self.partition, attempt)
+        core = IngressTask(self.plan, self.source, self.partition, welcome.incarnation)
         try:
             for command in early:
                 self._on_command(core, command, time.monotonic())

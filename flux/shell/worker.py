@@ -81,6 +81,8 @@ JOINING_SHARE, LATER_SHARE = 0.5, 0.2
 
 
 class Worker:
+    role = "worker"
+
     def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
         self.plan = plan
         self.rendezvous = rendezvous
@@ -110,7 +112,7 @@ class Worker:
         """Until the controller says Stop. Returns the last statistics."""
         try:
             memory.keep(self.plan.settings.memory_keep_bytes)
-            warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
+            self._warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
             pulse.warm_up()
             short_collections()
             self._join(index, attempt, executor)
@@ -125,10 +127,10 @@ class Worker:
     def _join(self, index: int, attempt: int, executor: str) -> None:
         welcome, early = register(
             self.sockets, self.control, self.rendezvous,
-            role="worker", index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
-            domain=domain.label(self.plan.settings.domain, socket.gethostname(), os.environ),
+            role=self.role, index=index, attempt=attempt, executor=executor, endpoint=self.port.endpoint,
+            domain=domain.label(self.plan.settings.domain, socket.gethostname(), os.environ), first_epoch=self.first_epoch,
         )  # fmt: skip
-        self.core = StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
+        self.core = self._made(welcome)
         self.core.leaving.outside = self._sinks
         self.core.note = self._heart.note
         self.core.note[KIND] = TURN  # commands that came with the welcome may open operators before the first turn
@@ -138,6 +140,16 @@ class Worker:
         self._watch = StepWatch(self.core, self.control.report, self.plan.settings.step_timeout)
         self._watch.start()
         self._loop(self.core, early)
+
+    def _warm_up(self) -> None:
+        warm_up()
+
+    @property
+    def first_epoch(self) -> int:
+        return 0
+
+    def _made(self, welcome: Welcome) -> StageWorker:
+        return StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
 
     def _open_lifeline(self, core: StageWorker, now: float, share: float = LATER_SHARE) -> None:
         """Also anew, where it has broken and both live: by something between the hosts."""

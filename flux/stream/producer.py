@@ -24,7 +24,7 @@ from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing
 from flux.stream.pressing import Pressing
-from flux.wire.messages import Ack, Data, Hello, Install, Mark, Orders, Press, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -44,7 +44,7 @@ class ToWorker:
     """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
 
     worker: int
-    message: Hello | Data | Orders | Install | Press
+    message: ToPort
     batches: tuple[pa.RecordBatch, ...] = ()
     payload: bytes | memoryview | None = None
 

@@ -17,10 +17,11 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Register(Control, frozen=True):
-    """A process joins. ``role`` is "worker" or "ingress"; ``index`` is the Spark partition of its task and ``attempt``
+    """A process joins. ``role`` is "worker", "ingress" or "vault"; ``index`` is the Spark partition of its task and ``attempt``
     the number of the task's attempt, which only grows. An "egress" task takes no part: it asks for the newest table, as
     often as it wants. ``node``: the id that this life of the process has already, if
-    it has lost its connection and comes on another. ``domain``: label of its rack or zone."""
+    it has lost its connection and comes on another. ``domain``: label of its rack or zone. ``first_epoch`` that is above
+    everything that a vault has kept."""
 
     role: str
     index: Id
@@ -32,6 +33,7 @@ class Register(Control, frozen=True):
     edges: list[Id] = []
     node: Id = -1
     domain: str = ""
+    first_epoch: Natural = 0
 
 
 class Welcome(Control, frozen=True):

@@ -264,6 +264,15 @@ class Installed(Message, frozen=True):
     done: bool
 
 
+class Restore(Message, frozen=True):
+    """Worker to the vault: a replica here, of this life, is to be primary: give it what you keep of its partition."""
+
+    stage: Id
+    partition: Id
+    incarnation: Sequence
+    worker: Id
+
+
 class Press(Message, frozen=True):
     """Producer to the workers of primaries and standbys: rows are kept only because the checkpoints of these partitions lack
     them, as far as I have heard (design: press)."""
@@ -273,7 +282,9 @@ class Press(Message, frozen=True):
     partitions: list[Natural]
 
 
-#: What a producer, a primary or an egress task says to a data port.
-Asked = Hello | Data | Fetch | Orders | Install | Press
+#: What a worker says to the data port of another.
+ToPort = Hello | Data | Orders | Install | Press | Restore
+#: What is said to a data port, also by an egress task.
+Asked = ToPort | Fetch
 #: What it is answered there.
 Answered = Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | OrdersSeen | Installed

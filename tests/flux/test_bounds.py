@@ -59,6 +59,7 @@ from flux.wire.messages import (
     ReadsElsewhere,
     Refuse,
     Reset,
+    Restore,
     Resume,
 )
 from flux.wire.statistics import (
@@ -118,6 +119,7 @@ ASKED = [
     Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
     Install(0, 1, 2, 3, 0, 64),
     Press(0, 1, [2]),
+    Restore(0, 1, 2, 3),
 ]
 ANSWERED = [
     Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM)]),

@@ -22,6 +22,7 @@ from flux.replicas.arrivals import Arrivals
 from flux.replicas.checksums import Checksums
 from flux.replicas.exit import Exit
 from flux.replicas.order import OrderLog
+from flux.replicas.parts import Parts
 from flux.replicas.release import Release
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Checkpoint, Standby
@@ -233,7 +234,7 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (worker, lambda core: inbound_of(core).waiting[0].append(1), "1 wait, 2 noted"),
     (worker, lambda core: inbound_of(core).waiting.update({0: deque([7])}), "0 came last, 7 noted"),
     (worker, lambda core: inbound_of(core).waiting.update({1: deque([0])}), "1 slices wait for replicas, 2 are noted"),
-    (sends, lambda made: setattr(one(made._outgoing), "acked", 9999), "9999 bytes acked"),
+    (sends, lambda made: setattr(one(made._outgoing).parts, "acked", 9999), "9999 bytes acked"),
     (receives, lambda made: made._host.awaited.clear(), "which is not awaited"),
     (
         standby,
@@ -289,6 +290,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Exit,
         Hosted,
         Transfers,
+        Parts,
         Arrivals,
         Standby,
         Subscriptions,

@@ -18,8 +18,9 @@ from flux.errors import ProtocolError, UserCodeError
 from flux.replicas.arrivals import sign
 from flux.replicas.aside import Failed, attempt
 from flux.replicas.copy_state import StateCopy
+from flux.replicas.parts import Limits
 from flux.replicas.replica import Replica
-from flux.replicas.transfers import Aside, Limits, ToSender, Transfers
+from flux.replicas.transfers import Aside, ToSender, Transfers
 from flux.settings import Settings
 from flux.stream.producer import ToWorker
 from flux.wire.control import CopyState
@@ -91,6 +92,9 @@ class Host:
         self.replicas[KEY] = replica
 
     def keeps_checkpoints(self, key: tuple[int, int]) -> bool:
+        return False
+
+    def begins_on_disk(self, key: tuple[int, int]) -> bool:
         return False
 
 
@@ -403,8 +407,8 @@ def test_a_signature_is_good_for_one_copy_of_one_replica(changed: str) -> None:
 
 def _whole(two: Two) -> list[bytes]:
     (out,) = two.sender._outgoing.values()
-    assert out.signature is not None
-    return [bytes(out.data), out.signature]
+    assert out.parts.signature is not None
+    return [bytes(out.parts.data), out.parts.signature]
 
 
 def test_parts_travel_while_the_copy_is_signed() -> None:

@@ -27,7 +27,8 @@ from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Ack, Acks, ReadsElsewhere, Resume, StepKind
-from partitioning.ids import PartitionKey, StreamId
+from partitioning.ids import DISK, PartitionKey, StreamId
+from partitioning.table import FIRST_EPOCH
 from tests.simulation.contents import contents
 from tests.simulation.evidence import batches_of, order_of, same_batch, step_of, through
 from tests.simulation.table_laws import TableLaws
@@ -181,15 +182,16 @@ class Ledger:
 
     def _known_everywhere(self, maker: Watch, step: int, what: str) -> None:
         key = maker.replica.stage.id, maker.replica.partition
-        table = self.controller.table
-        assert table is not None
-        for listed in table.stages[key[0]][key[1]]:
+        for listed in self.controller.board.shown.stages[key[0]][key[1]]:
             core, repairs = self.alive(listed.worker), self.controller.repairs
-            counts = repairs.is_safe(*key, listed) or repairs.has_arrived(*key, listed)
+            counts = listed.kind == DISK or repairs.is_safe(*key, listed) or repairs.has_arrived(*key, listed)
             if core is None or not counts or core.replicas.get(key) is maker.replica:
                 continue
             other = core.replicas.get(key) or core.hosted.followers.get(key)
-            order = None if other is None or other.incarnation != listed.incarnation else order_of(other)
+            other = None if other is None or other.incarnation != listed.incarnation else other
+            if other is None and self.plan.durable and listed.incarnation > FIRST_EPOCH:
+                continue  # its state is to come from the vault: it will know what that knows
+            order = None if other is None else order_of(other)
             knows = order is not None and order.end > step
             if knows and order is not None and step >= max(order.base, getattr(other, "applied", 0)):
                 entry = order[step]
@@ -202,9 +204,7 @@ class Ledger:
                 )
 
     def _evicted(self, stream: StreamId, entry: LogEntry) -> None:
-        table = self.controller.table
-        assert table is not None
-        edge = self.plan.edges[stream.edge]
+        table, edge = self.controller.board.shown, self.plan.edges[stream.edge]
         again = isinstance(edge, FromSource) and self.plan.sources[edge.source].seeks
         for partition in entry.touches.tolist():
             addition = self.controller.repairs.under_way.get((edge.consumer, partition))
@@ -216,7 +216,7 @@ class Ledger:
                     continue
                 replica = core.replicas.get((edge.consumer, partition))
                 kept = core.followers.get(PartitionKey(edge.consumer, partition))
-                if again and (replica is None or replica.reads_since > replica.incarnation):
+                if again and (replica is None or replica.reads_since >= replica.incarnation):
                     continue  # for a standby, and what has been one, it is read again
                 if isinstance(kept, Standby) and kept.incarnation == listed.incarnation:
                     self.counts["batches evicted that a checkpoint has"] += 1

@@ -90,7 +90,8 @@ class Divergences:
             if key not in self._struck:
                 raise Violation("only who diverges is named", str(event))
             hopeless = self.named[key] > DIVERGENCES_MAX
-            if hopeless != self._ended_for_them() and not (hopeless and self.sim.controller.phase == "ended"):
+            ended = self._ended_for_them() and not any(named > DIVERGENCES_MAX for named in self.named.values())
+            if ended or (hopeless and not self._ended_for_them() and self.sim.controller.phase != "ended"):
                 raise Violation("four of them end the query", f"{event}, for the time {self.named[key]}")
             assert table is not None
             left = [

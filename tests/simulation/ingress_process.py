@@ -39,7 +39,7 @@ class IngressProcess(Process):
 
     def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
-            self.core = IngressTask(self.sim.plan, self.source, self.index, self.attempt)
+            self.core = IngressTask(self.sim.plan, self.source, self.index, incarnation)
             for producer in self.core.producers.values():
                 self.sim.ledger.watch_producer(producer, self._current, self.careless)
 

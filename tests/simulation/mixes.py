@@ -19,7 +19,8 @@ MIXED_SHARE = 0.2
 class Mix:
     """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``:
     replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition;
-    ``standbys``: the share of stages that have them in place of secondaries, drawn where None."""
+    ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is
+    lost, again and again, and goes on from a directory; 0: there is none."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -28,6 +29,7 @@ class Mix:
     collected: bool = False
     witnesses: int = 0
     standbys: float | None = None
+    lives: int = 0
 
 
 #: As the seed has it.
@@ -215,6 +217,23 @@ WITNESSED = Mix(slots=5, witnesses=1)
 STANDBYS = replace(UNEVEN, standbys=1.0)
 #: The same with two replicas of everything, and many repairs.
 STANDBY_REPAIRS = replace(REPAIRS, standbys=1.0)
+#: Everything is lost at once, and workers and connections meanwhile.
+LIVES = Mix(lives=4)
+#: The same, with repairs and take-overs by the vault.
+LIVES_OF_ONE = Mix(
+    Faults(
+        calm_after_s=2.0,
+        delay_s=0.005,
+        crashes_per_s=2.0,
+        closings_per_s=6.0,
+        late_order_probability=0.7,
+        late_order_s=0.5,
+        read_s=0.01,
+    ),
+    copies=1,
+    slots=4,
+    lives=2,
+)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

@@ -67,6 +67,7 @@ class Process:
         self.endpoints: dict[int, str] = {}
         self.control = sim.network.link(sim.server.hears, self._hear_control, data=False)
         self.executor = ""
+        self.first_epoch = 0
         self._registered_at = -1.0
         self._beat_at = 0.0
         self._turn_at = float("inf")
@@ -144,7 +145,7 @@ class Process:
                 Register(
                     role=self.role, index=self.index, attempt=self.attempt, host=self.sim.host_of(self.executor),
                     pid=self.index, executor=self.executor, endpoint=str(self.attempt), edges=self.edges,
-                    node=self.node,
+                    node=self.node, first_epoch=self.first_epoch,
                 )
             )  # fmt: skip
         self.wake(REGISTER_EVERY_S)

@@ -19,7 +19,7 @@ from controller.replicas.kinds import wanted
 from flux.dataflow.plan import Plan
 from flux.host.reading import IDLE_SOURCE_S
 from flux.host.stage_worker import StageWorker
-from flux.replicas.transfers import Limits
+from flux.replicas.parts import Limits
 from flux.wire.control import Goodbye
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators
@@ -41,6 +41,7 @@ from tests.simulation.spark import Spark
 from tests.simulation.stalls import StallWatch
 from tests.simulation.standing import Standing
 from tests.simulation.strikes import Strikes
+from tests.simulation.vault_process import Life, VaultProcess
 from tests.simulation.violation import Violation
 from tests.simulation.witness import witnesses
 from tests.simulation.worker_process import WorkerProcess, draw_limits
@@ -61,6 +62,9 @@ SHARED_SHARE = 0.4
 SINKS_FROM = 1000
 #: Below are further ones that broke a law once.
 STANDBYS_FROM = 200_000_000
+LIVES_FROM = 400_000_000
+#: So many of those from there on have a directory, and so many lives at most.
+LIVES_SHARE, LIVES_MAX = 0.15, 4
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Simulation:
         bounded: bool = False,
         collected: bool = False,
         standbys: float | None = None,
+        life: Life | None = None,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -105,7 +110,8 @@ class Simulation:
         stages that have them in place of secondaries; drawn where None."""
         self.seed = seed
         self.demand = demand
-        self.world = World(seed)
+        self.life = life
+        self.world = World(seed) if life is None else life.world(seed)
         rng = random.Random(f"flow {seed}")
         replicated = rng.random() < 0.75 or copies > 1
         unforeseen = random.Random(f"more faults {seed}")
@@ -141,6 +147,8 @@ class Simulation:
             standbys = random.Random(f"standbys {seed}").choice([0.0, 0.0, 0.5, 1.0])
         if standbys:
             self.dataflow = flows.with_standbys(self.dataflow, random.Random(f"kinds {seed}"), standbys)
+        if life is not None:
+            slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
         self.copies = (
             draw_limits(random.Random(f"copies {seed}"), self.faults) if dataflow is None else Limits(inline_bytes=0)
@@ -157,7 +165,7 @@ class Simulation:
         self.rivals = Rivals(self)
         self.standing = Standing(self)
         self.fetches = Fetches(self)
-        self.outside = Outside(self)
+        self.outside = Outside(self) if life is None else life.outside_of(self)
         self.strikes = Strikes(self)
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}
@@ -169,6 +177,7 @@ class Simulation:
             slot: f"executor {rng.randrange(slots) if shared and slot >= apart else slot}" for slot in range(slots)
         }
         self.workers = [WorkerProcess(self, slot, slot, self.executors[slot]) for slot in range(slots)]
+        self.vault = None if life is None else VaultProcess(self, life.place)
         if self.faults.slowness > 1:
             self.workers[0].slowness = self.faults.slowness
         self.counts[f"runs with replicas={copies}"] += 1
@@ -243,7 +252,9 @@ class Simulation:
         if self.controller.error is not None or not self.settled or self.some_are_gone:
             return True
         cores = self.hosts()
-        return all(producer.drained for core in cores for producer in core.producers.values()) and not any(
+        producers = [producer for core in cores for producer in core.producers.values()]
+        again = self.life is not None and self.life.number  # a query that was through does not read its sources again
+        return all(producer.drained or (again and not producer.log) for producer in producers) and not any(
             core._effects or any(len(order.since(0)) for order in orders_of(core)) for core in cores
         )
 
@@ -373,7 +384,20 @@ def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
     return replace(plan, settings=replace(plan.settings, step_timeout=seconds)) if seconds else plan
 
 
+def lives_of(seed: int, mix: Mix) -> int:
+    """In how many lives a query has this seed; 0: it has no directory to go on from."""
+    if mix is not ANY or seed < LIVES_FROM:
+        return mix.lives
+    rng = random.Random(f"how many lives {seed}")
+    return rng.randint(1, LIVES_MAX) if rng.random() < LIVES_SHARE else 0
+
+
 def run(seed: int, mix: Mix = ANY) -> Result:
+    lives = lives_of(seed, mix)
+    if lives:
+        from tests.simulation.lives import run_lives
+
+        return run_lives(seed, mix, lives)
     with witnesses(mix.witnesses):
         return outcome(
             Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,

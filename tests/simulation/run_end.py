@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
 
+#: What a query says whose directory is all that is left of it.
+NO_WORKER = "no worker is left"
+
+
 class RunEnd:
     """``check`` when it is there. Raises Violation."""
 
@@ -50,6 +54,9 @@ class RunEnd:
                 return
             if isinstance(error, NonDeterministicInputError) and self.sim.faults.nondeterministic:
                 self.counts["runs ended by non-deterministic input"] += 1
+                return
+            if isinstance(error, QueryFailed) and NO_WORKER in str(error) and self.plan.durable:
+                self.counts["runs that lost all workers"] += 1
                 return
             if isinstance(error, QueryFailed) and "the only safe replica of" in str(error):
                 reckless = self.sim.faults.reckless

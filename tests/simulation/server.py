@@ -109,7 +109,7 @@ class Server:
 
     def perform(self, effects: list[Tell]) -> None:
         if self.controller.table is not None:
-            self._tables[self.controller.table.epoch] = self.controller.table
+            self._tables[self.controller.table.epoch] = self.controller.board.shown
         self._note_repairs()
         self.sim.moves.look()
         seen = self._checked_parts()
@@ -204,5 +204,7 @@ class Server:
         if table is not None and self.controller.phase == "running":
             self.counts["epochs"] += 1
             self.controller.board.table = msgspec.structs.replace(table, epoch=table.epoch + 1)
-            self.controller.board.tell_all(NewTable(table=self.controller.table, complete=self.controller.complete))
+            self.controller.board.tell_all(
+                NewTable(table=self.controller.board.shown, complete=self.controller.complete)
+            )
             self.perform(self.controller.board.take())

@@ -8,12 +8,13 @@ from typing import Any
 from flux.host.stage_worker import StageWorker
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Checkpoint, Standby
+from flux.stream.producer import Producer
 
 
 def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
     """Of one worker, from its beginning on."""
     host: Any = core._arrivals._host
-    take_over, read_again, press = host.take_over, core._read_again, core.checkpoints.press
+    take_over, read_again, press = host.take_over, core._assigned.read_again, core.checkpoints.press
     kept = core._housing.keep_order
 
     def taken_over(replica: Replica, state: Any, standby: Standby, now: float) -> None:
@@ -22,9 +23,9 @@ def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
         counts["steps repeated by standbys"] += standby.order.end - standby.checkpoint.step
         take_over(replica, state, standby, now)
 
-    def read(edge: int, partition: int, now: float) -> None:
+    def read(edge: int, partition: int) -> list[Producer]:
         counts["sources read again for a standby"] += 1
-        read_again(edge, partition, now)
+        return read_again(edge, partition)
 
     def pressed(key: Any) -> None:
         counts["checkpoints that producers asked for"] += 1
@@ -35,7 +36,7 @@ def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
             _watch(follower, counts)
         kept(key, follower)
 
-    host.take_over, core._read_again = taken_over, read  # type: ignore[method-assign]
+    host.take_over, core._assigned.read_again = taken_over, read  # type: ignore[method-assign]
     core.checkpoints.press = pressed  # type: ignore[method-assign]
     core._housing.keep_order = watched  # type: ignore[method-assign]
 

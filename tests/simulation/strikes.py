@@ -153,6 +153,8 @@ class Strikes:
             and self.sim.by_node[node].paused_until <= self.world.now
             and self.world.now - member.heard < FRESH_S
         }
+        if self.plan.durable:
+            return bool(well)
         return all(
             any(r.worker in well and self.controller.repairs.is_safe(stage, partition, r) for r in replicas)
             for stage, partitions in enumerate(table.stages)

@@ -31,6 +31,7 @@ from flux.stream.received import Received
 from flux.stream.receiver import Inbound
 from partitioning.cluster import whole
 from tests.simulation import broken_batches as batches
+from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
@@ -47,6 +48,8 @@ from tests.simulation.mixes import (
     FAULTLESS,
     FETCHED,
     LATE_ATTEMPTS,
+    LIVES,
+    LIVES_OF_ONE,
     MANY_DIVERGENCES,
     OLD_ACKS,
     REPAIRS,
@@ -468,6 +471,11 @@ VARIANTS = [
     Variant(standbys.standbys_ack_once, STUCK, (7, 15), STANDBYS),
     Variant(standbys.a_standby_reads_on_without_a_greeting, ROWS | STUCK, (0, 5), STANDBY_REPAIRS),
     Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, (383,), STANDBY_REPAIRS),
+    Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK, (0, 1), LIVES),
+    Variant(lives.checkpoints_are_forgotten, ROWS | STUCK | {"order logs stay within their bound"}, (9, 13), LIVES),
+    Variant(lives.restores_without_a_fence, ALIKE | COMMITTED | ACKED | KEPT, (2, 5), LIVES_OF_ONE),
+    Variant(lives.restores_without_the_order, ALIKE | COMMITTED, (0, 1), LIVES),
+    Variant(lives.begins_again_at_the_first_epoch, ALIKE | STUCK, (1, 2), LIVES),
     Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
     Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
     Variant(runs.takes_runs_whole, ROWS | {"no run fails"}, (69, 105)),

@@ -18,7 +18,8 @@ from flux.host.reading import open_reader
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import behind, unapplied
 from flux.replicas.aside import attempt
-from flux.replicas.transfers import Aside, Limits
+from flux.replicas.parts import Limits
+from flux.replicas.transfers import Aside
 from flux.stream.positions import ReaderPosition
 from flux.stream.producer import ToWorker
 from flux.wire.codec import decode_batches
@@ -82,7 +83,7 @@ class WorkerProcess(Process):
 
     def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
-            self.core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
+            self.core = self.made(workers)
             self.core.subscriptions.credit.floor = self.sim.dataflow.credit_floor
             self.core.reading.open_reader = self._open
             self.core.reading.idle_s = self.core.reading.idle_max_s = self.sim.idle_source_s
@@ -92,6 +93,9 @@ class WorkerProcess(Process):
             self.sim.ledger.watch_worker(self.core)
             watch_standbys(self.core, self.sim.counts)
             self.inbox.extend(self._unheard)
+
+    def made(self, workers: int) -> StageWorker:
+        return StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
 
     def report_again(self) -> None:
         assert self.core is not None

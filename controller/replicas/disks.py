@@ -1,0 +1,85 @@
+"""Replicas in a directory, where a query has a checkpoint location (design: vault).
+
+The controller's own table has workers only: nobody places, moves or repairs the replica that each partition has at the vault.
+The table that goes out lists it, last of each row: primaries wait for its acks, and producers keep rows for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from controller.replicas.placement import Placement
+from controller.replicas.table_changes import changed
+from partitioning.ids import DISK, PartitionKey
+from partitioning.table import FIRST_EPOCH, ReplicaAt, Table
+
+Rows = tuple[tuple[ReplicaAt, ...], ...]
+
+
+class Disks:
+    """``first_epoch`` of this life of the query: above everything that an earlier one has left in the directory."""
+
+    def __init__(self) -> None:
+        self.first_epoch = FIRST_EPOCH
+        self._vault: ReplicaAt | None = None
+        self._endpoint = ""
+        self._table: Table | None = None
+        self._shown: Table | None = None
+
+    def open(self, vault: int, endpoint: str, first_epoch: int) -> None:
+        """The vault has come."""
+        self.first_epoch, self._endpoint = first_epoch, endpoint
+        self._vault = ReplicaAt(vault, first_epoch, kind=DISK)
+
+    def first(self, table: Table) -> Table:
+        """The first table of this life: primaries only, which go on from the directory, if anything is in it. The sweep adds
+        the other replicas."""
+        if self.first_epoch == FIRST_EPOCH:
+            return table
+        stages = tuple(
+            tuple((ReplicaAt(replicas[0].worker, self.first_epoch),) for replicas in rows) for rows in table.stages
+        )
+        return Table(self.first_epoch, stages, table.sources, table.endpoints)
+
+    def shown(self, table: Table) -> Table:
+        """The table as it goes out. What has not changed stays the same object."""
+        if self._vault is None:
+            return table
+        if table is not self._table:
+            before, shown = self._table, self._shown
+            stages = tuple(
+                self._stage(
+                    rows, before.stages[stage] if before else (), shown.stages[stage] if shown else (), self._vault
+                )
+                for stage, rows in enumerate(table.stages)
+            )
+            endpoints = {**table.endpoints, self._vault.worker: self._endpoint}
+            self._table, self._shown = table, Table(table.epoch, stages, table.sources, endpoints)
+        assert self._shown is not None
+        return self._shown
+
+    @staticmethod
+    def _stage(rows: Rows, before: Rows, shown: Rows, vault: ReplicaAt) -> Rows:
+        if rows is before:
+            return shown
+        known = zip(before, shown, strict=True) if before else (((), ()) for _ in rows)
+        return tuple(
+            last if row is old and old else (*row, vault) if row else ()
+            for row, (old, last) in zip(rows, known, strict=True)
+        )
+
+
+def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement) -> Table | None:
+    """The same table, with new primaries for partitions that have no replica left but that in the directory. None: no worker is
+    left either. They are dealt to the workers with the fewest primaries."""
+    held = Counter(replicas[0].worker for rows in table.stages for replicas in rows if replicas)
+    rows = {}
+    for key in orphans:
+        fit = placement.candidates(key, (), then=lambda worker: (held[worker], worker))
+        if not fit:
+            return None
+        held[fit[0]] += 1
+        rows[key] = (ReplicaAt(fit[0], table.epoch),)
+    made = changed(table, {key: lambda _, row=row: row for key, row in rows.items()})  # type: ignore[misc]
+    return Table(table.epoch, made.stages, made.sources, made.endpoints)

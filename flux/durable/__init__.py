@@ -1,0 +1,1 @@
+"""What outlives all workers and the driver: checkpoints and the order of steps, in a directory."""

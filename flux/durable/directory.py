@@ -1,0 +1,173 @@
+"""A directory on a local or mounted file system, as the place of a journal (design: journal).
+
+    flux.json                     what the query is: see ``about``
+    generation-00000002           made by whoever writes since then: earlier writers find it after their next flush, and end
+    journal-00000002-00000005     a segment of the journal: generation and number
+    state/0-3-17-42               a checkpoint: stage, partition, term and number
+
+Whoever opens it makes the file of the next generation first, durably, and reads the journal then. A writer flushes first, and
+looks for that file then. So what it has told anybody is in what the next one reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from flux.errors import QueryFailed, UsageError
+
+_GENERATION, _SEGMENT = re.compile(r"generation-(\d{8})"), re.compile(r"journal-(\d{8})-(\d{8})")
+_STATE = "state"
+
+
+def check_location(location: str | os.PathLike[str]) -> Path:
+    """A directory that this user owns alone; it is made if it is not there. UsageError: why it cannot be used."""
+    text = os.fspath(location)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) and not text.startswith("file://"):
+        raise UsageError(
+            f"checkpointLocation={text!r}: a path of a local or mounted file system is expected, not a URI of another one"
+        )
+    path = Path(text.removeprefix("file://")).expanduser().absolute()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        raise UsageError(f"checkpointLocation={text!r}: it cannot be made or read: {error}") from error
+    if found.st_uid != os.getuid():
+        raise UsageError(
+            f"checkpointLocation={text!r} belongs to another user (id {found.st_uid}): state in it is unpickled, so it must be "
+            "yours alone"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise UsageError(
+            f"checkpointLocation={text!r} may be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}): state in it "
+            f"is unpickled, so it must be yours alone: chmod 700 {path}"
+        )
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise UsageError(f"checkpointLocation={text!r} cannot be written")
+    return path
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Durable and whole, or not there."""
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(made, "wb", opener=_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        made.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            made.unlink()
+        raise
+    _sync(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Directory:
+    """``generation`` of this writer; 0: it only reads."""
+
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path = path
+        self._states = path / _STATE
+        self.generation = self._claim() if writes else 0
+        self._number = 0
+        self._file: int | None = None
+
+    def _claim(self) -> int:
+        self._states.mkdir(mode=0o700, exist_ok=True)
+        while True:
+            taken = [int(found[1]) for name in os.listdir(self.path) if (found := _GENERATION.fullmatch(name))]
+            generation = max(taken, default=0) + 1
+            try:
+                os.close(os.open(self._of_generation(generation), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                continue
+            _sync(self.path)
+            return generation
+
+    def _of_generation(self, generation: int) -> Path:
+        return self.path / f"generation-{generation:08}"
+
+    def _segments(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.path) if _SEGMENT.fullmatch(name))
+
+    # ---- as flux.durable.journal.Store
+
+    def newest(self) -> memoryview:
+        while segments := self._segments():
+            with contextlib.suppress(FileNotFoundError):  # its writer has begun another one
+                return memoryview((self.path / segments[-1]).read_bytes())
+        return memoryview(b"")
+
+    def begin(self, data: bytes) -> None:
+        self._number += 1
+        segment = self.path / f"journal-{self.generation:08}-{self._number:08}"
+        write_whole(segment, data)
+        self._check_alone()  # else the earlier segments are what another process reads
+        self.close()
+        self._file = os.open(segment, os.O_WRONLY | os.O_APPEND)
+        for name in self._segments():
+            if name < segment.name:
+                (self.path / name).unlink(missing_ok=True)
+
+    def append(self, data: bytes) -> None:
+        assert self._file is not None
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def flush(self) -> None:
+        assert self._file is not None
+        os.fdatasync(self._file)
+        self._check_alone()
+
+    def _check_alone(self) -> None:
+        if self._of_generation(self.generation + 1).exists():
+            raise QueryFailed(
+                f"another query has been started on the checkpoint location {self.path}, and goes on where this one was: "
+                "this one ends"
+            )
+
+    def put(self, name: str, data: memoryview) -> memoryview:
+        write_whole(self._states / name, data)
+        found = self.get(name)
+        assert found is not None
+        return found
+
+    def get(self, name: str) -> memoryview | None:
+        try:
+            with (self._states / name).open("rb") as file:
+                empty = os.fstat(file.fileno()).st_size == 0
+                return memoryview(b"") if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except FileNotFoundError:
+            return None
+
+    def remove(self, names: Collection[str]) -> None:
+        for name in names:
+            (self._states / name).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [name for name in os.listdir(self._states) if not name.startswith(".")] if self._states.exists() else []
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,79 @@
+"""What the vault gives to workers that are to lead a partition of which no other replica is left (design: restore).
+
+The worker asks until it comes. From the first time on, the vault heeds no earlier primary of the partition: what such a one
+would still get acked, the next one would not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flux.replicas import image
+from flux.replicas.arrivals import sign
+from flux.replicas.parts import Limits, Parts
+from flux.replicas.standby import Standby
+from flux.stream.producer import ToWorker
+from flux.wire.messages import Install, Installed, Restore
+from partitioning.ids import PartitionKey
+
+
+class To(NamedTuple):
+    """A replica that is to lead, and its worker."""
+
+    key: PartitionKey
+    worker: int
+    incarnation: int
+
+
+@dataclass
+class _Given:
+    number: int
+    parts: Parts
+
+
+class Handing:
+    def __init__(self, secret: bytes, again_s: float, limits: Limits | None = None) -> None:
+        self._secret = secret
+        self._again_s = again_s
+        self._limits = limits or Limits()
+        self._number = 0
+        self._given: dict[To, _Given] = {}
+
+    @property
+    def workers(self) -> set[int]:
+        """Those to which something is on its way."""
+        return {to.worker for to in self._given}
+
+    def ask(self, standby: Standby, asked: Restore, now: float) -> bool:
+        """A worker asks for what the standby holds. False: another one leads since."""
+        if asked.incarnation < standby.order.term:
+            return False
+        standby.fence(asked.incarnation)
+        to = To(standby.key, asked.worker, asked.incarnation)
+        if to not in self._given:
+            self._number += 1
+            data = image.encode(standby)
+            signature = sign(self._secret, (*to.key, to.incarnation, self._number), data)
+            self._given[to] = _Given(self._number, Parts(data, signature, heard=now))
+        return True
+
+    def follow(self, workers: Collection[int]) -> None:
+        """Only these take part by now."""
+        self._given = {to: given for to, given in self._given.items() if to.worker in workers}
+
+    def poll(self, now: float) -> Iterator[ToWorker]:
+        for to, given in self._given.items():
+            for offset, payload in given.parts.due(now, self._again_s, self._limits):
+                message = Install(*to.key, to.incarnation, given.number, offset, given.parts.total, to.incarnation)
+                yield ToWorker(to.worker, message, payload=payload)
+
+    def on_installed(self, worker: int, answer: Installed, now: float) -> None:
+        to = To(PartitionKey(answer.stage, answer.partition), worker, answer.incarnation)
+        given = self._given.get(to)
+        if given is None or given.number != answer.copy:
+            return
+        given.parts.on_received(answer.received_bytes, now)
+        if answer.done:
+            del self._given[to]

@@ -1,0 +1,281 @@
+"""Standbys that outlive their process: what they take is written down before anybody is told (design: journal, vault).
+
+A standby is a state machine, and the journal has its inputs. Whoever reads them into fresh standbys gets the same ones. Law:
+nothing that a standby answers leaves before ``flush``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flux.durable.records import Fenced, KeptState, Ordered, Record, Seen, Taken, Whole, frame, frames
+from flux.errors import SnapshotError
+from flux.replicas.copy_state import decode_state
+from flux.replicas.order import OrderLog
+from flux.replicas.shelf import Shelf
+from flux.replicas.standby import Checkpoint, Standby
+from flux.wire.messages import PartitionOrder, PartitionSeen
+from partitioning.ids import PartitionKey
+
+#: Checkpoints of up to this size are written into the journal: a file of its own costs a flush of its own.
+INLINE_BYTES = 32 << 10
+#: A segment of the journal that has grown by so much since it began is followed by another one, and by at least this many
+#: times what it began with.
+SEGMENT_BYTES, SEGMENT_TIMES = 16 << 20, 4
+
+
+class Store(Protocol):
+    """A place that survives its processes, and knows nothing of what it keeps."""
+
+    def newest(self) -> memoryview:
+        """The newest whole segment of the journal; empty if there is none."""
+
+    def begin(self, data: bytes) -> None:
+        """A new segment begins with this, which is durable when the call returns. Earlier segments go."""
+
+    def append(self, data: bytes) -> None:
+        """To the newest segment."""
+
+    def flush(self) -> None:
+        """What was appended is durable when this returns. QueryFailed: another process has taken over the place."""
+
+    def put(self, name: str, data: memoryview) -> memoryview:
+        """A file, whole and durable when this returns: the same bytes, as they are kept. From any thread."""
+
+    def get(self, name: str) -> memoryview | None: ...
+
+    def remove(self, names: Collection[str]) -> None: ...
+
+    def names(self) -> list[str]:
+        """Of the files that were put."""
+
+
+@dataclass(frozen=True)
+class Written(Checkpoint):
+    """As it is in the journal. ``data`` is not there while the journal is read: most are replaced by later ones."""
+
+    as_kept: KeptState = field(kw_only=True)
+
+
+class Kept(Standby):
+    """A standby that writes down what it takes."""
+
+    def __init__(self, key: PartitionKey, incarnation: int, note: Callable[[Record], None]) -> None:
+        super().__init__(key, incarnation)
+        self._note = note
+
+    def goes_on(self, incarnation: int, taken: Callable[[Standby], None]) -> None:
+        """In another life."""
+        self.incarnation, self._taken = incarnation, taken
+
+    def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
+        before = self._mark()
+        answer = super().on_orders(item)
+        if self._mark() != before:
+            self._note(Ordered(item))
+        return answer
+
+    def take(self, checkpoint: Checkpoint) -> bool:
+        before = self.checkpoint, self.beside
+        super().take(checkpoint)
+        used = (self.checkpoint, self.beside) != before
+        if used:
+            assert isinstance(checkpoint, Written)
+            self._note(Taken(*self.key, checkpoint.as_kept))
+        return used
+
+    def fence(self, term: int) -> None:
+        if term > self.order.term:
+            super().fence(term)
+            self._note(Fenced(*self.key, term))
+
+    def _mark(self) -> tuple[int, ...]:
+        order = self.order
+        return order.term, order.end, order.verified, order.committed, order.cut, self.left
+
+    def whole(self) -> Whole:
+        order = self.order
+        checkpoint = self.checkpoint.as_kept if isinstance(self.checkpoint, Written) else None
+        beside = self.beside.as_kept if isinstance(self.beside, Written) else None
+        return Whole(
+            *self.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, self.left,
+            order.since(order.base),
+        )  # fmt: skip
+
+    def restore(self, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
+        if whole.checkpoint is not None:
+            self.checkpoint = load(whole.checkpoint)
+        self.beside = None if whole.beside is None else load(whole.beside)
+        self.order = OrderLog(whole.step)
+        self.order.adopt(whole.entries, whole.committed)
+        self.order.term, self.order.verified, self.left = whole.term, whole.verified, whole.left
+
+    @property
+    def files(self) -> set[str]:
+        """Those that it needs."""
+        held = (self.checkpoint, self.beside)
+        return {kept.as_kept.file for kept in held if isinstance(kept, Written)} - {""}
+
+
+class Journal(Shelf):
+    """``standbys`` by partition. ``highest``: no epoch, term or incarnation in what is kept is above this; -1: nothing is kept.
+    ``frames``, ``bytes`` that were appended here. SnapshotError: what is kept cannot be read."""
+
+    def __init__(self, store: Store, where: str = "the journal") -> None:
+        self.standbys: dict[PartitionKey, Kept] = {}
+        self.highest = -1
+        self.frames = self.bytes = 0
+        self._store = store
+        self._where = where
+        self._pending: list[Record] = []
+        self._put: set[str] = set()  # files that are there, needed or not
+        self._on_their_way: set[str] = set()  # checkpoints that were put, and not taken or refused yet
+        self._touched: set[PartitionKey] = set()  # perhaps files of theirs have become needless
+        self._began = self._size = 0
+        self._read(store.newest())
+        self._put.update(store.names())
+
+    def begin(self) -> None:
+        """Write from now on."""
+        self._segment()
+        needed = {file for kept in self.standbys.values() for file in kept.files}
+        self._store.remove(self._put - needed)
+        self._put &= needed
+
+    # ---- as a shelf
+
+    def standby(self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None]) -> Standby:
+        kept = self._of(key)
+        kept.goes_on(incarnation, taken)
+        return kept
+
+    def put(self, key: PartitionKey, checkpoint: Checkpoint) -> Checkpoint:
+        data, name = checkpoint.data, ""
+        assert data is not None
+        crc, highest = zlib.crc32(data), max((position.incarnation for position in checkpoint.positions), default=-1)
+        if len(data) > INLINE_BYTES:
+            name = f"{key.stage}-{key.partition}-{checkpoint.term}-{checkpoint.number}"
+            self._on_their_way.add(name)
+            data = self._store.put(name, data)
+        kept = KeptState(
+            checkpoint.step, checkpoint.term, checkpoint.number, checkpoint.at, highest, len(data), crc, name,
+            b"" if name else bytes(data),
+        )  # fmt: skip
+        return Written(
+            checkpoint.step, data, checkpoint.positions, checkpoint.term, checkpoint.number, checkpoint.next, checkpoint.at,
+            as_kept=kept,
+        )  # fmt: skip
+
+    def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:
+        """A checkpoint that was put has been offered to its standby."""
+        if isinstance(checkpoint, Written) and checkpoint.as_kept.file:
+            self._on_their_way.discard(checkpoint.as_kept.file)
+            self._put.add(checkpoint.as_kept.file)
+            self._touched.add(key)
+
+    # ---- writing
+
+    def see(self, epoch: int) -> None:
+        self._note(Seen(epoch))
+
+    def _note(self, record: Record) -> None:
+        self._pending.append(record)
+        self._highest_of(record)
+        if not isinstance(record, Seen | Ordered | Whole):
+            self._touched.add(PartitionKey(record.stage, record.partition))
+        elif isinstance(record, Ordered):
+            self._touched.add(PartitionKey(record.item.stage, record.item.partition))
+
+    def flush(self) -> None:
+        """What was noted is durable when this returns."""
+        if not self._pending:
+            return
+        data = frame(self._pending)
+        self._store.append(data)
+        self._store.flush()
+        self._pending.clear()
+        self.frames, self.bytes, self._size = self.frames + 1, self.bytes + len(data), self._size + len(data)
+        if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began):
+            self._segment()
+        self._remove_needless()
+
+    def _segment(self) -> None:
+        """Begin a new one, with all that is held."""
+        data = frame([Seen(self.highest), *(kept.whole() for kept in self.standbys.values())])
+        self._store.begin(data)
+        self._began = self._size = len(data)
+        self._touched.update(self.standbys)
+
+    def _remove_needless(self) -> None:
+        if self._put and self._touched:
+            needed: set[str] = set()
+            of_touched = {f"{stage}-{partition}" for stage, partition in self._touched}
+            for key in self._touched:
+                needed |= self._of(key).files
+            gone = {name for name in self._put - needed - self._on_their_way if name.rsplit("-", 2)[0] in of_touched}
+            if gone:
+                self._store.remove(gone)
+                self._put -= gone
+        self._touched.clear()
+
+    # ---- reading
+
+    def _of(self, key: PartitionKey) -> Kept:
+        if key not in self.standbys:
+            self.standbys[key] = Kept(key, -1, self._note)
+        return self.standbys[key]
+
+    def _read(self, data: memoryview) -> None:
+        for records in frames(data, self._where):
+            for record in records:
+                self._replay(record)
+        self._pending.clear()  # what the standbys noted of it is in the journal already
+        for kept in self.standbys.values():
+            kept.checkpoint = self._loaded(kept.key, kept.checkpoint)
+            if kept.beside is not None:
+                kept.beside = self._loaded(kept.key, kept.beside)
+
+    def _replay(self, record: Record) -> None:
+        self._highest_of(record)
+        match record:
+            case Ordered(item):
+                self._of(PartitionKey(item.stage, item.partition)).on_orders(item)
+            case Taken(stage, partition, kept):
+                Standby.take(self._of(PartitionKey(stage, partition)), self._described(kept))
+            case Fenced(stage, partition, term):
+                self._of(PartitionKey(stage, partition)).fence(term)
+            case Whole(stage, partition):
+                self._of(PartitionKey(stage, partition)).restore(record, self._described)
+
+    @staticmethod
+    def _described(kept: KeptState) -> Checkpoint:
+        return Written(kept.step, None, (), kept.term, kept.number, {}, kept.at, as_kept=kept)
+
+    def _loaded(self, key: PartitionKey, found: Checkpoint) -> Checkpoint:
+        if not isinstance(found, Written):
+            return found
+        kept = found.as_kept
+        data = self._store.get(kept.file) if kept.file else memoryview(kept.data)
+        if data is None or len(data) != kept.nbytes or zlib.crc32(data) != kept.crc:
+            what = "is not there" if data is None else "is damaged"
+            raise SnapshotError(
+                f"{self._where}: the checkpoint of partition {key.partition} of stage {key.stage} ({kept.file}, {kept.nbytes:,} "
+                f"bytes) {what}. Restore the directory from a copy, or begin anew in an empty one"
+            )
+        state = Checkpoint.of(data, decode_state(data), kept.term, kept.number)
+        return Written(state.step, data, state.positions, state.term, state.number, state.next, state.at, as_kept=kept)
+
+    def _highest_of(self, record: Record) -> None:
+        match record:
+            case Seen(epoch):
+                seen = [epoch]
+            case Ordered(item):
+                seen = [item.term]
+            case Taken(_, _, kept):
+                seen = [kept.term, kept.highest]
+            case Fenced() | Whole():
+                seen = [record.term]
+        self.highest = max(self.highest, *seen)

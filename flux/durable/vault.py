@@ -1,0 +1,71 @@
+"""The vault: a worker without operators that keeps a standby of every partition in a directory (design: vault).
+
+It is where a query goes on from when all workers are lost, or the driver. To others it is a worker like any: primaries send it
+orders and checkpoints, producers hear its acks. What it says leaves when it is durable, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flux.dataflow.plan import Plan
+from flux.durable.handing import Handing
+from flux.durable.journal import Journal
+from flux.host.effects import Effect
+from flux.host.stage_worker import StageWorker
+from flux.replicas.parts import Limits
+from flux.replicas.standby import Standby
+from flux.wire.messages import Installed, Restore
+from partitioning.ids import PartitionKey
+from partitioning.table import Table
+
+
+class Vault(StageWorker):
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        journal: Journal,
+        clock: Callable[[], float] = lambda: 0.0,
+        workers: int = 1,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(plan, worker, clock, workers, limits, journal)
+        self.journal = journal
+        self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
+
+    @property
+    def reaches(self) -> set[int]:
+        return self._handing.workers
+
+    def on_table(self, table: Table, now: float) -> None:
+        if table.epoch > self.epoch:
+            self.journal.see(table.epoch)
+            self._handing.follow(table.endpoints)
+        super().on_table(table, now)
+
+    def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        if isinstance(message, Restore):
+            self._on_restore(message, now)
+        else:
+            super().on_data_plane(connection, message, batches, now)
+
+    def _on_restore(self, message: Restore, now: float) -> None:
+        standby = self.followers.get(PartitionKey(message.stage, message.partition))
+        known = self.table is not None and message.worker in self.table.endpoints
+        if not known or not isinstance(standby, Standby) or not self._handing.ask(standby, message, now):
+            self.counters.stale += 1  # it asks again if it still waits
+
+    def on_answer(self, worker: int, message: Any, now: float) -> None:
+        if isinstance(message, Installed):
+            self._handing.on_installed(worker, message, now)
+        else:
+            super().on_answer(worker, message, now)
+
+    def poll(self, now: float) -> Iterator[Effect]:
+        effects = [*super().poll(now), *self._handing.poll(now)]
+        self.journal.flush()
+        yield from effects

@@ -1,0 +1,72 @@
+"""Bytes on their way to another worker in parts, of which a few are under way at the same time (design: copy-in-parts).
+
+They end with a code (HMAC) under the query's secret, which may come later than they do: it is computed while they travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flux.wire.handshake import MAC_BYTES
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``part_bytes`` of one message; ``parts`` that may be under way; states of up to ``inline_bytes`` are copied and
+    restored at once: to give them away would take longer."""
+
+    part_bytes: int = 1 << 20
+    parts: int = 4
+    inline_bytes: int = 1 << 20
+
+
+class Part(NamedTuple):
+    """Where a part begins, and what it is. An empty one asks how far the other end is."""
+
+    offset: int
+    payload: bytes | memoryview
+
+
+@dataclass
+class Parts:
+    """``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new."""
+
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
+    signature: bytes | None = None
+    sent: int = 0
+    acked: int = 0
+    heard: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return len(self.data) + MAC_BYTES
+
+    def due(self, now: float, again_s: float, limits: Limits) -> Iterator[Part]:
+        """The parts to send now."""
+        total = self.total
+        if self.sent > 0 and now - self.heard >= again_s:
+            self.sent, self.heard = self.acked, now  # a connection has broken, and what was in it is lost
+            if self.acked == total:
+                yield Part(total, b"")
+        ready = total if self.signature is not None else len(self.data)
+        while self.sent < ready and self.sent < self.acked + limits.parts * limits.part_bytes:
+            start = self.sent
+            if start < len(self.data):
+                self.sent = min(start + limits.part_bytes, len(self.data))
+                yield Part(start, self.data[start : self.sent])
+            else:
+                assert self.signature is not None
+                self.sent = total
+                yield Part(start, self.signature)
+
+    def on_received(self, received: int, now: float) -> None:
+        """So many bytes are at the other end."""
+        if self.acked < received <= self.total:
+            self.acked, self.heard = received, now
+
+    def validate(self) -> None:
+        """What holds between any two events. AssertionError says what does not."""
+        most = max(self.acked, self.sent)
+        assert most <= self.total, f"{self.acked} bytes acked, {self.sent} sent of {self.total}"

@@ -1,0 +1,112 @@
+"""The process of a vault: a worker's loop around ``flux.durable.vault`` (design: vault).
+
+It is a child of the driver's, because the driver's own threads have other things to do and take turns with it. It ends with the
+driver: its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+
+from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.durable.directory import Directory
+from flux.durable.journal import Journal
+from flux.durable.vault import Vault
+from flux.errors import FluxError
+from flux.host.stage_worker import StageWorker
+from flux.shell.loop import Rendezvous
+from flux.shell.worker import Worker
+from flux.wire.control import Welcome
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the driver gives to it."""
+
+    plan: Plan
+    rendezvous: Rendezvous
+    path: Path
+
+
+def without_code(plan: Plan) -> Plan:
+    """The plan without what is the user's: a vault runs none of it."""
+    sources = tuple(
+        replace(source, read=_nothing) if isinstance(source, WorkerSourcePlan) else source for source in plan.sources
+    )
+    stages = tuple(replace(stage, make=_nothing, sink=None) for stage in plan.stages)
+    return replace(plan, sources=sources, stages=stages)
+
+
+def _nothing(*given: Any) -> Any:
+    raise AssertionError("a vault runs no code of the user's")
+
+
+class VaultLoop(Worker):
+    role = "vault"
+
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, journal: Journal) -> None:
+        super().__init__(plan, rendezvous)
+        self._journal = journal
+
+    def _warm_up(self) -> None:
+        """It clusters nothing and has no tables of keys."""
+
+    @property
+    def first_epoch(self) -> int:
+        return self._journal.highest + 1
+
+    def _made(self, welcome: Welcome) -> StageWorker:
+        return Vault(self.plan, welcome.node, self._journal, time.perf_counter, welcome.workers)
+
+
+def run(task: Task) -> None:
+    """Until the controller says Stop."""
+    directory = Directory(task.path)
+    try:
+        journal = Journal(directory, f"the journal in {task.path}")
+        journal.begin()
+        VaultLoop(task.plan, task.rendezvous, journal).run(0, 0, "vault")
+    finally:
+        directory.close()
+
+
+def _ends_with(driver: int) -> None:
+    while os.read(driver, 1):
+        pass
+    os._exit(0)
+
+
+def _read(given: RawIOBase, nbytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < nbytes:
+        part = given.read(nbytes - len(data))
+        if not part:
+            raise EOFError("the driver has ended")
+        data += part
+    return bytes(data)
+
+
+def main() -> int:
+    """A task on the standard input, and the input stays open; an error as one line of JSON on the standard output."""
+    given = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
+    task = pickle.loads(_read(given, int.from_bytes(_read(given, 8), "little")))
+    threading.Thread(target=_ends_with, args=(given.fileno(),), daemon=True).start()
+    try:
+        run(task)
+    except (FluxError, OSError) as error:
+        print(json.dumps({"kind": type(error).__name__, "message": str(error)}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

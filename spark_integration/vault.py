@@ -1,0 +1,165 @@
+"""The driver's side of a checkpoint location: what is written there about the query, and the process that writes (design:
+vault)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.durable.directory import check_location, write_whole
+from flux.errors import UsageError
+from flux.shell.loop import Rendezvous
+from flux.shell.vault import Task, without_code
+
+#: Of what is in the directory. Another number is not read.
+FORMAT = 1
+_ABOUT = "flux.json"
+#: How long its process may take to end after Stop.
+END_S = 10.0
+
+
+@dataclass(frozen=True)
+class Location:
+    """``query``: id of the query that it belongs to; ``began_with`` so many workers; None: the directory is new."""
+
+    path: Path
+    about: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, location: str | os.PathLike[str]) -> Location:
+        """UsageError: it cannot be used, or something else is in it."""
+        path = check_location(location)
+        try:
+            about = json.loads((path / _ABOUT).read_text())
+        except FileNotFoundError:
+            if any(not name.startswith(".") for name in os.listdir(path)):
+                raise UsageError(
+                    f"checkpointLocation={str(path)!r} is not empty, and nothing of a Flux query is in it: give a "
+                    "directory that is new or empty"
+                ) from None
+            return cls(path, None)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"checkpointLocation={str(path)!r}: {_ABOUT} cannot be read: {error}") from error
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            found = about.get("format") if isinstance(about, dict) else about
+            raise UsageError(
+                f"checkpointLocation={str(path)!r} has format {found!r}; this release of Flux reads format {FORMAT} only"
+            )
+        return cls(path, about)
+
+    @property
+    def query(self) -> str | None:
+        return None if self.about is None else str(self.about["query"])
+
+    def began_with(self, workers: int) -> int:
+        return workers if self.about is None else int(self.about["workers"])
+
+    def take(self, plan: Plan) -> None:
+        """The directory is this plan's from now on. UsageError: it is another one's, and in what they differ."""
+        described = description(plan)
+        if self.about is None:
+            about = {"format": FORMAT, "query": plan.query, "workers": plan.began_with, "plan": described}
+            write_whole(self.path / _ABOUT, json.dumps(about, indent=1).encode())
+            return
+        differences = list(_differences(self.about["plan"], described, ""))
+        if differences:
+            raise UsageError(
+                f"checkpointLocation={str(self.path)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
+                "that it was made by, or give another directory"
+            )
+
+
+def description(plan: Plan) -> dict[str, Any]:
+    """What must be the same for a query to go on."""
+    return {
+        "sources": [_source(source) for source in plan.sources],
+        "stages": {stage.name: _stage(plan, stage) for stage in plan.stages},
+    }
+
+
+def _source(source: SourcePlan) -> dict[str, Any]:
+    partitions = source.partitions if isinstance(source, WorkerSourcePlan) else "those of the DataFrame"
+    return {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
+
+
+def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
+    operator = stage.make()
+    return {
+        "operator": f"{type(operator).__module__}.{type(operator).__qualname__}",
+        "partitions": stage.partitions,
+        "key": list(stage.key),
+        "output": str(stage.output_schema).splitlines(),
+        "output mode": stage.output_mode,
+        "reads": [
+            {"from": plan.origin(plan.edges[edge]).name, "schema": str(plan.edges[edge].schema).splitlines()}
+            for edge in stage.edges_in
+        ],
+        "sink": stage.sink is not None,
+    }
+
+
+def _differences(was: Any, now: Any, where: str) -> Iterator[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in [*was, *(key for key in now if key not in was)]:
+            name = f"{where} {key}".strip()
+            if key not in now:
+                yield f"{name} was there and is not any more"
+            elif key not in was:
+                yield f"{name} is new"
+            else:
+                yield from _differences(was[key], now[key], name)
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now) and was and isinstance(was[0], dict):
+        for one, other in zip(was, now, strict=True):
+            yield from _differences(one, other, where)
+    elif was != now:
+        yield f"{where} was {was!r} and is {now!r}"
+
+
+class VaultProcess:
+    """``failed``: called, in another thread, with the reason if it ends before ``end``."""
+
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, path: Path, failed: Callable[[str], None]) -> None:
+        self._failed = failed
+        self._ends = False
+        task = pickle.dumps(Task(without_code(plan), rendezvous, path))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flux.shell.vault"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(task).to_bytes(8, "little") + task)
+        self._process.stdin.flush()
+        self._watch = threading.Thread(target=self._watched, name="flux-vault", daemon=True)
+        self._watch.start()
+
+    def _watched(self) -> None:
+        assert self._process.stdout is not None
+        said = self._process.stdout.read().decode(errors="replace").strip()
+        code = self._process.wait()
+        if not self._ends:
+            try:
+                error = json.loads(said.splitlines()[-1])
+                self._failed(f"{error['kind']}: {error['message']}")
+            except (ValueError, LookupError, TypeError):
+                self._failed(f"its process (pid {self._process.pid}) has ended with code {code}")
+
+    def end(self) -> None:
+        """The query is over: wait for the process, which the controller has told to stop."""
+        self._ends = True
+        self._watch.join(END_S)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._watch.join(END_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

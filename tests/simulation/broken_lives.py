@@ -1,0 +1,68 @@
+"""Variants in which what is kept in the directory is less, or other, than what was said of it (design: vault)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flux.durable.journal import Kept
+from flux.durable.vault import Vault
+from flux.host.effects import Effect
+from flux.host.stage_worker import StageWorker
+from flux.replicas import image
+from flux.replicas.order import OrderLog
+from flux.replicas.standby import Checkpoint, Standby
+from tests.simulation.vault_process import VaultProcess
+
+Patch = pytest.MonkeyPatch
+#: Records that are written down later than they are answered.
+LATE = 30
+
+
+def answers_before_it_is_durable(patch: Patch) -> None:
+    """The last that it has said may be lost with it."""
+
+    def poll(self: Vault, now: float) -> Iterator[Effect]:
+        yield from [*StageWorker.poll(self, now), *self._handing.poll(now)]
+        if len(self.journal._pending) > LATE:
+            self.journal.flush()
+
+    patch.setattr(Vault, "poll", poll)
+
+
+def checkpoints_are_forgotten(patch: Patch) -> None:
+    """They are acked, and not in the journal."""
+
+    def take(self: Kept, checkpoint: Checkpoint) -> bool:
+        return Standby.take(self, checkpoint)
+
+    patch.setattr(Kept, "take", take)
+
+
+def restores_without_a_fence(patch: Patch) -> None:
+    """A deposed primary may still commit steps that the next one does not get."""
+    patch.setattr(Kept, "fence", lambda self, term: None)
+
+
+def restores_without_the_order(patch: Patch) -> None:
+    """Steps after the checkpoint are forgotten, though their output was shown."""
+    whole = image.decode
+
+    def decode(*given: object) -> Standby:
+        standby = whole(*given)  # type: ignore[arg-type]
+        standby.order = OrderLog(standby.checkpoint.step)
+        return standby
+
+    patch.setattr(image, "decode", decode)
+
+
+def begins_again_at_the_first_epoch(patch: Patch) -> None:
+    """What the directory knows of earlier primaries seems newer than those of this life."""
+    whole = VaultProcess.__init__
+
+    def init(self: VaultProcess, *given: object) -> None:
+        whole(self, *given)  # type: ignore[arg-type]
+        self.first_epoch = min(self.first_epoch, 1)
+
+    patch.setattr(VaultProcess, "__init__", init)

@@ -1,0 +1,81 @@
+"""Queries that lose everything at once, and are started again on what is in their directory (design: vault)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from tests.simulation.mixes import Mix
+from tests.simulation.run import Result, Simulation, outcome
+from tests.simulation.run_end import NO_WORKER
+from tests.simulation.vault_process import AllLost, Life, Place
+from tests.simulation.witness import witnesses
+
+#: How long a life lasts at most that ends in a loss.
+LASTS_S = 3.0
+#: So many losses fall into the middle of a flush, and such a one is among so many.
+IN_A_FLUSH, FLUSHES = 0.5, 400
+
+
+def run_lives(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None] = lambda sim: None) -> Result:
+    """The last one comes to its end. ``watch``: called with each when it begins."""
+    with witnesses(mix.witnesses):
+        return _run(seed, mix, lives, watch)
+
+
+def _run(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None]) -> Result:
+    rng = random.Random(f"lives {seed}")
+    life, counts = Life(Place(rng), rng=rng), Counter[str]()
+    while True:
+        try:
+            sim = Simulation(
+                seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
+                standbys=mix.standbys, life=life,
+            )  # fmt: skip
+        except Exception as error:  # what is in the place cannot be read
+            return Result(
+                seed, "what was kept can be read", f"life {life.number}: {type(error).__name__}: {error}", None, counts
+            )
+        watch(sim)
+        last = life.number + 1 >= lives
+        result = outcome(sim) if last else _until_it_is_lost(sim, rng)
+        counts.update(sim.counts)
+        if not result.ok:
+            return Result(seed, result.law, f"life {life.number} of {lives}: {result.detail}", result.error, counts)
+        error = sim.controller.error
+        if last and not (error is not None and NO_WORKER in str(error)):
+            return Result(seed, None, "", result.error, counts)
+        if error is not None and NO_WORKER not in str(error):
+            return Result(seed, None, "", result.error, counts)  # it ends as it would without a directory
+        counts["lives that went on"] += 1
+        life = life.next(sim)
+
+
+def _until_it_is_lost(sim: Simulation, rng: random.Random) -> Result:
+    """Everything is gone after some time, unless the query has ended before."""
+    ends_at = sim.world.now + rng.random() * LASTS_S
+    assert sim.life is not None
+    if rng.random() < IN_A_FLUSH:
+        sim.life.place.fatal = rng.randrange(FLUSHES)
+    part = _Part(sim, ends_at)
+    return outcome(part)  # type: ignore[arg-type]
+
+
+class _Part:
+    """The run of a life that ends in a loss."""
+
+    def __init__(self, sim: Simulation, ends_at: float) -> None:
+        self._sim, self._ends_at = sim, ends_at
+        self.seed, self.counts, self.controller = sim.seed, sim.counts, sim.controller
+
+    def run(self) -> None:
+        sim = self._sim
+        try:
+            sim.run_until(lambda: sim.world.now >= self._ends_at or sim.controller.phase == "ended")
+            sim.counts["losses of everything"] += 1
+        except AllLost:
+            sim.counts["losses in the middle of a flush"] += 1
+        error = sim.controller.error
+        if error is not None and NO_WORKER not in str(error):
+            sim.end.check()

@@ -1,0 +1,44 @@
+"""Everything is lost at once, and the query goes on from its directory: what was shown stays true, nothing is lost or twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mixes import LIVES, LIVES_OF_ONE
+from tests.simulation.run import Result, run
+
+#: Beyond the first thousand there are sinks.
+SEEDS = range(1000, 1040)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [run(seed, mix) for mix in (LIVES, LIVES_OF_ONE) for seed in SEEDS]
+
+
+@pytest.mark.timeout(3600)  # a minute on a free core
+def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results: list[Result]) -> None:
+    broken = [str(result) for result in results if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "lives that went on",
+        "losses of everything",
+        "losses in the middle of a flush",
+        "take-overs",
+        "take-overs by standbys",
+        "steps repeated by standbys",
+        "checkpoints that waited for their commits",
+        "sources read again from the middle",
+        "batches evicted that a checkpoint has",
+        "workers that crashed during a take-over",
+        "repairs",
+        "primaries that went on outside",
+        "runs that came to rest",
+    ],
+)
+def test_it_happens_in_these_lives(results: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in results) > 3

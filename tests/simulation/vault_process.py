@@ -1,0 +1,143 @@
+"""The vault of the simulation, the place that it writes to, and the lives of a query that loses all its processes.
+
+The place is a dumb store: what was appended and not flushed is lost with the process, but for some first part of it. Files and
+segments are whole or not there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from flux.durable.journal import Journal
+from flux.durable.vault import Vault
+from flux.host.stage_worker import StageWorker
+from tests.simulation.checkers import Ledger
+from tests.simulation.outside import Outside
+from tests.simulation.worker_process import WorkerProcess
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+#: Its attempt, which no worker has.
+ATTEMPT = 1_000_000
+#: Between two lives of a query.
+AWAY_S = 5.0
+
+
+class AllLost(Exception):
+    """Every process is gone at once."""
+
+
+class Place:
+    """As ``flux.durable.journal.Store``. ``fatal``: flushes until everything is lost in the middle of one."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.fatal: int | None = None
+        self.flushes = 0
+        self._rng = rng
+        self._segment = bytearray()
+        self._appended = bytearray()
+        self._files: dict[str, bytes] = {}
+
+    def newest(self) -> memoryview:
+        return memoryview(bytes(self._segment))
+
+    def begin(self, data: bytes) -> None:
+        self._segment, self._appended = bytearray(data), bytearray()
+
+    def append(self, data: bytes) -> None:
+        self._appended += data
+
+    def flush(self) -> None:
+        self.flushes += 1
+        if self.fatal is not None:
+            self.fatal -= 1
+            if self.fatal < 0:
+                raise AllLost
+        self._segment += self._appended
+        self._appended.clear()
+
+    def lose(self) -> None:
+        """The process is gone."""
+        self._segment += self._appended[: self._rng.randint(0, len(self._appended))]
+        self._appended.clear()
+        self.fatal = None
+
+    def put(self, name: str, data: memoryview) -> memoryview:
+        self._files[name] = bytes(data)
+        return memoryview(self._files[name])
+
+    def get(self, name: str) -> memoryview | None:
+        return memoryview(self._files[name]) if name in self._files else None
+
+    def remove(self, names: Collection[str]) -> None:
+        for name in names:
+            del self._files[name]
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+
+class VaultProcess(WorkerProcess):
+    def __init__(self, sim: Simulation, place: Place) -> None:
+        super().__init__(sim, 0, ATTEMPT, "vault")
+        self.role = "vault"
+        self._journal = Journal(place)
+        self._journal.begin()
+        self.first_epoch = self._journal.highest + 1
+
+    def made(self, workers: int) -> StageWorker:
+        return Vault(self.sim.plan, self.node, self._journal, workers=workers, limits=self.sim.copies)
+
+
+def _go_on(ledger: Ledger, earlier: Ledger) -> None:
+    """What the query has given out before, it gives out again: the same batches by the same steps."""
+    ledger._home, ledger._given, ledger._touching = earlier._home, earlier._given, earlier._touching
+    ledger._largest, ledger._official = earlier._largest, earlier._official
+    ledger.unsteady, ledger.altered = earlier.unsteady, earlier.altered
+    ledger._ordered_unheard = earlier._ordered_unheard
+
+
+@dataclass
+class Life:
+    """Of a query, the ``number``th. ``now``: when it begins; ``earlier``: the one before."""
+
+    place: Place
+    number: int = 0
+    now: float = 1000.0
+    began_with: int = 0
+    earlier: Simulation | None = None
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def world(self, seed: int) -> World:
+        world = World(seed + (self.number << 40))
+        world.now = self.now
+        return world
+
+    def go_on(self, sim: Simulation, slots: int) -> int:
+        """How many workers it has this time."""
+        plan = sim.dataflow.plan
+        self.began_with = self.began_with or slots
+        sim.dataflow = replace(sim.dataflow, plan=replace(plan, durable=True, began_with=self.began_with))
+        if self.earlier is None:
+            return slots
+        _go_on(sim.ledger, self.earlier.ledger)
+        least = max(stage.replicas for stage in plan.stages)
+        return self.rng.randint(least, max(slots, least) + 1)
+
+    def outside_of(self, sim: Simulation) -> Outside:
+        outside = Outside(sim)
+        if self.earlier is not None:
+            outside.there = self.earlier.outside.there
+            sim.spark.versions = self.earlier.spark.versions
+        return outside
+
+    def next(self, sim: Simulation) -> Life:
+        """All processes of this one are gone."""
+        self.place.lose()
+        now = sim.world.now + self.rng.random() * AWAY_S
+        return Life(self.place, self.number + 1, now, self.began_with, sim, self.rng)
