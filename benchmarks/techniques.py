@@ -7,6 +7,9 @@ active replicas in each row of the table, so that only the technique differs.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +28,22 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Technique:
-    """``interval_s`` between two checkpoints."""
+    """``interval_s`` between two checkpoints. ``durable``: with a checkpoint location, of which there is a new one for each run."""
 
     name: str
     replicas: int
     recovery: str = "active"
     interval_s: float | None = None
+    durable: bool = False
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {} if self.interval_s is None else {"checkpoint_interval": f"{self.interval_s}s"}
+    @contextmanager
+    def options(self) -> Iterator[dict[str, Any]]:
+        given: dict[str, Any] = {} if self.interval_s is None else {"checkpoint_interval": f"{self.interval_s}s"}
+        if not self.durable:
+            yield given
+            return
+        with tempfile.TemporaryDirectory(prefix="flux-bench-") as folder:
+            yield given | {"checkpoint_location": f"{folder}/location"}
 
 
 def techniques(intervals: list[float]) -> list[Technique]:
@@ -42,6 +51,7 @@ def techniques(intervals: list[float]) -> list[Technique]:
         Technique(NONE, 1),
         Technique("active", 2),
         *(Technique(f"standby, {seconds:g} s", 2, "standby", seconds) for seconds in intervals),
+        *(Technique(f"disk, {seconds:g} s", 1, interval_s=seconds, durable=True) for seconds in intervals),
     ]
 
 
@@ -81,15 +91,18 @@ def _rates(
         for each in chosen[round_ % len(chosen) :] + chosen[: round_ % len(chosen)]:
             sent = _loopback_bytes()
             reports: list[dict[str, Any]] = []
-            measured = throughput.measure(
-                spark, data.NARROW, paths, rows, "worker", WORKERS, PARTITIONS, quiet, each.replicas, reports,
-                each.recovery, **each.options,
-            )  # fmt: skip
+            with each.options() as options:
+                measured = throughput.measure(
+                    spark, data.NARROW, paths, rows, "worker", WORKERS, PARTITIONS, quiet, each.replicas, reports,
+                    each.recovery, **options,
+                )  # fmt: skip
+            written = max((report.get("checkpoint", {}).get("writtenBytes", 0) for report in reports), default=0)
             memory = [sum(worker["rssBytes"] for worker in report["workers"]) for report in reports]
             found[each.name].append(
                 {
                     "rows_per_s": measured["rows_per_s"],
                     "bytes_per_row_sent": (_loopback_bytes() - sent) / rows,
+                    "bytes_per_row_written": written / rows,
                     "memory_mib": max(memory, default=0) / (1 << 20),
                 }
             )
@@ -111,10 +124,12 @@ def _steady(
 ) -> tuple[dict[str, Any], Line]:
     """Without a replica the query would not survive a fault."""
     console.print(f"{rate:,} rows/s, {each.name}")
-    return failover.measure(
-        spark, "kill-executor", rate, times if each.replicas > 1 else 0, 2, PARTITIONS, console,
-        keys=KEYS, counts=(each.replicas, each.recovery), **each.options,
-    )  # fmt: skip
+    survives = each.replicas > 1 or each.durable
+    with each.options() as options:
+        return failover.measure(
+            spark, "kill-executor", rate, times if survives else 0, 2, PARTITIONS, console,
+            keys=KEYS, counts=(each.replicas, each.recovery), **options,
+        )  # fmt: skip
 
 
 def _row(each: Technique, fast: dict[str, float], none: dict[str, float], steady: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +138,7 @@ def _row(each: Technique, fast: dict[str, float], none: dict[str, float], steady
         "rows_per_s": round(fast["rows_per_s"]),
         "ratio_to_none": round(fast["rows_per_s"] / none["rows_per_s"], 3),
         "bytes_per_row_sent": round(fast["bytes_per_row_sent"], 1),
+        "bytes_per_row_written": round(fast["bytes_per_row_written"], 1),
         "memory_mib": round(fast["memory_mib"]),
         "p50_ms": steady["p50_before_ms"],
         "p99_ms": steady["p99_before_ms"],

@@ -53,7 +53,7 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     yield f"stage {stage.name}: {_what(stage, operator)}"
     for edge_id in stage.edges_in:
         yield f"    reads {_origin(plan, plan.edges[edge_id])}, {_routing(plan.edges[edge_id])}"
-    yield f"    {count(stage.partitions, 'partition')}, {_copies(stage)}"
+    yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan.durable)}"
     if isinstance(operator, Aggregate):
         when = (
             "once, at the end of the input" if stage.output_mode == "complete" else "after every step that changes it"
@@ -89,9 +89,9 @@ def _routing(edge: EdgePlan) -> str:
     return f"rows by hash of {', '.join(edge.schema.field(position).name for position in edge.key)}"
 
 
-def _copies(stage: StagePlan) -> str:
+def _copies(stage: StagePlan, durable: bool) -> str:
     if not replicated(stage):
-        return "1 replica: the loss of its executor ends the query"
+        return "1 replica" + ("" if durable else ": the loss of its executor ends the query")
     kept = f", of which {count(stage.replicas - 1, 'standby')}" if stage.recovery == STANDBY else ""
     return f"{stage.replicas} replicas{kept}: survives the loss of {count(stage.replicas - 1, 'executor')}"
 
@@ -104,6 +104,11 @@ def _policies(plan: Plan, workers: int) -> Iterator[str]:
         yield f"    workers: {settings.workers or 'as many as there is room for'}"
     if any(replicated(stage) for stage in plan.stages):
         yield "    copies: " + _placement(settings)
+    if plan.durable:
+        yield (
+            "    checkpoint location: survives the loss of everything at once; a checkpoint of each partition every "
+            f"{settings.checkpoint_interval:g} s"
+        )
     yield "    balance: " + _balance(settings)
     yield f"    losses: a worker that is silent for {settings.heartbeat_timeout:g} s is given up"
     yield (

@@ -32,6 +32,7 @@ from controller.operate.requests import (
     GetPartitions,
     GetStatus,
     History,
+    KeptStatus,
     MetricsText,
     MoveStatus,
     Partitions,
@@ -243,6 +244,7 @@ class Desk:
             evening_out=core.rounds.evening_out,
             copies_on=report.get("copiesOn", ""),
             requests=[_stands(asked) for asked in core.open_requests()],
+            checkpoint=_kept(report.get("checkpoint")),
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:
@@ -414,6 +416,12 @@ class Desk:
                 return stage.id
         known = ", ".join(stage.name for stage in self._core.plan.stages)
         raise UsageError(f"there is no stage {name}; there are {known}")
+
+
+def _kept(report: dict[str, Any] | None) -> KeptStatus | None:
+    if report is None:
+        return None
+    return KeptStatus(bytes=report["bytes"], behind_s=report["behindSeconds"], replay_s=report["replaySeconds"])
 
 
 def _stands(asked: Asked) -> RequestStatus:

@@ -225,11 +225,21 @@ class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class KeptStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint location holds: ``bytes`` of checkpoints, the oldest ``behind_s`` behind its partition; ``replay_s``: how
+    long the repetition would take of what came after them."""
+
+    bytes: int
+    behind_s: float
+    replay_s: float
+
+
 class Status(Answer, frozen=True):
     """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
     ``balancing``: partitions move for balance; ``evening_out``: workers have joined that do not have their share of the
     partitions yet; ``requests``: those that are not over; ``metrics``: address of the Prometheus metrics, empty if they
-    are not served; ``copies_on``: how far apart the replicas of each partition are, such as "different hosts"."""
+    are not served; ``copies_on``: how far apart the replicas of each partition are, such as "different hosts";
+    ``checkpoint``: of a query with a checkpoint location."""
 
     id: str
     name: str | None
@@ -258,6 +268,7 @@ class Status(Answer, frozen=True):
     evening_out: bool
     copies_on: str = ""
     requests: list[RequestStatus] = []
+    checkpoint: KeptStatus | None = None
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,8 +105,22 @@ class Progress:
                 for member, stats in workers
             ],
         }
+        if members.vault is not None:
+            result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         self._then = now
         return result
+
+    @staticmethod
+    def _kept(vault: dict[str, Any], workers: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the checkpoint location holds, and how long the repetition would take of what came after that."""
+        kept = vault.get("stages", [])
+        again = [stage.get("replay_s", 0.0) for stats in workers for stage in stats.get("stages", [])]
+        return {
+            "bytes": int(_total(kept, "checkpoint_bytes")),
+            "behindSeconds": max((stage.get("checkpoint_behind_s", 0.0) for stage in kept), default=0.0),
+            "replaySeconds": max(again, default=0.0),
+            "writtenBytes": int(vault.get("written_bytes", 0)),
+        }
 
     def _stage(self, stage: int, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
         plan = self.plan.stages[stage]

@@ -103,6 +103,10 @@ class Directory:
             _sync(self.path)
             return generation
 
+    def starts(self) -> int:
+        """How often it has been opened for writing."""
+        return sum(_GENERATION.fullmatch(name) is not None for name in os.listdir(self.path))
+
     def _of_generation(self, generation: int) -> Path:
         return self.path / f"generation-{generation:08}"
 

@@ -122,12 +122,12 @@ class Kept(Standby):
 
 class Journal(Shelf):
     """``standbys`` by partition. ``highest``: no epoch, term or incarnation in what is kept is above this; -1: nothing is kept.
-    ``frames``, ``bytes`` that were appended here. SnapshotError: what is kept cannot be read."""
+    ``bytes`` that were written, files too. SnapshotError: what is kept cannot be read."""
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
         self.standbys: dict[PartitionKey, Kept] = {}
         self.highest = -1
-        self.frames = self.bytes = 0
+        self.bytes = 0
         self._store = store
         self._where = where
         self._pending: list[Record] = []
@@ -172,6 +172,7 @@ class Journal(Shelf):
     def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:
         """A checkpoint that was put has been offered to its standby."""
         if isinstance(checkpoint, Written) and checkpoint.as_kept.file:
+            self.bytes += checkpoint.as_kept.nbytes
             self._on_their_way.discard(checkpoint.as_kept.file)
             self._put.add(checkpoint.as_kept.file)
             self._touched.add(key)
@@ -197,7 +198,7 @@ class Journal(Shelf):
         self._store.append(data)
         self._store.flush()
         self._pending.clear()
-        self.frames, self.bytes, self._size = self.frames + 1, self.bytes + len(data), self._size + len(data)
+        self.bytes, self._size = self.bytes + len(data), self._size + len(data)
         if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began):
             self._segment()
         self._remove_needless()
@@ -206,6 +207,7 @@ class Journal(Shelf):
         """Begin a new one, with all that is held."""
         data = frame([Seen(self.highest), *(kept.whole() for kept in self.standbys.values())])
         self._store.begin(data)
+        self.bytes += len(data)
         self._began = self._size = len(data)
         self._touched.update(self.standbys)
 

@@ -38,6 +38,10 @@ class Vault(StageWorker):
         self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
 
     @property
+    def written_bytes(self) -> int:
+        return self.journal.bytes
+
+    @property
     def reaches(self) -> set[int]:
         return self._handing.workers
 

@@ -148,6 +148,11 @@ class StageWorker:
         return self.subscriptions.held_bytes
 
     @property
+    def written_bytes(self) -> int:
+        """To a disk."""
+        return 0
+
+    @property
     def reaches(self) -> set[int]:
         """Workers with which a state is exchanged that is not between replicas."""
         return set() if self._reviving.vault is None else {self._reviving.vault}

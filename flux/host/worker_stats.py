@@ -59,6 +59,7 @@ def stats(core: StageWorker) -> Statistics:
         "finished_at": core.finished_at,
         "counters": asdict(core.counters),
         "stages": _of_stages(core),
+        "written_bytes": core.written_bytes,
     }
 
 

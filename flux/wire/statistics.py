@@ -100,7 +100,8 @@ class StageStatistics(TypedDict, total=False):
 
 
 class Statistics(TypedDict, total=False):
-    """Counts since the start, and what is waiting now. ``drained``: see ``flux.host.drained``."""
+    """Counts since the start, and what is waiting now. ``drained``: see ``flux.host.drained``; ``written_bytes``: to a disk, by
+    a vault."""
 
     rows_in: Natural
     source_rows: Natural
@@ -119,4 +120,5 @@ class Statistics(TypedDict, total=False):
     stages: list[StageStatistics]
     rss_bytes: Natural
     cpu_s: float
+    written_bytes: Natural
     load: Load

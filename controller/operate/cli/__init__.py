@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import flux
-from controller.operate.cli import look, operate
+from controller.operate.cli import kept, look, operate
 from controller.operate.cli.bench import bench
 from controller.operate.cli.output import Commands
 from flux.errors import FluxError
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.command("list")(look.list_)
+app.command()(kept.checkpoints)
 COMMANDS: tuple[Callable[..., None], ...] = (
     look.status, look.top, look.partitions, look.history, look.metrics,
     operate.rebalance, operate.move, operate.drain, operate.scale, operate.fail,

@@ -130,6 +130,12 @@ def head(query: Status) -> Text:
                 f"\n{stage.name} is kept by standbys: {size(stage.checkpoint_bytes)} of checkpoints, "
                 f"{stage.checkpoint_behind_s:.1f} s old; a loss now costs about {stage.replay_s:.1f} s of repetition"
             )
+    if query.checkpoint is not None:
+        kept = query.checkpoint
+        text.append(
+            f"\nthe checkpoint location holds {size(kept.bytes)}, {kept.behind_s:.1f} s old; to go on from it would repeat "
+            f"about {kept.replay_s:.1f} s"
+        )
     if query.missing_slots:
         text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
     if query.evening_out:

@@ -1,0 +1,75 @@
+"""``flux checkpoints``: what a checkpoint location holds. The directory is only read, and every checkpoint is checked."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from controller.operate.cli import tables
+from controller.operate.cli.options import Json
+from controller.operate.cli.output import document, outcome, show
+from controller.wording import count
+from flux.errors import UsageError
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", show_default=False, help="The checkpointLocation of a query.")
+]
+
+
+def checkpoints(directory: Directory, as_json: Json = False) -> None:
+    """List and check what a checkpoint location holds: for each partition its checkpoint and the steps after it."""
+    with outcome(as_json):
+        found = _survey(directory)
+        if as_json:
+            document(found)
+            return
+        show(
+            f"query {found['id']}, which began with {count(found['workers'], 'worker')}; started "
+            f"{count(found['starts'], 'time')}, last epoch {found['epoch']}"
+        )
+        made = tables.table("partition", ">steps", ">size", ">age", ">steps after it")
+        for each in found["partitions"]:
+            age = "" if each["age_s"] is None else tables.duration(each["age_s"])
+            made.add_row(
+                f"{each['stage']}/{each['partition']}", f"{each['steps']:,}", tables.size(each["bytes"]), age,
+                f"{each['steps_after']:,}",
+            )  # fmt: skip
+        show(made, f"{tables.size(found['bytes'])} in all; every checkpoint is whole")
+
+
+def _survey(path: Path) -> dict[str, Any]:
+    """UsageError: it is no checkpoint location; SnapshotError: something in it is damaged."""
+    from flux.durable.directory import Directory as Place
+    from flux.durable.journal import Journal
+
+    try:
+        about = json.loads((path / "flux.json").read_text())
+        stages = list(about["plan"]["stages"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} is no checkpoint location of a Flux query: {error}") from error
+    place = Place(path, writes=False)
+    journal = Journal(place, f"the journal in {path}")
+    now = time.time()
+    partitions = [
+        {
+            "stage": stages[key.stage] if key.stage < len(stages) else str(key.stage),
+            "partition": key.partition,
+            "steps": kept.checkpoint.step,
+            "bytes": kept.checkpoint.nbytes,
+            "age_s": round(max(now - kept.checkpoint.at, 0.0), 3) if kept.checkpoint.at else None,
+            "steps_after": len(kept.order),
+        }
+        for key, kept in sorted(journal.standbys.items())
+    ]
+    return {
+        "id": about["query"],
+        "workers": about["workers"],
+        "starts": place.starts(),
+        "epoch": journal.highest,
+        "bytes": sum(each["bytes"] for each in partitions),
+        "partitions": partitions,
+    }

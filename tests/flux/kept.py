@@ -1,0 +1,137 @@
+"""What tests of the vault's journal share: checkpoints and orders of a partition, all that a standby holds as a value, and a
+place in memory that says when a crash could come."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from flux.durable.journal import Journal
+from flux.replicas.copy_state import Position, ReplicaState, decode_state
+from flux.replicas.standby import Checkpoint, Standby
+from flux.wire.messages import OrderEntry, PartitionOrder
+from partitioning.ids import PartitionKey, StreamId
+
+KEY = PartitionKey(0, 3)
+STREAM = StreamId(0, 0)
+#: More than what is written into the journal itself.
+LARGE = 40_000
+EMPTY = Standby(KEY, 0)
+
+
+def entry(step: int, term: int = 1) -> OrderEntry:
+    """Steps of another term have other slices."""
+    return OrderEntry(float(step), float(term), [(0, 0, step), (0, term, step)])
+
+
+def orders(
+    term: int, first: int, count: int, committed: int = 0, left: int = 0, key: PartitionKey = KEY
+) -> PartitionOrder:
+    return PartitionOrder(
+        *key, 0, term, first, [entry(step, term) for step in range(first, first + count)], committed, left
+    )
+
+
+def checkpoint(
+    step: int, term: int, number: int, incarnation: int = 0, size: int = 0, text: bytes = b"s"
+) -> Checkpoint:
+    """As it comes from a primary. ``size``: bytes of its operator's state."""
+    about: dict[str, object] = {"applied": step, "now": float(step), "entries": b"\x90", "committed": step}
+    pickled = pickle.dumps(ReplicaState(about, (Position(STREAM, step, incarnation, ((step, 7),)),), ()))
+    data = struct.pack("<Q", len(pickled)) + pickled + b"B" + text * size
+    return Checkpoint.of(memoryview(data), decode_state(data), term, number)
+
+
+def take(journal: Journal, given: Checkpoint, key: PartitionKey = KEY) -> bool:
+    """As ``flux.replicas.arrivals`` does it."""
+    kept = journal.put(key, given)
+    taken = standby(journal, key).take(kept)
+    journal.landed(key, kept)
+    return taken
+
+
+def standby(journal: Journal, key: PartitionKey = KEY) -> Standby:
+    return journal.standby(key, 0, lambda _: None)
+
+
+def held_checkpoint(kept: Checkpoint | None) -> Any:
+    if kept is None:
+        return None
+    data = None if kept.data is None else bytes(kept.data)
+    return kept.step, kept.term, kept.number, kept.at, kept.next, kept.positions, data
+
+
+def held(kept: Standby) -> Any:
+    """All that a standby holds."""
+    kept.validate()
+    order = kept.order
+    about = (order.base, order.end, order.term, order.verified, order.committed, order.since(order.base), kept.left)
+    return held_checkpoint(kept.checkpoint), held_checkpoint(kept.beside), *about
+
+
+def all_held(journal: Journal) -> dict[PartitionKey, Any]:
+    """Of all partitions of which anything is known."""
+    return {key: held(kept) for key, kept in journal.standbys.items() if held(kept) != held(EMPTY)}
+
+
+@dataclass
+class Memory:
+    """As ``flux.durable.journal.Store``. What is durable is in ``segment`` and ``files``; ``crash``: called wherever a crash
+    could come. Of what is appended and not flushed, any first part may be there after it."""
+
+    segment: bytes = b""
+    files: dict[str, bytes] = field(default_factory=dict)
+    appended: bytes = b""
+    begun: int = 0
+    flushes: int = 0
+    crash: Callable[[], None] = lambda: None
+
+    def newest(self) -> memoryview:
+        return memoryview(self.segment)
+
+    def begin(self, data: bytes) -> None:
+        assert not self.appended, "what was appended is not durable yet"
+        self.crash()
+        self.segment, self.begun = data, self.begun + 1
+        self.crash()
+
+    def append(self, data: bytes) -> None:
+        self.crash()
+        self.appended += data
+        self.crash()
+
+    def flush(self) -> None:
+        self.segment, self.appended, self.flushes = self.segment + self.appended, b"", self.flushes + 1
+        self.crash()
+
+    def put(self, name: str, data: memoryview) -> memoryview:
+        self.crash()
+        self.files[name] = bytes(data)
+        self.crash()
+        return memoryview(self.files[name])
+
+    def get(self, name: str) -> memoryview | None:
+        return memoryview(self.files[name]) if name in self.files else None
+
+    def remove(self, names: Collection[str]) -> None:
+        for name in sorted(names):
+            self.crash()
+            del self.files[name]
+            self.crash()
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def after_a_crash(self, written: int) -> Memory:
+        """With so many bytes of what was not flushed."""
+        return Memory(self.segment + self.appended[:written], dict(self.files))
+
+
+def opened(store: Any) -> Journal:
+    """A journal that writes."""
+    journal = Journal(store)
+    journal.begin()
+    return journal

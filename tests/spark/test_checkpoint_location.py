@@ -1,0 +1,192 @@
+"""A checkpoint location with real processes: kills of an executor, of the vault, of the driver and everything with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+from striking import KEYS, PARTITIONS, ROUNDS, ROWS, WAIT_S, paced, rows_in, strike, until
+
+import flux
+from spark_integration.query import Query
+
+ROOT = Path(__file__).resolve().parents[2]
+TOTAL = KEYS * PARTITIONS * ROUNDS
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+class Seen(flux.Operator):
+    """How many rows of its key have come before each row, as far as this state knows: a row that is lost, doubled or out of
+    order shows in all that follow."""
+
+    def open(self, context: flux.Context) -> None:
+        self.counts: dict[int, int] = {}
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        before = []
+        for key in batch.column("key").to_pylist():
+            before.append(self.counts.get(key, 0))
+            self.counts[key] = before[-1] + 1
+        return pa.record_batch([*batch.columns, pa.array(before, pa.int64())], names=["key", "sequence", "seen"])
+
+    def snapshot(self) -> object:
+        return self.counts
+
+    def restore(self, snapshot: object) -> None:
+        self.counts = dict(snapshot)  # type: ignore[call-overload]
+
+
+SEEN = flux.stage(key="key", partitions=4, schema="key long, sequence long, seen long")(Seen)
+
+
+def started(spark: Any, tmp_path: Path, workers: int = 3, **options: Any) -> Query:
+    """Rows go into files: (key, sequence) tells each row from all others."""
+    flow = SEEN(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to_parquet(
+        str(tmp_path / "rows"), roll_every="200ms"
+    )
+    return flow.start(
+        spark=spark, workers=workers, checkpointLocation=tmp_path / "location", progress_interval="100ms",
+        checkpoint_interval="200ms", **options,
+    )  # fmt: skip
+
+
+def check_rows(tmp_path: Path) -> None:
+    found = pyarrow.dataset.dataset(tmp_path / "rows", format="parquet", exclude_invalid_files=True).to_table()
+    rows = Counter(zip(found["key"].to_pylist(), found["sequence"].to_pylist(), strict=True))
+    assert len(rows) == rows.total() == TOTAL
+    assert found["seen"].to_pylist() == found["sequence"].to_pylist()
+
+
+def vaults() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "flux.shell.vault" in child.cmdline()]
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.costs_an_executor
+def test_partitions_without_another_replica_go_on_from_the_vault(cluster: Any, tmp_path: Path) -> None:
+    query = started(cluster, tmp_path)
+    try:
+        until(lambda: rows_in(query) > TOTAL // 4, "a quarter of the rows")
+        lost = strike(query, signal.SIGKILL, executor=True, stage=0)
+        until(lambda: lost not in query.members(), "the loss is noticed")
+        assert rows_in(query) < TOTAL, "the fault must come in mid-stream"
+        (tmp_path / "gate").touch()
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    assert "take-over" in {event.kind for event in query.events()}
+    check_rows(tmp_path)
+    assert not vaults()
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_of_workers(
+    cluster: Any, tmp_path: Path
+) -> None:
+    ids = set()
+    for workers, part in ((3, 8), (2, 3)):
+        query = started(cluster, tmp_path, workers)
+        ids.add(query.id)
+        try:
+            until(lambda query=query, part=part: rows_in(query) > TOTAL // part, "some of the rows")
+            with pytest.raises(flux.UsageError, match=r"is active, and checkpointLocation=.*: stop it first"):
+                started(cluster, tmp_path)
+            if part == 3:
+                (vault,) = vaults()
+                vault.kill()
+                with pytest.raises(flux.QueryFailed, match="Start the query again with the same location"):
+                    query.awaitTermination(WAIT_S)
+        finally:
+            query.stop()
+    refuses_what_does_not_fit(cluster, tmp_path)
+    (tmp_path / "gate").touch()
+    query = started(cluster, tmp_path, 3)
+    ids.add(query.id)
+    try:
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    assert len(ids) == 1
+    check_rows(tmp_path)
+    again = started(cluster, tmp_path, 2)  # all is there already
+    try:
+        assert again.awaitTermination(WAIT_S)
+    finally:
+        again.stop()
+    check_rows(tmp_path)
+
+
+def refuses_what_does_not_fit(cluster: Any, tmp_path: Path) -> None:
+    location = tmp_path / "location"
+    other = flux.stage(key="key", partitions=8, schema="key long, sequence long, seen long")(Seen)
+    flow = other(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
+    with pytest.raises(flux.UsageError, match="stages Seen partitions was 4 and is 8"):
+        flux.to_parquet(flow, str(tmp_path / "other")).start(spark=cluster, workers=2, checkpointLocation=location)
+    location.chmod(0o755)
+    with pytest.raises(flux.UsageError, match=r"mode 0755.*chmod 700"):
+        started(cluster, tmp_path)
+    location.chmod(0o700)
+    for where, why in (("s3://bucket/x", "not a URI"), (tmp_path / "rows", "mode")):
+        with pytest.raises(flux.UsageError, match=why):
+            flow.start(spark=cluster, workers=2, checkpointLocation=where)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from test_checkpoint_location import started
+
+spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+query = started(spark, Path(sys.argv[1]), int(sys.argv[2]))
+query.awaitTermination()
+print("through", flush=True)
+"""
+
+
+def rows_there(tmp_path: Path) -> int:
+    """As far as files have appeared."""
+    if not (tmp_path / "rows").exists():
+        return 0
+    return int(pyarrow.dataset.dataset(tmp_path / "rows", format="parquet", exclude_invalid_files=True).count_rows())
+
+
+@pytest.mark.starts_spark
+def test_after_the_driver_and_all_its_processes_are_killed_the_program_goes_on_when_it_is_run_again(
+    tmp_path: Path,
+) -> None:
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
+    for life, workers in enumerate((2, 3)):
+        driver = subprocess.Popen([*program, str(workers)], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+        try:
+            wanted = TOTAL * (life + 1) // 4
+            until(
+                lambda wanted=wanted, driver=driver: driver.poll() is not None or rows_there(tmp_path) > wanted,
+                f"{wanted} rows in files",
+            )
+            assert driver.poll() is None, "it must be killed in mid-stream"
+        finally:
+            family = [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]
+            for process in family if life else family[::-1]:
+                process.kill()
+            driver.wait()
+            psutil.wait_procs(family, 10)
+    (tmp_path / "gate").touch()
+    last = subprocess.run([*program, "2"], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    assert "through" in last.stdout, last.stderr[-2000:]
+    check_rows(tmp_path)
+    time.sleep(0.5)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
