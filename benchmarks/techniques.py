@@ -28,7 +28,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Technique:
-    """``interval_s`` between two checkpoints. ``durable``: with a checkpoint location, of which there is a new one for each run."""
+    """``interval_s`` between two checkpoints. ``durable``: with a checkpoint location, a new one for each run."""
 
     name: str
     replicas: int

@@ -108,7 +108,7 @@ class Server:
         self._commands.put(lambda: self.core.on_tasks_ended(slots, what, reason))
 
     def stop(self) -> None:
-        self._commands.put(self.core.on_stop)
+        self._commands.put(lambda: self.core.on_pause(time.monotonic()))
 
     def look(self, at: Callable[[], T]) -> T:
         """The result of a call in the controller's thread, the only one that may use the core while it lives, or its

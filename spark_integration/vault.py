@@ -23,6 +23,7 @@ from flux.shell.vault import Task, without_code
 #: Of what is in the directory. Another number is not read.
 FORMAT = 1
 _ABOUT = "flux.json"
+_KEYS = {"format", "query", "workers", "plan"}
 #: How long its process may take to end after Stop.
 END_S = 10.0
 
@@ -49,7 +50,7 @@ class Location:
             return cls(path, None)
         except (OSError, ValueError) as error:
             raise UsageError(f"checkpointLocation={str(path)!r}: {_ABOUT} cannot be read: {error}") from error
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
+        if not isinstance(about, dict) or about.get("format") != FORMAT or not about.keys() >= _KEYS:
             found = about.get("format") if isinstance(about, dict) else about
             raise UsageError(
                 f"checkpointLocation={str(path)!r} has format {found!r}; this release of Flux reads format {FORMAT} only"
@@ -68,7 +69,12 @@ class Location:
         described = description(plan)
         if self.about is None:
             about = {"format": FORMAT, "query": plan.query, "workers": plan.began_with, "plan": described}
-            write_whole(self.path / _ABOUT, json.dumps(about, indent=1).encode())
+            try:
+                write_whole(self.path / _ABOUT, json.dumps(about, indent=1).encode(), new=True)
+            except FileExistsError:
+                raise UsageError(
+                    f"checkpointLocation={str(self.path)!r} was empty, and is that of a query now that was just started"
+                ) from None
             return
         differences = list(_differences(self.about["plan"], described, ""))
         if differences:
@@ -94,6 +100,7 @@ def _source(source: SourcePlan) -> dict[str, Any]:
 def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
     operator = stage.make()
     return {
+        "number": stage.id,
         "operator": f"{type(operator).__module__}.{type(operator).__qualname__}",
         "partitions": stage.partitions,
         "key": list(stage.key),
@@ -131,7 +138,7 @@ class VaultProcess:
         self._failed = failed
         self._ends = False
         task = pickle.dumps(Task(without_code(plan), rendezvous, path))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "flux.shell.vault"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
             start_new_session=True,

@@ -51,7 +51,8 @@ class Attendance:
             self.show_table(connection, message)
             return
         known = board.members.attempt(message)
-        if known is not None and message.attempt == known.about.attempt and message.node in (-1, known.node):
+        same = known is not None and (message.role != "vault" or message.endpoint == known.about.endpoint)
+        if known is not None and same and message.attempt == known.about.attempt and message.node in (-1, known.node):
             known.connection, known.heard, known.turned = connection, now, now
             self._greet(known)  # it registered again before the answer had arrived, or comes on another connection
             self._sweeper.order_again(known.node)

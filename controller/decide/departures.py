@@ -16,10 +16,12 @@ from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import read_elsewhere, without_worker
 from flux.errors import UsageError
-from flux.wire.control import NewTable, Register, Rejected, Stop
+from flux.wire.control import LastCheckpoints, NewTable, Register, Rejected, Stop
 
 #: If emptying a worker takes longer than this, a warning says so.
 DRAIN_TOLD_S = 30.0
+#: The longest that a query which is stopped waits for its last checkpoints.
+LAST_CHECKPOINTS_S = 5.0
 
 
 class Departures:
@@ -34,6 +36,8 @@ class Departures:
         self._repairs = repairs
         self._moving = moving
         self._balancer = balancer
+        self._kept: set[int] | None = None  # workers whose last checkpoints are kept, of a query that is stopped
+        self._wait_until = 0.0
         self._sent_home: dict[int, Member] = {}  # the dismissed, and those that were given up and may live
 
     # ---- workers that are emptied
@@ -103,6 +107,27 @@ class Departures:
         board.publish(table)
         self._sent_home[member.node] = member
         board.tell(member, Stop(reason=f"worker {drain.worker} has left the query: {drain.why}"))
+
+    # ---- a query that is stopped
+
+    def wait_for_checkpoints(self, now: float) -> None:
+        """All workers give the vault their last checkpoints; asked again, nothing changes."""
+        board = self._board
+        if self._kept is None:
+            self._kept, self._wait_until = set(), now + LAST_CHECKPOINTS_S
+            for member in board.members.workers.values():
+                board.tell(member, LastCheckpoints())
+
+    def checkpointed(self, worker: int) -> None:
+        """The vault has the last checkpoints of this worker."""
+        if self._kept is not None:
+            self._kept.add(worker)
+
+    def end_with_checkpoints(self, now: float) -> None:
+        """End a query that is stopped, when the vault has its last checkpoints or it takes too long: what is not in them, is
+        repeated."""
+        if self._kept is not None and (now >= self._wait_until or self._kept >= self._board.members.workers.keys()):
+            self._board.end(None)
 
     def stop_draining(self, worker: int) -> Drain | None:
         """A worker is lost: ends its drain, and returns it if there was one."""

@@ -37,6 +37,7 @@ from flux.dataflow.plan import Plan
 from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.host.notes import Pulse
 from flux.wire.control import (
+    Checkpointed,
     EdgeComplete,
     Failure,
     Goodbye,
@@ -190,6 +191,8 @@ class Controller:
                 self._on_finished(message, now)
             case Goodbye() if member.about.role == "worker":
                 self.places.vacate(member.about.index)  # the query has ended
+            case Checkpointed():
+                self.departures.checkpointed(message.node)
             case Goodbye() if member.about.role == "vault":
                 pass  # the query has ended
             case Goodbye():
@@ -263,11 +266,17 @@ class Controller:
         self.sweeper.sweep(now)
         if self.phase == QueryPhase.RUNNING:
             self.people.book.look()
+        self.departures.end_with_checkpoints(now)
         return self.board.take()
 
     def _too_few(self) -> QueryTimeout:
         here = sorted(member.about.index for member in self.members.workers.values())
         missing = sorted(set(range(self.slots)) - set(here))
+        if not missing:
+            return QueryTimeout(
+                "the process that writes to the checkpoint location has not come within "
+                f"{self.plan.settings.workers_timeout:g} s (spark.flux.workers.timeout): is the directory very large or slow?"
+            )
         return QueryTimeout(
             f"{len(here)} of {count(self.slots, 'worker')} joined within {self.plan.settings.workers_timeout:g} s "
             f"(spark.flux.workers.timeout); missing: {named('slot', missing)}. Are there "
@@ -303,6 +312,14 @@ class Controller:
 
     def on_stop(self) -> list[Tell]:
         self.board.end(None)
+        return self.board.take()
+
+    def on_pause(self, now: float) -> list[Tell]:
+        """The query is stopped by its program. Where it may go on later, with last checkpoints."""
+        if self.plan.durable and self.phase == QueryPhase.RUNNING:
+            self.departures.wait_for_checkpoints(now)
+        else:
+            self.board.end(None)
         return self.board.take()
 
     def allow(self, workers: int, why: str) -> None:

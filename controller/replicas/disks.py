@@ -77,6 +77,7 @@ def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement)
     rows = {}
     for key in orphans:
         fit = placement.candidates(key, (), then=lambda worker: (held[worker], worker))
+        fit = fit or sorted(table.endpoints, key=lambda worker: (held[worker], worker))  # all that are left are leaving
         if not fit:
             return None
         held[fit[0]] += 1

@@ -34,7 +34,8 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink is opened with. ``query``: the id of the query, another one for each start; ``number``: of the stage in the
+    """What a sink is opened with. ``query``: the id of the query, another one for each start
+    without a ``checkpointLocation``; ``number``: of the stage in the
     query, whose output it takes; ``partitions``: of that stage. Query, number and partition name a place for positions."""
 
     query: str
@@ -67,7 +68,7 @@ class Sink:
         """Called before everything else, when a replica of the partition becomes primary."""
 
     def committed(self, partition: int) -> int | None:
-        """The sequence number of the first batch of this query (``SinkContext.query``: each starts at 0) that the outside
+        """The sequence number of the first batch of this query (``SinkContext.query``: each begins at 0) that the outside
         does not have yet. None: the outside cannot tell; then batches may come again after a take-over."""
         return None
 

@@ -3,7 +3,7 @@
     flux.json                     what the query is: see ``about``
     generation-00000002           made by whoever writes since then: earlier writers find it after their next flush, and end
     journal-00000002-00000005     a segment of the journal: generation and number
-    state/0-3-17-42               a checkpoint: stage, partition, term and number
+    state/0-3-17-42-2             a checkpoint: stage, partition, term, number and generation
 
 Whoever opens it makes the file of the next generation first, durably, and reads the journal then. A writer flushes first, and
 looks for that file then. So what it has told anybody is in what the next one reads.
@@ -16,27 +16,29 @@ import mmap
 import os
 import re
 import stat
+import uuid
 from collections.abc import Collection
 from pathlib import Path
 
 from flux.errors import QueryFailed, UsageError
 
 _GENERATION, _SEGMENT = re.compile(r"generation-(\d{8})"), re.compile(r"journal-(\d{8})-(\d{8})")
+_HALF_WRITTEN = re.compile(r"\..*\.(\d{8})")
 _STATE = "state"
 
 
 def check_location(location: str | os.PathLike[str]) -> Path:
     """A directory that this user owns alone; it is made if it is not there. UsageError: why it cannot be used."""
     text = os.fspath(location)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) and not text.startswith("file://"):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) and not text.startswith("file:///"):
         raise UsageError(
             f"checkpointLocation={text!r}: a path of a local or mounted file system is expected, not a URI of another one"
         )
-    path = Path(text.removeprefix("file://")).expanduser().absolute()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = Path(text.removeprefix("file://")).expanduser().absolute()
+        _make(path)
         found = path.stat()
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"checkpointLocation={text!r}: it cannot be made or read: {error}") from error
     if found.st_uid != os.getuid():
         raise UsageError(
@@ -53,15 +55,28 @@ def check_location(location: str | os.PathLike[str]) -> Path:
     return path
 
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Durable and whole, or not there."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
+def _make(path: Path) -> None:
+    """And what is above it, durably."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for made in missing:
+        _sync(made.parent)
+
+
+def write_whole(path: Path, data: bytes | memoryview, new: bool = False, mark: str = "") -> None:
+    """Durable and whole, or not there. ``new``: FileExistsError if it is there already. ``mark``: of its writer, in the name that
+    it has until it is whole."""
+    made = path.with_name(f".{path.name}.{mark or uuid.uuid4().hex}")
     try:
         with open(made, "wb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        made.rename(path)
+        if new:
+            os.link(made, path)
+            made.unlink()
+        else:
+            made.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
             made.unlink()
@@ -87,7 +102,10 @@ class Directory:
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path = path
         self._states = path / _STATE
-        self.generation = self._claim() if writes else 0
+        self.generation = 0
+        if writes:
+            self.generation = self._claim()
+            self._sweep()
         self._number = 0
         self._file: int | None = None
 
@@ -103,6 +121,21 @@ class Directory:
             _sync(self.path)
             return generation
 
+    def _sweep(self) -> None:
+        """What earlier writers have left half written."""
+        for folder in (self.path, self._states):
+            for name in os.listdir(folder):
+                found = _HALF_WRITTEN.fullmatch(name)
+                if found is not None and int(found[1]) < self.generation:
+                    (folder / name).unlink(missing_ok=True)
+
+    def _write(self, path: Path, data: bytes | memoryview) -> None:
+        try:
+            write_whole(path, data, mark=f"{self.generation:08}")
+        except FileNotFoundError:
+            self._check_alone()  # who has come meanwhile has removed it
+            raise
+
     def starts(self) -> int:
         """How often it has been opened for writing."""
         return sum(_GENERATION.fullmatch(name) is not None for name in os.listdir(self.path))
@@ -115,19 +148,23 @@ class Directory:
 
     # ---- as flux.durable.journal.Store
 
-    def newest(self) -> memoryview:
+    def newest(self) -> memoryview | None:
         while segments := self._segments():
             with contextlib.suppress(FileNotFoundError):  # its writer has begun another one
                 return memoryview((self.path / segments[-1]).read_bytes())
-        return memoryview(b"")
+        return None
 
     def begin(self, data: bytes) -> None:
         self._number += 1
         segment = self.path / f"journal-{self.generation:08}-{self._number:08}"
-        write_whole(segment, data)
+        self._write(segment, data)
         self._check_alone()  # else the earlier segments are what another process reads
         self.close()
-        self._file = os.open(segment, os.O_WRONLY | os.O_APPEND)
+        try:
+            self._file = os.open(segment, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            self._check_alone()  # who has come meanwhile has removed it
+            raise
         for name in self._segments():
             if name < segment.name:
                 (self.path / name).unlink(missing_ok=True)
@@ -151,9 +188,11 @@ class Directory:
             )
 
     def put(self, name: str, data: memoryview) -> memoryview:
-        write_whole(self._states / name, data)
+        self._write(self._states / name, data)
         found = self.get(name)
-        assert found is not None
+        if found is None:
+            self._check_alone()  # who has come meanwhile has removed it
+            raise QueryFailed(f"{self._states / name} is gone: somebody removes files in the checkpoint location")
         return found
 
     def get(self, name: str) -> memoryview | None:

@@ -6,7 +6,7 @@ would still get acked, the next one would not have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from flux.replicas.standby import Standby
 from flux.stream.producer import ToWorker
 from flux.wire.messages import Install, Installed, Restore
 from partitioning.ids import PartitionKey
+from partitioning.table import Table
 
 
 class To(NamedTuple):
@@ -25,6 +26,10 @@ class To(NamedTuple):
     key: PartitionKey
     worker: int
     incarnation: int
+
+
+def _leads(table: Table, to: To) -> bool:
+    return any((r.worker, r.incarnation) == (to.worker, to.incarnation) for r in table.replicas(*to.key)[:1])
 
 
 @dataclass
@@ -59,9 +64,9 @@ class Handing:
             self._given[to] = _Given(self._number, Parts(data, signature, heard=now))
         return True
 
-    def follow(self, workers: Collection[int]) -> None:
-        """Only these take part by now."""
-        self._given = {to: given for to, given in self._given.items() if to.worker in workers}
+    def follow(self, table: Table) -> None:
+        """Others may lead by now."""
+        self._given = {to: given for to, given in self._given.items() if _leads(table, to)}
 
     def poll(self, now: float) -> Iterator[ToWorker]:
         for to, given in self._given.items():

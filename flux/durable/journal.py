@@ -30,8 +30,12 @@ SEGMENT_BYTES, SEGMENT_TIMES = 16 << 20, 4
 class Store(Protocol):
     """A place that survives its processes, and knows nothing of what it keeps."""
 
-    def newest(self) -> memoryview:
-        """The newest whole segment of the journal; empty if there is none."""
+    @property
+    def generation(self) -> int:
+        """Another one each time that the place is opened."""
+
+    def newest(self) -> memoryview | None:
+        """The newest segment of the journal; None: there is none."""
 
     def begin(self, data: bytes) -> None:
         """A new segment begins with this, which is durable when the call returns. Earlier segments go."""
@@ -132,7 +136,6 @@ class Journal(Shelf):
         self._where = where
         self._pending: list[Record] = []
         self._put: set[str] = set()  # files that are there, needed or not
-        self._on_their_way: set[str] = set()  # checkpoints that were put, and not taken or refused yet
         self._touched: set[PartitionKey] = set()  # perhaps files of theirs have become needless
         self._began = self._size = 0
         self._read(store.newest())
@@ -157,8 +160,8 @@ class Journal(Shelf):
         assert data is not None
         crc, highest = zlib.crc32(data), max((position.incarnation for position in checkpoint.positions), default=-1)
         if len(data) > INLINE_BYTES:
-            name = f"{key.stage}-{key.partition}-{checkpoint.term}-{checkpoint.number}"
-            self._on_their_way.add(name)
+            # The generation, because an earlier writer that does not know yet may write the same checkpoint.
+            name = f"{key.stage}-{key.partition}-{checkpoint.term}-{checkpoint.number}-{self._store.generation}"
             data = self._store.put(name, data)
         kept = KeptState(
             checkpoint.step, checkpoint.term, checkpoint.number, checkpoint.at, highest, len(data), crc, name,
@@ -173,7 +176,6 @@ class Journal(Shelf):
         """A checkpoint that was put has been offered to its standby."""
         if isinstance(checkpoint, Written) and checkpoint.as_kept.file:
             self.bytes += checkpoint.as_kept.nbytes
-            self._on_their_way.discard(checkpoint.as_kept.file)
             self._put.add(checkpoint.as_kept.file)
             self._touched.add(key)
 
@@ -214,10 +216,10 @@ class Journal(Shelf):
     def _remove_needless(self) -> None:
         if self._put and self._touched:
             needed: set[str] = set()
-            of_touched = {f"{stage}-{partition}" for stage, partition in self._touched}
             for key in self._touched:
                 needed |= self._of(key).files
-            gone = {name for name in self._put - needed - self._on_their_way if name.rsplit("-", 2)[0] in of_touched}
+            of_touched = {(str(stage), str(partition)) for stage, partition in self._touched}
+            gone = {name for name in self._put - needed if tuple(name.split("-")[:2]) in of_touched}
             if gone:
                 self._store.remove(gone)
                 self._put -= gone
@@ -230,7 +232,9 @@ class Journal(Shelf):
             self.standbys[key] = Kept(key, -1, self._note)
         return self.standbys[key]
 
-    def _read(self, data: memoryview) -> None:
+    def _read(self, data: memoryview | None) -> None:
+        if data is None:
+            return
         for records in frames(data, self._where):
             for record in records:
                 self._replay(record)

@@ -1,7 +1,8 @@
 """The journal's records, and the frames in which they are written (design: journal).
 
-A frame holds what became durable at once. Only the last one may be torn: what it says has never been acked. A frame that is
-damaged with another one behind it is damage to what was acked.
+A frame holds what became durable at once. Only the last one may be torn: what it says has never been acked. The first one of a
+segment is durable before the segment has its name. A frame that is damaged with a whole one anywhere behind it is damage to what
+was acked.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import pyarrow as pa
 from flux.errors import SnapshotError
 from flux.wire.messages import OrderEntry, PartitionOrder
 
-#: Bytes that follow, their CRC-32, and what they are when unpacked; 0: they are not packed.
-_FRAME = struct.Struct("<III")
+#: By which frames are found again behind damage.
+_MAGIC = b"FlxJ"
+#: Magic, CRC-32 of all that follows, bytes of the body, and what they are when unpacked; 0: they are not packed.
+_FRAME = struct.Struct("<4sIII")
+_CHECKED_FROM = 8
 #: Smaller frames are not worth packing.
 _PACKED_LEAST = 200
 _codec = pa.Codec("zstd", compression_level=1)
@@ -89,31 +93,43 @@ def frame(records: Sequence[Record]) -> bytes:
     unpacked = 0
     if len(raw) >= _PACKED_LEAST:
         body, unpacked = _codec.compress(raw, asbytes=True), len(raw)
-    return _FRAME.pack(len(body), zlib.crc32(body), unpacked) + body
+    head = _FRAME.pack(_MAGIC, 0, len(body), unpacked)
+    crc = zlib.crc32(body, zlib.crc32(head[_CHECKED_FROM:]))
+    return _FRAME.pack(_MAGIC, crc, len(body), unpacked) + body
 
 
 def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
-    """Whole frames, up to the torn one if there is one. SnapshotError: something before the end is damaged."""
+    """Those of a segment, but for the torn one at its end. SnapshotError: something before the end is damaged."""
     start = 0
-    while (body := _body(data, start)) is not None:
-        yield _decoder.decode(body)
-        start += _FRAME.size + _FRAME.unpack_from(data, start)[0]
-    rest = data[start:]
-    if len(rest) >= _FRAME.size:
-        behind = start + _FRAME.size + _FRAME.unpack_from(data, start)[0]
-        if _body(data, behind) is not None:
-            raise SnapshotError(
-                f"{where} is damaged at byte {start:,}, and more follows that is whole: what was shown outside since then "
-                "cannot be repeated from it. Restore the directory from a copy, or begin anew in an empty one"
-            )
+    while (found := _found(data, start)) is not None:
+        body, unpacked, end = found
+        yield _decoder.decode(_codec.decompress(body, unpacked, asbytes=True) if unpacked else body)
+        start = end
+    if start == 0 or _is_followed(data, start):
+        raise SnapshotError(
+            f"{where} is damaged at byte {start:,} of {len(data):,}, and that was whole once: what was shown outside since then "
+            "cannot be repeated from it. Restore the directory from a copy, or begin anew in an empty one"
+        )
 
 
-def _body(data: memoryview, start: int) -> bytes | memoryview | None:
-    """What the frame at ``start`` holds; None: there is no whole one."""
+def _found(data: memoryview, start: int) -> tuple[memoryview, int, int] | None:
+    """The body of the whole frame at ``start``, its size when unpacked, and where it ends."""
     if start + _FRAME.size > len(data):
         return None
-    length, crc, unpacked = _FRAME.unpack_from(data, start)
-    body = data[start + _FRAME.size : start + _FRAME.size + length]
-    if length == 0 or len(body) < length or zlib.crc32(body) != crc:
+    magic, crc, length, unpacked = _FRAME.unpack_from(data, start)
+    end = start + _FRAME.size + length
+    checked = data[start + _CHECKED_FROM : end]
+    if magic != _MAGIC or end > len(data) or zlib.crc32(checked) != crc:
         return None
-    return _codec.decompress(body, unpacked, asbytes=True) if unpacked else body
+    return data[start + _FRAME.size : end], unpacked, end
+
+
+def _is_followed(data: memoryview, start: int) -> bool:
+    """Whether a whole frame begins anywhere behind."""
+    rest = bytes(data[start + 1 :])
+    at = rest.find(_MAGIC)
+    while at >= 0:
+        if _found(data, start + 1 + at) is not None:
+            return True
+        at = rest.find(_MAGIC, at + 1)
+    return False

@@ -48,7 +48,7 @@ class Vault(StageWorker):
     def on_table(self, table: Table, now: float) -> None:
         if table.epoch > self.epoch:
             self.journal.see(table.epoch)
-            self._handing.follow(table.endpoints)
+            self._handing.follow(table)
         super().on_table(table, now)
 
     def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:

@@ -24,6 +24,8 @@ PRESSED_SHARE = 1 / 2
 #: Looks in each interval between two checkpoints, and the longest time from one look to the next: an order log may fill in the
 #: meantime, however long the interval is. Without any standby there is less to miss.
 LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
+#: The same for a query that is stopped and waits for its last checkpoints.
+LAST_LOOK_S = 0.02
 
 
 class To(NamedTuple):
@@ -62,6 +64,7 @@ class Checkpoints:
         self._look_at = 0.0
         self._rests_until = 0.0
         self.pressed = 0  # checkpoints that were asked for
+        self._last: dict[To, int] | None = None  # the query is stopped: the steps that are to be in the last ones
 
     def press(self, key: PartitionKey) -> None:
         """Producers keep rows that only the checkpoints of this partition lack."""
@@ -70,21 +73,44 @@ class Checkpoints:
             self._pressed.add(key)
             self._look_at = 0.0
 
+    def last(self) -> None:
+        """The query is stopped: every standby is to have the steps that its primary has applied by now."""
+        if self._last is None:
+            self._last = {to: replica.applied for to, replica, _ in self._standbys()}
+            self._look_at = 0.0
+
+    def all_kept(self) -> bool:
+        """Once, when they have them."""
+        if self._last is None:
+            return False
+        known = {to: peer.applied for to, _, peer in self._standbys()}
+        self._last = {to: step for to, step in self._last.items() if known.get(to, step) < step}
+        self._pressed |= {to.key for to in self._last}
+        if self._last:
+            return False
+        self._last = None
+        return True
+
     def due(self) -> float:
         return self._look_at
 
-    def next(self, now: float) -> list[To]:
-        """The checkpoints to begin now."""
-        if now < self._look_at:
-            return []
-        self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S)
-        standbys = [
+    def _standbys(self) -> list[tuple[To, Replica, Peer]]:
+        """Of the primaries here."""
+        return [
             (To(key, worker), replica, peer)
             for key, replica in self._replicas.items()
             if replica.primary
             for worker, peer in replica.order.peers.items()
             if peer.live and keeps_checkpoints(peer.kind)
         ]
+
+    def next(self, now: float) -> list[To]:
+        """The checkpoints to begin now."""
+        if now < self._look_at:
+            return []
+        look_s = LAST_LOOK_S if self._last else LOOK_MAX_S
+        self._look_at = now + min(self._interval_s / LOOKS, look_s)
+        standbys = self._standbys()
         if not standbys:
             self._pressed.clear()
             self._sent.clear()

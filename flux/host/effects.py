@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flux.replicas.pairing import CaughtUp, Diverged
 from flux.replicas.transfers import Aside
 from flux.stream.producer import ToWorker
-from flux.wire.control import PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
+from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.wire.messages import Ack, Acks, Chunk, Installed, OrdersSeen, ReadsElsewhere, Refuse, Reset, Resume
 
 #: The connection of a worker to itself.
@@ -28,7 +28,7 @@ class ToConnection:
 class ToController:
     """Effect: report to the controller."""
 
-    message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged
+    message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed
 
 
 Effect = ToWorker | ToConnection | ToController | Aside

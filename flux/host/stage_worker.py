@@ -44,7 +44,7 @@ from flux.replicas.transfers import Aside, ToSender, Transfers
 from flux.stream.consumers import Consumers
 from flux.stream.producer import Producer, ToWorker
 from flux.stream.receiver import Counters, RowSlice
-from flux.wire.control import CopyState, TableSeen
+from flux.wire.control import Checkpointed, CopyState, TableSeen
 from flux.wire.messages import (
     Ack,
     Acks,
@@ -440,6 +440,8 @@ class StageWorker:
             for producer in self.producers.values():
                 producer.dirty = True
             self.subscriptions.relieve(now)
+        if self.checkpoints.all_kept():
+            self._effects.append(ToController(Checkpointed(node=self.worker)))
         for to in self.checkpoints.next(now):
             self._transfers.checkpoint(*to)
         if self._transfers.active:

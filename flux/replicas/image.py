@@ -61,7 +61,6 @@ def decode(
         standby.checkpoint = Checkpoint.of(kept, decode_state(kept), head.term, head.number)
     standby.order = OrderLog(head.step)
     standby.order.adopt(head.entries, head.committed)
-    standby.order.begun_at = head.step
     standby.left = head.left
     return standby
 

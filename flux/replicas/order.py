@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from flux.replicas.kinds import Kind, kind_of
+from flux.replicas.kinds import Kind, keeps_checkpoints, kind_of
 from flux.wire.messages import OrderEntry
 from partitioning.table import ReplicaAt
 
@@ -106,7 +106,7 @@ class OrderLog:
         self.end = start
         self.slowest: int | None = None
         self._longest: int | None = None  # steps that are in the state of every other replica
-        self.begun_at: int | None = None  # steps in the checkpoint from which the vault gave this log
+        self.unanswered = False  # a live replica that keeps checkpoints has not said in this term how far they go
         self.oldest = start
         self.cut = 0  # entries thrown away because a new primary had others
         self.peers: dict[int, Peer] = {}
@@ -212,10 +212,10 @@ class OrderLog:
     def _note_slowest(self) -> None:
         greeted = [peer for peer in self.peers.values() if peer.greeted]
         self.slowest = min((peer.applied for peer in greeted if peer.kind.applies), default=None)
-        steps = [peer.applied for peer in greeted]
-        if self.begun_at is not None and len(greeted) < len(self.peers):
-            steps.append(self.begun_at)  # it is where the vault still is, and will say so
-        self._longest = min(steps, default=None)
+        self._longest = min((peer.applied for peer in greeted), default=None)
+        self.unanswered = any(
+            peer.live and not peer.greeted and keeps_checkpoints(peer.kind) for peer in self.peers.values()
+        )
         self._note_oldest()
 
     def _note_oldest(self) -> None:

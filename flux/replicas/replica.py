@@ -275,10 +275,10 @@ class Replica:
 
     @property
     def held_back(self) -> bool:
-        """Whether the order log is as long as it may be: nothing more is ordered until the others have caught up. Steps that
-        are ordered go on (design: order-bound)."""
+        """Whether the order log is as long as it may be, or it is not known how long that of a standby is: nothing more is
+        ordered until the others have caught up. Steps that are ordered go on (design: order-bound)."""
         order = self.order
-        return order.end - order.oldest >= self._limits.order_max_steps
+        return order.unanswered or order.end - order.oldest >= self._limits.order_max_steps
 
     @property
     def step_s(self) -> float:

@@ -53,6 +53,7 @@ from flux.wire.control import (
     Goodbye,
     Heartbeat,
     HeartbeatSeen,
+    LastCheckpoints,
     NewTable,
     PartitionFinished,
     RegisterAgain,
@@ -261,6 +262,8 @@ class Worker:
             core.on_edge_complete(command.edge, command.producers)
         elif isinstance(command, CopyState):
             core.on_copy_state(command)
+        elif isinstance(command, LastCheckpoints):
+            core.checkpoints.last()
         elif isinstance(command, RegisterAgain):
             self.control.register_again(core.worker)
         elif isinstance(command, Welcome):

@@ -153,6 +153,17 @@ class CopyState(Control, frozen=True):
     incarnation: Sequence
 
 
+class LastCheckpoints(Control, frozen=True):
+    """Controller to workers: the query is stopped, and will go on later. Give the vault a checkpoint of each partition now, so
+    that little has to be repeated then."""
+
+
+class Checkpointed(Control, frozen=True):
+    """Worker: the vault has them."""
+
+    node: Id
+
+
 class PartitionFinished(Control, frozen=True):
     """A partition of a stage has applied all of its input and handed on all of its output."""
 
@@ -197,6 +208,7 @@ ToController = (
     | ReplicaCaughtUp
     | ReplicaDiverged
     | PartitionFinished
+    | Checkpointed
     | Goodbye
     | Failure
 )
@@ -209,6 +221,7 @@ FromController = (
     | EdgeComplete
     | HeartbeatSeen
     | CopyState
+    | LastCheckpoints
     | GoodbyeSeen
     | Stop
 )

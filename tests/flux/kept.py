@@ -3,19 +3,22 @@ place in memory that says when a crash could come."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
+from flux.durable import journal as journal_module
 from flux.durable.journal import Journal
 from flux.replicas.copy_state import Position, ReplicaState, decode_state
 from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.messages import OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey, StreamId
 
-KEY = PartitionKey(0, 3)
+KEY, OTHER = PartitionKey(0, 3), PartitionKey(1, 0)
 STREAM = StreamId(0, 0)
 #: More than what is written into the journal itself.
 LARGE = 40_000
@@ -46,7 +49,7 @@ def checkpoint(
 
 
 def take(journal: Journal, given: Checkpoint, key: PartitionKey = KEY) -> bool:
-    """As ``flux.replicas.arrivals`` does it."""
+    """As ``flux.replicas.arrivals`` does it with one that is news when it begins to come."""
     kept = journal.put(key, given)
     taken = standby(journal, key).take(kept)
     journal.landed(key, kept)
@@ -87,10 +90,11 @@ class Memory:
     appended: bytes = b""
     begun: int = 0
     flushes: int = 0
+    generation: int = 1
     crash: Callable[[], None] = lambda: None
 
-    def newest(self) -> memoryview:
-        return memoryview(self.segment)
+    def newest(self) -> memoryview | None:
+        return memoryview(self.segment) if self.segment else None
 
     def begin(self, data: bytes) -> None:
         assert not self.appended, "what was appended is not durable yet"
@@ -127,7 +131,7 @@ class Memory:
 
     def after_a_crash(self, written: int) -> Memory:
         """With so many bytes of what was not flushed."""
-        return Memory(self.segment + self.appended[:written], dict(self.files))
+        return Memory(self.segment + self.appended[:written], dict(self.files), generation=self.generation + 1)
 
 
 def opened(store: Any) -> Journal:
@@ -135,3 +139,28 @@ def opened(store: Any) -> Journal:
     journal = Journal(store)
     journal.begin()
     return journal
+
+
+def two_flushes() -> tuple[Memory, Any, Any, int]:
+    """A journal, what was held after the first flush and after the second, and where its last frame begins."""
+    store = Memory()
+    journal = opened(store)
+    standby(journal).on_orders(orders(1, 0, 4, committed=1))
+    take(journal, checkpoint(1, 1, 0))
+    journal.flush()
+    first, start = all_held(journal), len(store.segment)
+    standby(journal).on_orders(orders(1, 4, 3, committed=3, left=2))
+    take(journal, checkpoint(5, 1, 1))
+    standby(journal, OTHER).on_orders(orders(1, 0, 1, key=OTHER))
+    journal.flush()
+    return store, first, all_held(journal), start
+
+
+@contextlib.contextmanager
+def segments_of(nbytes: int, times: int = 1) -> Iterator[None]:
+    """Segments of the journal are followed by others when they have grown by so much."""
+    with (
+        patch.object(journal_module, "SEGMENT_BYTES", nbytes),
+        patch.object(journal_module, "SEGMENT_TIMES", times),
+    ):
+        yield

@@ -21,6 +21,7 @@ from flux.wire.control import (
     Heartbeat,
     HeartbeatSeen,
     InStep,
+    LastCheckpoints,
     NewTable,
     PartitionFinished,
     Register,
@@ -154,6 +155,7 @@ COMMANDS = [
     HeartbeatSeen(),
     CopyState(stage=0, partition=1, worker=2, incarnation=3),
     GoodbyeSeen(),
+    LastCheckpoints(),
     Stop(reason="over"),
 ]
 Decode = Callable[[Any], Any]

@@ -16,6 +16,8 @@ from tests.simulation.witness import witnesses
 LASTS_S = 3.0
 #: So many losses fall into the middle of a flush, and such a one is among so many.
 IN_A_FLUSH, FLUSHES = 0.5, 400
+#: So many of the others come when the query has been stopped.
+STOPS = 0.3
 
 
 def run_lives(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None] = lambda sim: None) -> Result:
@@ -58,21 +60,26 @@ def _until_it_is_lost(sim: Simulation, rng: random.Random) -> Result:
     assert sim.life is not None
     if rng.random() < IN_A_FLUSH:
         sim.life.place.fatal = rng.randrange(FLUSHES)
-    part = _Part(sim, ends_at)
+    part = _Part(sim, ends_at, rng.random() < STOPS)
     return outcome(part)  # type: ignore[arg-type]
 
 
 class _Part:
-    """The run of a life that ends in a loss."""
+    """The run of a life that ends in a loss, or ``stops``."""
 
-    def __init__(self, sim: Simulation, ends_at: float) -> None:
-        self._sim, self._ends_at = sim, ends_at
+    def __init__(self, sim: Simulation, ends_at: float, stops: bool) -> None:
+        self._sim, self._ends_at, self._stops = sim, ends_at, stops
         self.seed, self.counts, self.controller = sim.seed, sim.counts, sim.controller
 
     def run(self) -> None:
         sim = self._sim
+        controller = sim.controller
         try:
-            sim.run_until(lambda: sim.world.now >= self._ends_at or sim.controller.phase == "ended")
+            sim.run_until(lambda: sim.world.now >= self._ends_at or controller.phase == "ended")
+            if self._stops and controller.phase == "running":
+                sim.server.perform(controller.on_pause(sim.world.now))
+                sim.run_until(lambda: controller.phase == "ended")
+                sim.counts["queries that were stopped"] += 1
             sim.counts["losses of everything"] += 1
         except AllLost:
             sim.counts["losses in the middle of a flush"] += 1

@@ -22,6 +22,7 @@ from flux.wire.control import (
     GoodbyeSeen,
     Heartbeat,
     HeartbeatSeen,
+    LastCheckpoints,
     NewTable,
     Register,
     RegisterAgain,
@@ -182,6 +183,8 @@ class Process:
             self._ask_for_table()
         elif isinstance(order, CopyState):
             self.on_copy_state(order)
+        elif isinstance(order, LastCheckpoints):
+            self.on_last_checkpoints()
         elif isinstance(order, EdgeComplete):
             self.on_edge_complete(order)
         elif isinstance(order, Rejected):
@@ -219,6 +222,9 @@ class Process:
         pass
 
     def on_copy_state(self, order: CopyState) -> None:
+        raise AssertionError("only workers have state")
+
+    def on_last_checkpoints(self) -> None:
         raise AssertionError("only workers have state")
 
     def beat(self, now: float) -> None:

@@ -28,6 +28,7 @@ def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results
         "lives that went on",
         "losses of everything",
         "losses in the middle of a flush",
+        "queries that were stopped",
         "take-overs",
         "take-overs by standbys",
         "steps repeated by standbys",

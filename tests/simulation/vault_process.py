@@ -37,14 +37,14 @@ class Place:
 
     def __init__(self, rng: random.Random) -> None:
         self.fatal: int | None = None
-        self.flushes = 0
+        self.flushes = self.generation = 0
         self._rng = rng
         self._segment = bytearray()
         self._appended = bytearray()
         self._files: dict[str, bytes] = {}
 
-    def newest(self) -> memoryview:
-        return memoryview(bytes(self._segment))
+    def newest(self) -> memoryview | None:
+        return memoryview(bytes(self._segment)) if self._segment else None
 
     def begin(self, data: bytes) -> None:
         self._segment, self._appended = bytearray(data), bytearray()
@@ -66,6 +66,7 @@ class Place:
         self._segment += self._appended[: self._rng.randint(0, len(self._appended))]
         self._appended.clear()
         self.fatal = None
+        self.generation += 1
 
     def put(self, name: str, data: memoryview) -> memoryview:
         self._files[name] = bytes(data)

@@ -166,6 +166,10 @@ class WorkerProcess(Process):
         assert self.core is not None
         self.core.on_copy_state(order)
 
+    def on_last_checkpoints(self) -> None:
+        assert self.core is not None
+        self.core.checkpoints.last()
+
     def hear_data(self, identity: Identity, content: Any) -> None:
         self.inbox.append((self._on_data_plane, (identity, *content)))
         self.wake()

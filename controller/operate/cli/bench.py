@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from controller.operate.cli.output import WIDE
+
 if TYPE_CHECKING:
     from benchmarks.timeline import Report
 
@@ -208,6 +210,20 @@ def techniques(
 
 
 @bench.command()
+def restart(
+    state_mb: Annotated[int, typer.Option(min=1, max=4096, help="State of all partitions together, in MiB.")] = 64,
+    times: Annotated[int, typer.Option(min=1, max=1000, help="Kills of everything at once.")] = 3,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """How soon a query with a checkpoint location goes on after driver, executors and workers were killed at once."""
+    from benchmarks import restart as benchmark
+
+    console = _prepare(as_json, out)
+    _finish(benchmark.run(state_mb, times, console), console, as_json, out)
+
+
+@bench.command()
 def scale(
     workers: Annotated[
         list[int] | None,
@@ -242,7 +258,8 @@ def _prepare(as_json: bool, out: Path | None) -> Console:
         from benchmarks.timeline import require_plots
 
         require_plots()
-    return Console(stderr=as_json, highlight=False)
+    made = Console(stderr=as_json, highlight=False)
+    return made if made.is_terminal else Console(stderr=as_json, highlight=False, width=WIDE)
 
 
 def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -> None:

@@ -1,0 +1,436 @@
+"""Replicas in a directory as the controller sees them: the table that goes out, a query that goes on, and partitions of which
+nothing else is left (design: vault)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.decide.phases import QueryPhase
+from controller.decide.state import Controller
+from controller.replicas.apart import Place
+from controller.replicas.disks import Disks, revived
+from controller.replicas.placement import placement_of
+from controller.replicas.table_changes import retain, without_worker
+from flux.errors import QueryFailed, QueryTimeout
+from flux.wire.control import Goodbye, Heartbeat, NewTable, Rejected, ReplicaCaughtUp, Stop, TableChanged, Welcome
+from partitioning.ids import ACTIVE, DISK, STANDBY, PartitionKey
+from partitioning.table import ReplicaAt, Table, changed_by
+from tests.controller.cluster import Cluster, epoch_of, register
+
+VAULT = ReplicaAt(9, 40, True, DISK)
+
+
+def table(epoch: int = 0) -> Table:
+    rows = (
+        ((ReplicaAt(0, 0), ReplicaAt(1, 0)), (ReplicaAt(1, 0), ReplicaAt(2, 0)), (ReplicaAt(2, 0), ReplicaAt(0, 0))),
+        ((ReplicaAt(1, 0), ReplicaAt(0, 0, kind=STANDBY)),),
+    )
+    return Table(epoch, rows, ((0, 1),), {worker: f"at {worker}" for worker in range(3)})
+
+
+def disks(first_epoch: int = 40) -> Disks:
+    made = Disks()
+    made.open(VAULT.worker, "at the vault", first_epoch)
+    return made
+
+
+def safe(stage: int, partition: int, replica: ReplicaAt) -> bool:
+    return True
+
+
+# ---- what goes out
+
+
+def test_without_a_vault_the_table_goes_out_as_it_is() -> None:
+    given = table()
+    assert Disks().shown(given) is given
+    assert Disks().first(given) is given
+
+
+def test_the_vault_is_the_last_of_each_row() -> None:
+    given, shown = table(41), disks().shown(table(41))
+    assert shown.stages == tuple(tuple((*row, VAULT) for row in rows) for rows in given.stages)
+    assert shown.endpoints == {**given.endpoints, VAULT.worker: "at the vault"}
+    assert (shown.epoch, shown.sources) == (given.epoch, given.sources)
+
+
+def test_what_has_not_changed_stays_the_same_object() -> None:
+    made, before = disks(), table(41)
+    first = made.shown(before)
+    assert made.shown(before) is first
+    after = retain(before, 0, 1, 0)
+    shown = made.shown(after)
+    assert shown.stages[1] is first.stages[1]
+    assert [row is old for row, old in zip(shown.stages[0], first.stages[0], strict=True)] == [True, False, True]
+    assert shown.stages[0][1] == (*after.stages[0][1], VAULT)
+
+
+def test_a_partition_that_nobody_has_stays_so_and_comes_back_with_the_vault() -> None:
+    made, before = disks(), table(41)
+    made.shown(before)
+    empty = Table(42, ((*before.stages[0][:2], ()), before.stages[1]), before.sources, before.endpoints)
+    assert made.shown(empty).stages[0][2] == ()
+    again = Table(43, before.stages, before.sources, before.endpoints)
+    assert made.shown(again).stages[0][2] == (*before.stages[0][2], VAULT)
+    assert made.shown(again).stages[0][0] == (*before.stages[0][0], VAULT)
+
+
+# ---- the first table
+
+
+def test_a_new_directory_changes_nothing_at_the_first_table() -> None:
+    given = table()
+    assert disks(0).first(given) is given
+
+
+def test_the_first_table_of_a_query_that_goes_on_has_primaries_of_its_first_epoch_only() -> None:
+    first = disks().first(table())
+    assert first.epoch == 40
+    assert first.stages == tuple(tuple((ReplicaAt(row[0].worker, 40),) for row in rows) for rows in table().stages)
+    assert (first.sources, first.endpoints) == (table().sources, table().endpoints)
+
+
+# ---- partitions of which nothing else is left
+
+
+def placement(*workers: int, leaving: tuple[int, ...] = (), executor: str = "e{}") -> Any:
+    return placement_of({w: Place.of("", "h", executor.format(w)) for w in workers}, leaving, False)
+
+
+def test_orphans_get_new_primaries_of_the_same_epoch_at_the_workers_with_the_fewest() -> None:
+    rows = tuple((ReplicaAt(partition % 3, 0),) for partition in range(9))
+    given = Table(5, (rows, ((ReplicaAt(0, 0),),)), (), {0: "a", 1: "b", 2: "c"})
+    after, orphans = without_worker(given, 0, safe, [1, 2])
+    assert len(orphans) == 4
+    made = revived(after, orphans, placement(1, 2))
+    assert made is not None
+    assert made.epoch == after.epoch == 6
+    assert Counter(row[0].worker for rows in made.stages for row in rows) == {1: 5, 2: 5}
+    new = [made.replicas(*key) for key in orphans]
+    assert all(row == (ReplicaAt(row[0].worker, 6, True, ACTIVE),) for row in new)
+    others = {PartitionKey(0, partition) for partition in range(9)} - set(orphans)
+    assert all(made.replicas(*key) is given.replicas(*key) for key in others)
+    assert (made.sources, made.endpoints) == (after.sources, after.endpoints)
+
+
+def test_where_no_worker_is_left_there_is_no_table() -> None:
+    given = Table(5, (((ReplicaAt(0, 0),),),), (), {0: "a"})
+    after, orphans = without_worker(given, 0, safe, [])
+    assert revived(after, orphans, placement()) is None
+
+
+def test_where_nothing_is_lost_the_table_is_the_same() -> None:
+    assert revived(table(5), [], placement(0, 1, 2)) == table(5)
+
+
+def test_several_stages_are_revived_at_once() -> None:
+    rows = ((ReplicaAt(0, 0),), (ReplicaAt(0, 0),))
+    after, orphans = without_worker(Table(5, (rows, rows), (), {0: "a", 1: "b"}), 0, safe, [1])
+    made = revived(after, orphans, placement(1))
+    assert made is not None
+    assert made.stages == (((ReplicaAt(1, 6),),) * 2,) * 2
+
+
+# ---- the whole controller
+
+
+class Durable(Cluster):
+    """A cluster whose query has a checkpoint location. ``came``: the vault comes when all workers are there."""
+
+    def __init__(
+        self, first_epoch: int = 0, came: bool = True, began_with: int = 0, slots: int = 3, **more: Any
+    ) -> None:
+        super().__init__(slots=0, **more)
+        plan = replace(self.core.plan, durable=True, began_with=began_with)
+        self.core = Controller(plan, slots, now=0.0)
+        for slot in range(slots):
+            self.join(slot)
+        if came:
+            self.vault_comes(first_epoch)
+
+    def vault_comes(self, first_epoch: int = 0, connection: str = "v", **more: Any) -> None:
+        about = register(0, "vault", first_epoch=first_epoch, **{"edges": [], "endpoint": "at the vault", **more})
+        self.take(self.core.on_report(connection, about, self.now))
+
+    def ingress_comes(self, attempt: int = 0) -> Welcome:
+        connection = f"i{attempt}"
+        self.take(self.core.on_report(connection, register(0, "ingress", attempt), self.now))
+        (welcome,) = [order for order in self.told(connection) if isinstance(order, Welcome)]
+        return welcome
+
+    @property
+    def vault(self) -> int:
+        member = self.core.members.vault
+        assert member is not None
+        return member.node
+
+    def beat(self, node: int) -> None:
+        member = next(member for member in self.core.members.processes() if member.node == node)
+        self.take(self.core.on_report(member.connection, Heartbeat(node=node, progress=1, stats={}), self.now))
+
+    def beats(self, seconds: float, *silent: int) -> None:
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            for member in self.core.members.processes():
+                if member.node not in silent:
+                    self.beat(member.node)
+            self.tick(0.0)
+
+    def seen_by(self, connection: Any) -> Table:
+        """The table that a process has by now, made of all that it was told."""
+        found: Table | None = None
+        orders = [order for order in self.told(connection) if isinstance(order, NewTable | TableChanged)]
+        for order in sorted(orders, key=epoch_of):
+            if isinstance(order, NewTable):
+                found = order.table
+            else:
+                assert found is not None
+                found = changed_by(found, order.change)
+        assert found is not None
+        return found
+
+
+def test_the_first_table_waits_for_the_vault() -> None:
+    c = Durable(came=False)
+    assert c.core.table is None
+    c.vault_comes()
+    assert c.table.epoch == 0
+    assert c.core.phase == QueryPhase.RUNNING
+
+
+def test_the_vault_alone_is_not_enough() -> None:
+    c = Durable(came=False, slots=2)
+    c.core = Controller(c.core.plan, 2, now=0.0)
+    c.vault_comes()
+    c.join(0)
+    assert c.core.table is None
+    c.join(1)
+    assert c.core.table is not None
+
+
+def test_a_query_without_a_location_waits_for_no_vault() -> None:
+    c = Cluster()
+    assert c.core.table is not None
+    assert c.told("w0.0")[-1].table.stages == c.table.stages
+
+
+@pytest.mark.parametrize("first_epoch", [0, 40])
+def test_every_process_sees_the_vault_in_each_row_after_all_that_happens(first_epoch: int) -> None:
+    c = Durable(first_epoch, slots=4, partitions=5, replicas=2)
+    c.settle()
+    c.lose(c.holders(2)[0])
+    c.settle()
+    c.join(c.core.slots - 1, attempt=1)
+    for connection in ("v", *(member.connection for member in c.core.members.workers.values())):
+        seen = c.seen_by(connection)
+        assert seen.epoch == c.table.epoch
+        assert [row[-1] for rows in seen.stages for row in rows] == [ReplicaAt(c.vault, first_epoch, True, DISK)] * 5
+        assert [row[:-1] for rows in seen.stages for row in rows] == [row for rows in c.table.stages for row in rows]
+        assert seen.endpoints == {**c.table.endpoints, c.vault: "at the vault"}
+
+
+def test_a_query_that_goes_on_begins_with_primaries_and_gets_the_other_replicas_by_repairs() -> None:
+    c = Durable(40, partitions=3)
+    assert all(len(row) <= 2 for row in c.table.stages[0])
+    first = next(order.table for order in c.told("w0.0") if isinstance(order, NewTable))
+    assert first.epoch == 40
+    assert [len(row) for row in first.stages[0]] == [2, 2, 2], "a primary and the vault"
+    assert {replica.incarnation for row in first.stages[0] for replica in row} == {40}
+    c.settle()
+    assert [len(row) for row in c.table.stages[0]] == [2, 2, 2]
+    assert all(replica.incarnation >= 40 for row in c.table.stages[0] for replica in row)
+
+
+def test_a_table_is_confirmed_when_the_vault_has_confirmed_it_too() -> None:
+    c = Durable()
+    c.mute.add("v")
+    c.lose(c.holders()[1])
+    assert not c.core.board.is_confirmed(c.table.epoch)
+    assert "the vault" in c.core.board.who_is_behind(c.table.epoch)
+    c.mute.clear()
+    member = c.core.members.vault
+    assert member is not None
+    member.epoch = c.table.epoch
+    assert c.core.board.is_confirmed(c.table.epoch)
+
+
+def test_partitions_that_are_lost_get_new_primaries_from_the_directory() -> None:
+    c = Durable(partitions=6, replicas=1)
+    lost = c.holders(0)[0]
+    of_lost = [partition for partition in range(6) if c.holders(partition) == [lost]]
+    epoch = c.table.epoch
+    c.lose(lost)
+    assert c.core.error is None
+    assert c.table.epoch == epoch + 1
+    assert all(c.replicas(p) == (ReplicaAt(c.holders(p)[0], epoch + 1),) for p in of_lost)
+    assert Counter(c.holders(partition)[0] for partition in range(6)) == {1: 3, 2: 3}
+    assert c.seen_by("v").stages[0][of_lost[0]][-1].kind == DISK
+
+
+def test_primary_and_secondary_may_be_lost_at_once() -> None:
+    c = Durable(slots=4)
+    primary, secondary = c.holders()
+    c.lose(secondary)
+    c.lose(primary)
+    assert c.core.error is None
+    assert not {primary, secondary} & set(c.holders())
+    c.settle()
+    assert len(c.holders()) == 2
+
+
+def test_a_partition_may_be_lost_again_and_again_until_nobody_is_left() -> None:
+    c = Durable(slots=3, replicas=1)
+    epochs = []
+    for _ in range(2):
+        c.lose(c.holders()[0])
+        epochs.append(c.replicas()[0].incarnation)
+    assert epochs == sorted(set(epochs))
+    c.lose(c.holders()[0])
+    assert isinstance(c.core.error, QueryFailed)
+    assert "no worker is left. Start the query again with the same checkpoint location" in str(c.core.error)
+
+
+def test_a_new_worker_in_the_place_of_the_last_one_comes_too_late() -> None:
+    c = Durable(slots=1, replicas=1)
+    c.lose(c.holders()[0])
+    c.join(0, attempt=1)
+    assert c.core.phase == QueryPhase.ENDED
+    assert c.stops("w0.1")
+
+
+def test_a_worker_that_leaves_takes_over_where_nobody_else_is_left() -> None:
+    c = Durable(slots=2, replicas=1, partitions=2)
+    c.mute |= {"w0.0", "w1.0", "v"}
+    c.drain(1)
+    c.lose(0)
+    assert c.core.error is None
+    assert c.holders(0) == [1]
+
+
+def test_a_silent_worker_with_the_last_replica_keeps_it_for_the_longer_limit() -> None:
+    c = Durable(replicas=1, heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
+    silent = c.holders()[0]
+    c.beats(2.0, silent)
+    assert c.holders() == [silent]
+    c.beats(4.0, silent)
+    assert c.core.error is None
+    assert c.holders() != [silent]
+
+
+def test_a_query_whose_vault_has_ended_ends() -> None:
+    c = Durable()
+    c.lose(c.vault)
+    assert isinstance(c.core.error, QueryFailed)
+    assert "the process that writes to the checkpoint location (pid 1) has ended" in str(c.core.error)
+    assert all(c.stops(f"w{slot}.0") for slot in range(3))
+
+
+def test_a_query_whose_vault_ends_before_the_first_table_ends_too() -> None:
+    c = Durable(slots=2, came=False)
+    c.core = Controller(c.core.plan, 2, now=0.0)
+    c.vault_comes()
+    c.lose(c.vault)
+    assert isinstance(c.core.error, QueryFailed)
+
+
+def test_a_vault_that_ends_after_the_query_is_no_loss() -> None:
+    c = Durable()
+    c.take(c.core.on_stop())
+    assert c.stops("v")
+    c.take(c.core.on_report("v", Goodbye(node=c.vault), c.now))
+    c.lose(c.vault)
+    assert c.core.error is None
+
+
+def test_a_query_whose_directory_does_not_answer_ends() -> None:
+    c = Durable(journal_timeout=3.0)
+    c.beats(2.75, c.vault)
+    assert c.core.error is None
+    c.beats(0.75, c.vault)
+    assert "has not answered for 3 s (spark.flux.journal.timeout is 3 s)" in str(c.core.error)
+    assert all(c.stops(f"w{slot}.0") for slot in range(3))
+
+
+def test_a_directory_that_is_slow_and_answers_ends_nothing() -> None:
+    c = Durable(journal_timeout=3.0)
+    for _ in range(4):
+        c.beats(2.5, c.vault)
+        c.beat(c.vault)
+    assert c.core.error is None
+
+
+def test_a_controller_that_stood_still_blames_no_vault() -> None:
+    c = Durable(journal_timeout=3.0, heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
+    c.beats(1.0)
+    c.tick(60.0)
+    assert c.core.error is None
+
+
+def test_a_second_vault_is_turned_away() -> None:
+    c = Durable(7)
+    c.vault_comes(8, "other", attempt=1)
+    (answer,) = c.told("other")
+    assert isinstance(answer, Rejected)
+    assert "the query has a vault" in answer.reason
+    assert c.core.members.vault is not None
+    assert c.core.members.vault.connection == "v"
+    assert c.core.board.disks.first_epoch == 7
+    assert c.core.error is None
+
+
+def test_a_second_vault_is_turned_away_though_it_calls_itself_by_the_same_number() -> None:
+    c = Durable(7)
+    c.vault_comes(8, "other", pid=2, endpoint="elsewhere")
+    (answer,) = c.told("other")
+    assert isinstance(answer, Rejected)
+    assert c.core.members.vault is not None
+    assert c.core.members.vault.connection == "v"
+
+
+def test_a_vault_that_comes_on_another_connection_is_the_same() -> None:
+    c = Durable(40)
+    node = c.vault
+    c.vault_comes(40, "again", node=node)
+    assert c.core.members.vault is not None
+    assert (c.vault, c.core.members.vault.connection) == (node, "again")
+    assert c.seen_by("again") == c.core.board.shown
+
+
+def test_no_worker_is_made_of_a_vault() -> None:
+    c = Durable()
+    assert c.vault not in c.core.members.workers
+    assert c.vault not in c.table.endpoints
+    assert c.vault not in c.all_holders()
+    c.beat(c.vault)
+    newest = ReplicaCaughtUp(node=c.holders()[0], stage=0, partition=0, worker=c.vault, incarnation=0, safe=True)
+    c.report(c.holders()[0], newest)
+    assert c.core.error is None
+
+
+@pytest.mark.parametrize("first_epoch", [0, 40])
+def test_streams_of_this_life_are_newer_than_those_of_earlier_ones(first_epoch: int) -> None:
+    c = Durable(first_epoch)
+    assert [c.ingress_comes(attempt).incarnation for attempt in range(3)] == [first_epoch + n for n in range(3)]
+
+
+def test_who_waits_for_the_vault_in_vain_is_told_so() -> None:
+    c = Durable(came=False, workers_timeout=10.0)
+    c.tick(20.0)
+    assert isinstance(c.core.error, QueryTimeout)
+    assert "the process that writes to the checkpoint location has not come within 10 s" in str(c.core.error)
+
+
+def test_workers_hear_with_how_many_the_query_began() -> None:
+    c = Durable(40, began_with=8)
+    assert {order.workers for order in c.sent(Welcome)} == {8}
+    assert {order.workers for order in Durable().sent(Welcome)} == {3}
+
+
+def test_all_are_told_to_stop_when_the_query_is_through() -> None:
+    c = Durable()
+    c.take(c.core.on_stop())
+    assert len(c.sent(Stop)) == 4

@@ -1,0 +1,62 @@
+"""Says each call of ``flux.durable.directory`` to the file system, before it is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flux.durable import directory as module
+
+WATCHED, SYNCED = ("open", "write", "listdir", "close"), ("fsync", "fdatasync")
+
+
+class Watch:
+    """Says each call that changes the file system or looks at it, before it is made. Nothing is really synced: nobody pulls
+    the plug here, and it takes long."""
+
+    def __init__(self, hook: Callable[[str, str], None]) -> None:
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in (*WATCHED, *SYNCED):
+            return real
+
+        def called(*given: Any) -> Any:
+            at = os.readlink(f"/proc/self/fd/{given[0]}") if isinstance(given[0], int) else os.fspath(given[0])
+            self._hook(name, Path(at).name)
+            return None if name in SYNCED else real(*given)
+
+        return called
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str, str], None]) -> None:
+    monkeypatch.setattr(module, "os", Watch(hook))
+    for name in ("rename", "unlink", "exists"):
+        monkeypatch.setattr(Path, name, _said(getattr(Path, name), name, hook))
+
+
+def _said(real: Any, name: str, hook: Callable[[str, str], None]) -> Any:
+    def called(path: Path, *given: Any, **more: Any) -> Any:
+        hook(name, path.name)
+        return real(path, *given, **more)
+
+    return called
+
+
+class At:
+    """Does something before the ``number``th call, once."""
+
+    def __init__(self, number: int, does: Callable[[], None]) -> None:
+        self.calls, self.done = 0, False
+        self._number, self._does = number, does
+
+    def __call__(self, call: str, name: str) -> None:
+        self.calls += 1
+        if self.calls == self._number and not self.done:
+            self.done = True
+            self._does()

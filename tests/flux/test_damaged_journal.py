@@ -1,0 +1,103 @@
+"""A damaged journal of the vault: nothing is left out silently but what was never answered (design: journal)."""
+
+from __future__ import annotations
+
+import pytest
+from kept import LARGE, Memory, checkpoint, opened, orders, standby, take, two_flushes
+
+from flux.durable.journal import Journal
+from flux.durable.records import Ordered, Seen, frame, frames
+from flux.errors import SnapshotError
+
+#: Of a frame's header: bytes from, and below.
+MAGIC, CHECKSUM, LENGTH, UNPACKED = (0, 4), (4, 8), (8, 12), (12, 16)
+
+
+def three_frames() -> list[bytes]:
+    return [frame([Seen(3)]), frame([Ordered(orders(1, 0, 20))]), frame([Ordered(orders(1, 20, 2))])]
+
+
+def read(data: bytes) -> int:
+    """How many frames are there."""
+    return len(list(frames(memoryview(data), "the journal")))
+
+
+def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
+    return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "part",
+    [MAGIC, CHECKSUM, LENGTH, UNPACKED, (16, 1 << 30)],
+    ids=["magic", "checksum", "length", "size when unpacked", "body"],
+)
+def test_a_bit_that_is_wrong_before_the_last_frame_is_an_error_that_says_where(
+    which: int, part: tuple[int, int]
+) -> None:
+    data, whole = three_frames(), b"".join(three_frames())
+    start = sum(map(len, data[:which]))
+    said = f"the journal is damaged at byte {start:,} of {len(whole):,}, and that was whole once"
+    assert part[0] < len(data[which])
+    for at in range(part[0], min(part[1], len(data[which]))):
+        for bit in (0, 7):
+            with pytest.raises(SnapshotError, match=said):
+                read(flipped(whole, start + at, bit))
+
+
+def test_a_bit_that_is_wrong_in_the_last_frame_is_a_torn_frame() -> None:
+    *before, last = three_frames()
+    start = sum(map(len, before))
+    for at in range(len(last)):
+        for bit in (0, 7):
+            assert read(flipped(b"".join([*before, last]), start + at, bit)) == 2
+
+
+def test_a_wrong_length_that_leads_beyond_the_end_is_damage_where_a_frame_follows() -> None:
+    """It is not the torn one at the end."""
+    first, second, last = three_frames()
+    long = second[: LENGTH[0]] + b"\xff" * 4 + second[LENGTH[1] :]
+    with pytest.raises(SnapshotError, match=f"damaged at byte {len(first)} of"):
+        read(first + long + last)
+    assert read(first + long) == 1
+
+
+def test_a_lost_block_with_several_frames_in_it_is_an_error() -> None:
+    small = [frame([Seen(epoch)]) for epoch in range(1000)]
+    whole = b"".join(small)
+    with pytest.raises(SnapshotError, match="damaged"):
+        read(whole[:4096] + b"\0" * 4096 + whole[8192:])
+
+
+def test_a_segment_without_a_byte_is_damaged() -> None:
+    with pytest.raises(SnapshotError, match="damaged at byte 0 of 0"):
+        read(b"")
+
+
+@pytest.mark.parametrize("kind", ["a bit is wrong", "cut off"])
+def test_damage_to_the_first_frame_of_a_segment_is_an_error_though_nothing_follows(kind: str) -> None:
+    """Else the query begins again at its first epoch, and the directory is emptied."""
+    store = two_flushes()[0]
+    Journal(store).begin()
+    only = store.segment
+    store.segment = {"a bit is wrong": flipped(only, 40), "cut off": only[:-1]}[kind]
+    with pytest.raises(SnapshotError, match="damaged"):
+        Journal(store)
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "beside"])
+@pytest.mark.parametrize("damage", ["gone", "changed", "shorter", "longer", "empty"])
+def test_a_checkpoint_file_that_is_not_as_it_was_is_an_error_that_names_it(where: str, damage: str) -> None:
+    store = Memory()
+    journal = opened(store)
+    standby(journal).on_orders(orders(1, 0, 4, committed=2))
+    take(journal, checkpoint(2, 1, 0, size=LARGE if where == "checkpoint" else 0))
+    take(journal, checkpoint(4, 1, 1, size=LARGE if where == "beside" else 0))
+    assert standby(journal).beside is not None
+    journal.flush()
+    ((name, data),) = store.files.items()
+    changed = {"changed": flipped(data, len(data) - 1), "shorter": data[:-1], "longer": data + b"\0", "empty": b""}
+    store.files = {name: changed[damage]} if damage in changed else {}
+    said = "is not there" if damage == "gone" else "is damaged"
+    with pytest.raises(SnapshotError, match=rf"checkpoint of partition 3 of stage 0 \({name}, [\d,]+ bytes\) {said}"):
+        Journal(store)
