@@ -3,6 +3,7 @@ vault)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -144,8 +145,9 @@ class VaultProcess:
             start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None
-        self._process.stdin.write(len(task).to_bytes(8, "little") + task)
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            self._process.stdin.write(len(task).to_bytes(8, "little") + task)
+            self._process.stdin.flush()
         self._watch = threading.Thread(target=self._watched, name="flux-vault", daemon=True)
         self._watch.start()
 
@@ -169,4 +171,5 @@ class VaultProcess:
             self._watch.join(END_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

@@ -139,8 +139,8 @@ class Losses:
         only kept output is needed. A safe replica of it has the whole order, and still gets the rows, unless a stage
         before it has lost its last replica: then only a replica with all output can show it."""
         after = without_worker(table, worker, safe, readers, *more)
-        if self._board.phase != QueryPhase.FINISHED:
-            return after
+        if self._board.phase != QueryPhase.FINISHED or self._plan.durable:
+            return after  # the vault has every partition, and what it has of the last ones may still need rows of the others
         collects = [stage.collects for stage in self._plan.stages]
 
         def shows(stage: int, partition: int, replica: ReplicaAt) -> bool:

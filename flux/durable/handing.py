@@ -19,6 +19,9 @@ from flux.wire.messages import Install, Installed, Restore
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
+#: As many are on their way at the same time: each is in memory as a whole.
+AT_ONCE = 4
+
 
 class To(NamedTuple):
     """A replica that is to lead, and its worker."""
@@ -44,12 +47,18 @@ class Handing:
         self._again_s = again_s
         self._limits = limits or Limits()
         self._number = 0
+        self._waiting: dict[To, Standby] = {}
         self._given: dict[To, _Given] = {}
 
     @property
     def workers(self) -> set[int]:
         """Those to which something is on its way."""
-        return {to.worker for to in self._given}
+        return {to.worker for to in (*self._given, *self._waiting)}
+
+    @property
+    def waits(self) -> bool:
+        """Whether one more may begin."""
+        return bool(self._waiting) and len(self._given) < AT_ONCE
 
     def ask(self, standby: Standby, asked: Restore, now: float) -> bool:
         """A worker asks for what the standby holds. False: another one leads since."""
@@ -58,17 +67,24 @@ class Handing:
         standby.fence(asked.incarnation)
         to = To(standby.key, asked.worker, asked.incarnation)
         if to not in self._given:
-            self._number += 1
-            data = image.encode(standby)
-            signature = sign(self._secret, (*to.key, to.incarnation, self._number), data)
-            self._given[to] = _Given(self._number, Parts(data, signature, heard=now))
+            self._waiting[to] = standby
         return True
+
+    def _begin(self, to: To, standby: Standby, now: float) -> None:
+        self._number += 1
+        data = image.encode(standby)
+        signature = sign(self._secret, (*to.key, to.incarnation, self._number), data)
+        self._given[to] = _Given(self._number, Parts(data, signature, heard=now))
 
     def follow(self, table: Table) -> None:
         """Others may lead by now."""
         self._given = {to: given for to, given in self._given.items() if _leads(table, to)}
+        self._waiting = {to: standby for to, standby in self._waiting.items() if _leads(table, to)}
 
     def poll(self, now: float) -> Iterator[ToWorker]:
+        if self.waits:
+            to = next(iter(self._waiting))  # one in each turn: others wait for the answers of this process
+            self._begin(to, self._waiting.pop(to), now)
         for to, given in self._given.items():
             for offset, payload in given.parts.due(now, self._again_s, self._limits):
                 message = Install(*to.key, to.incarnation, given.number, offset, given.parts.total, to.incarnation)

@@ -69,6 +69,9 @@ class Vault(StageWorker):
         else:
             super().on_answer(worker, message, now)
 
+    def due(self) -> float:
+        return 0.0 if self._handing.waits else super().due()
+
     def poll(self, now: float) -> Iterator[Effect]:
         effects = [*super().poll(now), *self._handing.poll(now)]
         self.journal.flush()

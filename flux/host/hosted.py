@@ -88,6 +88,10 @@ class Hosted:
         added has its state before it is live."""
         return key in self.awaited and self.placed[key].live
 
+    def restores(self, stage: int) -> bool:
+        """Whether a replica of a stage here is to lead, and its state is still to come from the vault or to be restored."""
+        return bool(self.begin_on_disk(stage)) or any(standby.leads for standby in self.standbys_of(stage))
+
     def begin_on_disk(self, stage: int | None = None) -> list[PartitionKey]:
         """Those of a stage here, or of all."""
         return [key for key in self.awaited if stage in (None, key.stage) and self.placed[key].live]

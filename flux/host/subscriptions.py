@@ -172,9 +172,10 @@ class Subscriptions:
         self._early = [*waiting, (connection, hello)]
 
     def _begins(self, hello: Hello) -> bool:
-        """Whether a source greets replicas of which one has no state yet, because that is still to come from the vault."""
+        """Whether a source greets replicas of which one has no state yet, because that is still to come from the vault or to be
+        restored."""
         edge = self._plan.edges[hello.edge]
-        return not edge.from_stage and bool(self._hosted.begin_on_disk(edge.consumer))
+        return not edge.from_stage and self._hosted.restores(edge.consumer)
 
     def _welcome(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
         if self._plan.edges[hello.edge].from_stage:

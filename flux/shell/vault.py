@@ -21,7 +21,7 @@ from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.durable.directory import Directory
 from flux.durable.journal import Journal
 from flux.durable.vault import Vault
-from flux.errors import FluxError
+from flux.errors import FluxError, QueryFailed
 from flux.host.stage_worker import StageWorker
 from flux.shell.loop import Rendezvous
 from flux.shell.worker import Worker
@@ -53,9 +53,10 @@ def _nothing(*given: Any) -> Any:
 class VaultLoop(Worker):
     role = "vault"
 
-    def __init__(self, plan: Plan, rendezvous: Rendezvous, journal: Journal) -> None:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, journal: Journal, where: str) -> None:
         super().__init__(plan, rendezvous)
         self._journal = journal
+        self._where = where
 
     def _warm_up(self) -> None:
         """It clusters nothing and has no tables of keys."""
@@ -63,6 +64,11 @@ class VaultLoop(Worker):
     @property
     def first_epoch(self) -> int:
         return self._journal.highest + 1
+
+    def _report_failure(self, core: StageWorker, error: Exception) -> None:
+        if isinstance(error, OSError):
+            error = QueryFailed(f"{self._where} cannot be written: {error}")
+        super()._report_failure(core, error)
 
     def _made(self, welcome: Welcome) -> StageWorker:
         return Vault(self.plan, welcome.node, self._journal, time.perf_counter, welcome.workers)
@@ -74,7 +80,7 @@ def run(task: Task) -> None:
     try:
         journal = Journal(directory, f"the journal in {task.path}")
         journal.begin()
-        VaultLoop(task.plan, task.rendezvous, journal).run(0, 0, "vault")
+        VaultLoop(task.plan, task.rendezvous, journal, f"the checkpoint location {task.path}").run(0, 0, "vault")
     finally:
         directory.close()
 

@@ -137,3 +137,21 @@ def test_secondaries_get_none_and_nobody_presses_for_what_is_not_here() -> None:
     scene.made.press(PartitionKey(9, 9))
     assert scene.next(0.0) == []
     assert not scene.made._pressed
+
+
+def test_last_checkpoints_are_sent_at_once_and_said_when_all_are_there() -> None:
+    scene = Scene(replica(5), replica(3))
+    for partition in (0, 1):
+        scene.taken(partition)
+    scene.next(0.0)
+    for each in scene.replicas.values():
+        each.applied += 2
+    assert not scene.made.all_kept()
+    scene.made.last()
+    assert not scene.made.all_kept()
+    assert scene.next(0.01) == [0, 1], "not an interval later"
+    scene.taken(0)
+    assert not scene.made.all_kept()
+    scene.taken(1)
+    assert scene.made.all_kept()
+    assert not scene.made.all_kept(), "once"

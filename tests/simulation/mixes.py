@@ -234,6 +234,10 @@ LIVES_OF_ONE = Mix(
     slots=4,
     lives=2,
 )
+#: Output is fetched that only the directory has, again and again.
+LIVES_FETCHED = replace(
+    FETCHED, faults=replace(FETCHED.faults or Faults(), fetch_crash_probability=0.03), copies=1, lives=2
+)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

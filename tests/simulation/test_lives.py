@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mixes import LIVES, LIVES_OF_ONE
+from tests.simulation.mixes import LIVES, LIVES_FETCHED, LIVES_OF_ONE
 from tests.simulation.run import Result, run
 
 #: Beyond the first thousand there are sinks.
@@ -43,3 +43,11 @@ def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results
 )
 def test_it_happens_in_these_lives(results: list[Result], event: str) -> None:
     assert sum(result.counts[event] for result in results) > 3
+
+
+def test_output_that_is_fetched_outlives_the_workers_that_have_it() -> None:
+    """Also where stages before the last one have lost their last replica when all output was there."""
+    results = [run(seed, LIVES_FETCHED) for seed in range(30)]
+    assert not [str(result) for result in results if not result.ok]
+    assert sum(result.counts["take-overs"] for result in results) > 10
+    assert sum(result.counts["fetches that the end of the query broke off"] for result in results) == 0
