@@ -66,6 +66,7 @@ TABLE = (
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are copied at the same time, for repairs or moves", 1, 1024),
     Setting("checkpoint_interval", "checkpoint.interval", "seconds", "1s", "how often a standby gets a new checkpoint of its partition, unless there is need before", 0.001),
     Setting("checkpoint_max_bytes_per_second", "checkpoint.maxBytesPerSecond", "bytes", "64m", "most bytes of state that a worker sends to standbys per second, on average; where logs are short of room, checkpoints are not held up", 1 << 10),
+    Setting("checkpoint_policy", "checkpoint.policy", "round-robin or min-max", "round-robin", "whose checkpoint is next if not all can leave at once: round-robin (the oldest is renewed first), or min-max (first where a loss would cost most time per byte to copy)"),
     Setting("journal_timeout", "journal.timeout", "seconds", "30s", "a query with a checkpoint location ends when that has not answered for this long", 0.1),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
@@ -117,6 +118,7 @@ class Settings:
     repairs_at_once: int
     checkpoint_interval: float
     checkpoint_max_bytes_per_second: int
+    checkpoint_policy: str
     journal_timeout: float
     balance_enabled: bool
     balance_policy: str
@@ -216,6 +218,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "text": str,
     "labels": _labels,
     "bool": lambda raw: {"true": True, "false": False}[str(raw).lower()],
+    "round-robin or min-max": lambda raw: {"round-robin": "round-robin", "min-max": "min-max"}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),
     "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),
 }

@@ -1,6 +1,6 @@
 """When a primary sends a checkpoint to its standbys (design: standby).
 
-From time to time, the partition first whose last one is oldest; at once where producers or the order log run out of room, and
+From time to time, in the order of a policy; at once where producers or the order log run out of room, and
 where a partition has come to its end. A few at a time: each stops its partition while the state is copied.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flux.host.checkpoint_policies import POLICIES, Due
 from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.order import Peer
 from flux.replicas.replica import Replica
@@ -58,6 +59,7 @@ class Checkpoints:
         self._interval_s = settings.checkpoint_interval
         self._again_s = settings.resend_timeout
         self._rate = settings.checkpoint_max_bytes_per_second
+        self._rank = POLICIES[settings.checkpoint_policy]
         self._pressed_steps = int(settings.order_max_steps * PRESSED_SHARE)
         self._sent: dict[To, Sent] = {}
         self._pressed: set[PartitionKey] = set()
@@ -137,7 +139,8 @@ class Checkpoints:
                 to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
             )
             if pressed or (now >= sent.at + self._interval_s and now >= self._rests_until):
-                wanted.append((not pressed, sent.at, to, replica, peer))
+                replay_s = (replica.applied - peer.applied) * replica.step_s
+                wanted.append((not pressed, self._rank(Due(sent.at, replay_s, replica.state_bytes)), to, replica, peer))
         wanted.sort(key=lambda each: each[:2])
         begun = wanted[: max(AT_ONCE - busy, 0)]
         if len(wanted) > len(begun):

@@ -111,6 +111,7 @@ EVERYTHING: Statistics = {
     ],
     "rss_bytes": 10,
     "cpu_s": 0.5,
+    "written_bytes": 11,
     "load": {"at": 1.5, "replicas": [ReplicaWork(0, 1, 2, 0.5, 3, 4, 5, 6)], "rested_s": 0.5},
 }
 ASKED = [
@@ -142,6 +143,7 @@ REPORTS = [
     ReplicaCaughtUp(node=1, stage=0, partition=1, worker=2, incarnation=3, safe=True, bytes=4, steps_behind=5),
     ReplicaDiverged(node=1, stage=0, partition=1, worker=2, incarnation=3, step=4),
     PartitionFinished(node=1, stage=0, partition=1),
+    Checkpointed(node=1),
     Goodbye(node=1),
     Failure(node=1, kind="UserCodeError", message="x"),
 ]

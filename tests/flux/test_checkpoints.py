@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flux.errors import UsageError
 from flux.host.checkpoints import AT_ONCE, Checkpoints, To
 from flux.replicas.kinds import active, standby
 from flux.settings import Settings
@@ -38,15 +39,15 @@ def peer(applied: int = 0, kind: Any = standby) -> Any:
 
 def replica(applied: int, state_bytes: int = 0, **more: Any) -> Any:
     order = SimpleNamespace(peers={AT: peer()}, end=applied)
-    about = {"primary": True, "finished": False, "between_steps": True} | more
+    about = {"primary": True, "finished": False, "between_steps": True, "step_s": 0.01} | more
     return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, **about)
 
 
 class Scene:
-    def __init__(self, *replicas: Any) -> None:
+    def __init__(self, *replicas: Any, policy: str = "round-robin") -> None:
         self.replicas = {PartitionKey(0, number): each for number, each in enumerate(replicas)}
         self.transfers: Any = Transfers()
-        self.made = Checkpoints(self.replicas, SETTINGS, self.transfers)
+        self.made = Checkpoints(self.replicas, replace(SETTINGS, checkpoint_policy=policy), self.transfers)
 
     def next(self, now: float) -> list[int]:
         return [to.key.partition for to in self.made.next(now)]
@@ -155,3 +156,27 @@ def test_last_checkpoints_are_sent_at_once_and_said_when_all_are_there() -> None
     scene.taken(1)
     assert scene.made.all_kept()
     assert not scene.made.all_kept(), "once"
+
+
+def test_min_max_begins_where_a_loss_would_cost_most_time_per_byte() -> None:
+    """Three partitions: much to repeat in a large state, the same in a small one, little in a small one."""
+    orders = {}
+    for policy in ("round-robin", "min-max"):
+        scene = Scene(replica(40, 9000), replica(40, 3000), replica(4, 3000), policy=policy)
+        assert scene.next(0.0) == [], "their time begins"
+        first = scene.next(2.0)
+        for partition in first:
+            scene.taken(partition)
+        orders[policy] = [*first, *scene.next(60.0)]
+    assert orders == {"round-robin": [0, 1, 2], "min-max": [1, 0, 2]}
+
+
+def test_who_is_pressed_comes_first_by_any_policy() -> None:
+    scene = Scene(replica(40, 3000), replica(40, 3000), replica(4, 9000), policy="min-max")
+    scene.made.press(PartitionKey(0, 2))
+    assert scene.next(2.0)[0] == 2
+
+
+def test_a_policy_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError, match=r"checkpoint.policy: cannot read 'newest' as round-robin or min-max"):
+        Settings.of({"spark.flux.checkpoint.policy": "newest"})
