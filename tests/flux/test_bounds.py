@@ -12,6 +12,7 @@ import pytest
 from flux.errors import ProtocolError
 from flux.wire.codec import decode_answer, decode_asked, decode_command, decode_data, decode_report
 from flux.wire.control import (
+    Checkpointed,
     CopyState,
     EdgeComplete,
     Failure,
