@@ -97,7 +97,7 @@ class Divergences:
             left = [
                 replica for replica in table.stages[key[0]][key[1]] if replica.live and replica.worker == event.worker
             ]
-            if left and not hopeless:
+            if left and not hopeless and self.sim.controller.phase != "ended":  # then no table follows any more
                 raise Violation("who diverges is dropped", f"{event}: {left}")
 
     def _ended_for_them(self) -> bool:

@@ -308,6 +308,8 @@ class Simulation:
         """Whether this partition of a source may come to its end: patient ones wait until everything is repaired."""
         if self.faults.patient_alone and (source, partition) != self._last_to_end:
             return True
+        if self.life is not None and self.life.had_ended(self, source, partition):
+            return True
         if not self.sources_may_end and self.network.calm and self.controller.phase == "running":
             controller = self.controller
             assert controller.table is not None

@@ -204,6 +204,7 @@ BROKE_ONCE = {
     240000082: "the law counted a heartbeat that the controller had refused",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
     130010363: "the law took a third divergence that was noticed after the end for one that had to end the query",
+    15582894868: "a source that had ended in an earlier life of the query waited with its end once more",
 }
 
 

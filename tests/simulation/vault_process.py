@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from flux.durable.journal import Journal
 from flux.durable.vault import Vault
 from flux.host.stage_worker import StageWorker
+from flux.stream.elements import End
+from partitioning.ids import StreamId
 from tests.simulation.checkers import Ledger
 from tests.simulation.outside import Outside
 from tests.simulation.worker_process import WorkerProcess
@@ -129,6 +131,14 @@ class Life:
         _go_on(sim.ledger, self.earlier.ledger)
         least = max(stage.replicas for stage in plan.stages)
         return self.rng.randint(least, max(slots, least) + 1)
+
+    def had_ended(self, sim: Simulation, source: int, partition: int) -> bool:
+        """Whether the source came to its end in an earlier life: there are steps that wait for it."""
+        if self.earlier is None:
+            return False
+        streams = [StreamId(edge.id, partition) for edge in sim.plan.edges_of_source(source)]
+        given = [sim.ledger._given[stream] for stream in streams]
+        return any(each and isinstance(each[-1].element, End) for each in given)
 
     def outside_of(self, sim: Simulation) -> Outside:
         outside = Outside(sim)
