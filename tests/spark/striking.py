@@ -10,12 +10,35 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+import flux
 from spark_integration.query import Query
 
 KEYS, PARTITIONS, ROUNDS, LAST_ROUNDS = 300, 3, 400, 40
 #: A machine under load takes its time; nothing here is judged by it.
 WAIT_S = 180.0
 ROWS = pa.schema([("key", pa.int64()), ("sequence", pa.int64())])
+SEEN = "key long, sequence long, seen long"
+
+
+class Seen(flux.Operator):
+    """How many rows of its key have come before each row, as far as this state knows: a row that is lost, doubled or out of
+    order shows in all that follow."""
+
+    def open(self, context: flux.Context) -> None:
+        self.counts: dict[int, int] = {}
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        before = []
+        for key in batch.column("key").to_pylist():
+            before.append(self.counts.get(key, 0))
+            self.counts[key] = before[-1] + 1
+        return pa.record_batch([*batch.columns, pa.array(before, pa.int64())], names=["key", "sequence", "seen"])
+
+    def snapshot(self) -> object:
+        return self.counts
+
+    def restore(self, snapshot: object) -> None:
+        self.counts = dict(snapshot)  # type: ignore[call-overload]
 
 
 def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pyarrow.dataset
 import pytest
-from striking import KEYS, PARTITIONS, ROUNDS, ROWS, WAIT_S, paced, rows_in, strike, until
+from striking import KEYS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
 
 import flux
 from spark_integration.query import Query
@@ -25,33 +24,12 @@ TOTAL = KEYS * PARTITIONS * ROUNDS
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-class Seen(flux.Operator):
-    """How many rows of its key have come before each row, as far as this state knows: a row that is lost, doubled or out of
-    order shows in all that follow."""
-
-    def open(self, context: flux.Context) -> None:
-        self.counts: dict[int, int] = {}
-
-    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        before = []
-        for key in batch.column("key").to_pylist():
-            before.append(self.counts.get(key, 0))
-            self.counts[key] = before[-1] + 1
-        return pa.record_batch([*batch.columns, pa.array(before, pa.int64())], names=["key", "sequence", "seen"])
-
-    def snapshot(self) -> object:
-        return self.counts
-
-    def restore(self, snapshot: object) -> None:
-        self.counts = dict(snapshot)  # type: ignore[call-overload]
-
-
-SEEN = flux.stage(key="key", partitions=4, schema="key long, sequence long, seen long")(Seen)
+SEEN_OF_FOUR = flux.stage(key="key", partitions=4, schema=SEEN)(Seen)
 
 
 def started(spark: Any, tmp_path: Path, workers: int = 3, **options: Any) -> Query:
     """Rows go into files: (key, sequence) tells each row from all others."""
-    flow = SEEN(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to_parquet(
+    flow = SEEN_OF_FOUR(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to_parquet(
         str(tmp_path / "rows"), roll_every="200ms"
     )
     return flow.start(
@@ -128,7 +106,7 @@ def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_o
 
 def refuses_what_does_not_fit(cluster: Any, tmp_path: Path) -> None:
     location = tmp_path / "location"
-    other = flux.stage(key="key", partitions=8, schema="key long, sequence long, seen long")(Seen)
+    other = flux.stage(key="key", partitions=8, schema=SEEN)(Seen)
     flow = other(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
     with pytest.raises(flux.UsageError, match="stages Seen partitions was 4 and is 8"):
         flux.to_parquet(flow, str(tmp_path / "other")).start(spark=cluster, workers=2, checkpointLocation=location)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from striking import KEYS, PARTITIONS, ROUNDS, ROWS, WAIT_S, paced, rows_in, strike, until
+from striking import KEYS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
 
 import flux
 
@@ -16,33 +15,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 TOTAL = KEYS * PARTITIONS * ROUNDS
 
 
-@flux.stage(key="key", partitions=4, replicas=2, recovery="standby", schema="key long, sequence long, seen long")
-class Seen(flux.Operator):
-    """How many rows of its key have come before each row, as far as this state knows: a row that is lost, doubled or out of
-    order shows in all that follow."""
-
-    def open(self, context: flux.Context) -> None:
-        self.counts: dict[int, int] = {}
-
-    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        before = []
-        for key in batch.column("key").to_pylist():
-            before.append(self.counts.get(key, 0))
-            self.counts[key] = before[-1] + 1
-        return pa.record_batch([*batch.columns, pa.array(before, pa.int64())], names=["key", "sequence", "seen"])
-
-    def snapshot(self) -> object:
-        return self.counts
-
-    def restore(self, snapshot: object) -> None:
-        self.counts = dict(snapshot)  # type: ignore[call-overload]
+COUNTED = flux.stage(key="key", partitions=4, replicas=2, recovery="standby", schema=SEEN)(Seen)
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize("executor", [pytest.param(True, marks=pytest.mark.costs_an_executor), False])
 def test_after_a_kill_each_row_has_met_the_state_of_all_before_it(cluster, tmp_path: Path, executor: bool) -> None:  # type: ignore[no-untyped-def]
     folder, gate = tmp_path / "rows", tmp_path / "gate"
-    flow = Seen(flux.source(paced(gate), ROWS, partitions=PARTITIONS))
+    flow = COUNTED(flux.source(paced(gate), ROWS, partitions=PARTITIONS))
     query = flow.to_parquet(str(folder), roll_every="200ms").start(
         spark=cluster, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
     )
