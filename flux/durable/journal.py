@@ -142,12 +142,14 @@ class Kept(Standby):
 
 class Journal(Shelf):
     """``standbys`` by partition. ``highest``: no epoch, term or incarnation in what is kept is above this; -1: nothing is kept.
-    ``bytes`` that were written, files too. SnapshotError: what is kept cannot be read."""
+    ``bytes`` that were written, files too. ``left_out``: what is damaged of what nobody was told that it is kept. SnapshotError:
+    what is kept cannot be read."""
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
         self.standbys: dict[PartitionKey, Kept] = {}
         self.highest = -1
         self.bytes = 0
+        self.left_out: list[str] = []
         self._store = store
         self._where = where
         self._pending: list[Record] = []
@@ -257,8 +259,7 @@ class Journal(Shelf):
         self._pending.clear()  # what the standbys noted of it is in the journal already
         for kept in self.standbys.values():
             kept.checkpoint = self._loaded(kept.key, kept.checkpoint)
-            if kept.beside is not None:
-                kept.beside = self._loaded(kept.key, kept.beside)
+            kept.beside = self._loaded_beside(kept.key, kept.beside)
 
     def _replay(self, record: Record) -> None:
         self._highest_of(record)
@@ -277,6 +278,14 @@ class Journal(Shelf):
         return Written(
             kept.step, memoryview(b""), (), kept.term, kept.number, {}, kept.at, base=kept.base, as_kept=kept
         )  # fmt: skip
+
+    def _loaded_beside(self, key: PartitionKey, found: Checkpoint | None) -> Checkpoint | None:
+        """Rows are acked by the checkpoint before it: so that one will do where this one is damaged."""
+        try:
+            return None if found is None else self._loaded(key, found)
+        except SnapshotError as error:
+            self.left_out.append(str(error))
+            return None
 
     def _loaded(self, key: PartitionKey, found: Checkpoint) -> Checkpoint:
         if not isinstance(found, Written):

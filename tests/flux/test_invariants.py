@@ -297,6 +297,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Waiting,
         Release,
         Checksums,
+        Cuts,
         Exit,
         Hosted,
         Transfers,

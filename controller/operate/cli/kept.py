@@ -41,6 +41,8 @@ def checkpoints(directory: Directory, as_json: Json = False) -> None:
                 f"{each['steps_after']:,}",
             )  # fmt: skip
         show(made, f"{tables.size(found['bytes'])} in all; every checkpoint is whole")
+        for problem in found["left_out"]:
+            show(f"left out, with the checkpoint before it in its place: {problem}")
 
 
 def _survey(path: Path) -> dict[str, Any]:
@@ -78,5 +80,6 @@ def _survey(path: Path) -> dict[str, Any]:
         "starts": place.starts(),
         "epoch": journal.highest,
         "bytes": sum(each["bytes"] for each in partitions),
+        "left_out": journal.left_out,
         "partitions": partitions,
     }
