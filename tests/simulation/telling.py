@@ -12,9 +12,9 @@ from typing import Any
 import flux
 
 #: So many of the stages tell what has changed.
-TELLING_SHARE = 0.6
+TELLING_SHARE = 0.9
 #: So often one of these does not know.
-UNKNOWN_SHARE = 0.1
+UNKNOWN_SHARE = 0.05
 
 
 class Telling:
