@@ -88,6 +88,8 @@ class Aggregate(Operator):
     restores_in_background = True
     snapshot_classes = ()
     _measures: dict[str, Measure] = {}
+    #: Changes of more than this part of the keys are not told: the whole snapshot is not much more.
+    _told_share = 1 / 2
     _index: KeyIndex | None
     _told: int
 
@@ -215,12 +217,12 @@ class Aggregate(Operator):
 
     def changes(self) -> dict[str, Any] | None:
         """Of slots that were there: their numbers and the state of each measure; of new ones the key too. All in all a row per
-        slot. None: more than half of them."""
+        slot. None: they are too many."""
         whole = not self._changed.noting
         first = self._told
         slots = self._changed.take()
         self._told = self._size
-        if whole or 2 * len(slots) > self._size:
+        if whole or len(slots) > self._told_share * self._size:
             return None
         old, new = slots[slots < first], np.arange(first, self._size, dtype=np.int32)
         rows = np.concatenate([old, new])

@@ -88,7 +88,7 @@ class Lives:
             self.flush,
             self.take_over,
         ]
-        kinds += [self.checkpoint, self.send, self.fence, self.see, self.refused]
+        kinds += [self.checkpoint, self.checkpoint, self.checkpoint, self.send, self.fence, self.see, self.refused]
         for _ in range(steps):
             self.rng.choice(kinds)(self.rng.choice(self.told))
 

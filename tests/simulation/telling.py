@@ -14,7 +14,7 @@ import flux
 #: So many of the stages tell what has changed.
 TELLING_SHARE = 0.9
 #: So often one of these does not know.
-UNKNOWN_SHARE = 0.05
+UNKNOWN_SHARE = 0.03
 
 
 class Telling:

@@ -54,7 +54,7 @@ def draw_limits(rng: random.Random, faults: Faults) -> Limits:
     by one, tiny parts of a large state take longer than an attempt may. States are tiny, so changes may be larger than they are:
     else whole checkpoints would do."""
     part_bytes, parts, inline_bytes = rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20])
-    changes_max, changes_share = rng.choice([1, 4, 64]), rng.choice([0.5, 5.0, 100.0])
+    changes_max, changes_share = rng.choice([1, 4, 64, 64]), rng.choice([0.5, 100.0, 100.0, 100.0])
     answer_s = 2 * (faults.delay_s + TURN_S * faults.slowness)
     return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes, changes_max, changes_share)
 
