@@ -160,7 +160,8 @@ class Operator:
 
         Law, for any steps a, b, c in this order: who restores the snapshot taken at ``a``, where ``changes`` was called too, and
         applies what ``changes`` gave at ``b`` and at ``c``, has the state of ``c``. Define ``apply_changes`` with it, or neither
-        of them."""
+        of them. A subclass with a ``snapshot`` or ``restore`` of its own needs its own ``changes`` too; else whole
+        snapshots travel."""
         return None
 
     def apply_changes(self, changes: Any) -> None:
