@@ -23,7 +23,7 @@ from flux.shell.vault import Task, without_code
 from spark_integration.prepare import Kept
 
 #: Of what is in the directory. Another number is not read.
-FORMAT = 1
+FORMAT = 2
 _ABOUT = "flux.json"
 _KEYS = {"format", "query", "workers", "plan"}
 #: How long its process may take to end after Stop.

@@ -14,18 +14,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from flux.dataflow.batches import conform, given_batches, split
-from flux.dataflow.operator import Batches, Context, Operator
+from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import closed
 from flux.errors import SchemaError, UserCodeError
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums
+from flux.replicas.cuts import Cuts
 from flux.replicas.exit import Exit
 from flux.replicas.kinds import Kind, active, compared
 from flux.replicas.order import OrderLog
@@ -71,6 +73,7 @@ class Replica:
         self.busy_s = 0.0
         self.slices = 0
         self.copy_bytes = 0  # size of the last copy of its state
+        self.cuts = Cuts()  # while it leads: which changes its standbys have
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
@@ -101,6 +104,7 @@ class Replica:
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
         self._blame = Blame(self.where, stage, self.context)
         self.operator: Operator = self._blame.guard("open", None, self._open)
+        self.gives_changes = gives_changes(self.operator)
         # A state that cannot travel cannot be repaired or moved: say so before there is any.
         check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
         self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
@@ -144,6 +148,7 @@ class Replica:
             self.exit.validate()
         assert not (self.finished and self._waiting), "rows wait behind the end"
         self.waits.validate()
+        self.cuts.validate()
 
     def _open(self) -> Operator:
         operator = self.stage.make()
@@ -217,8 +222,15 @@ class Replica:
     def snapshot(self) -> Any:
         return self._blame.guard("snapshot", None, self.operator.snapshot)
 
-    def restore(self, snapshot: Any) -> None:
-        self._blame.guard("restore", None, lambda: self.operator.restore(snapshot))
+    def changes(self) -> Any:
+        """What has changed since the last call. None: not known."""
+        return self._blame.guard("changes", None, self.operator.changes)
+
+    def restore(self, snapshot: Any, changes: Iterable[Any] = ()) -> None:
+        if snapshot is not None:
+            self._blame.guard("restore", None, lambda: self.operator.restore(snapshot))
+        for each in changes:
+            self._blame.guard("apply_changes", None, partial(self.operator.apply_changes, each))
 
     # ---- roles
 

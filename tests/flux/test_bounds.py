@@ -122,6 +122,7 @@ ASKED = [
     Fetch(0, 1, 2),
     Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
     Install(0, 1, 2, 3, 0, 64),
+    Install(0, 1, 2, 3, 0, 64, 5, base=1),
     Press(0, 1, [2]),
     Restore(0, 1, 2, 3),
 ]
@@ -135,6 +136,7 @@ ANSWERED = [
     Chunk(0, 1, 2, 3),
     OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)]),
     Installed(0, 1, 2, 3, 64, False),
+    Installed(0, 1, 2, 3, 0, False, lacks=True),
 ]
 REPORTS = [
     Register(role="worker", index=0, attempt=1, host="h", pid=3, edges=[1], node=2),

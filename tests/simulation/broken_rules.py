@@ -24,6 +24,7 @@ from flux.replicas.replica import Replica
 from flux.replicas.starvation import Starvation
 from flux.replicas.transfers import Transfers
 from flux.stream.producer import Producer
+from flux.stream.received import Received
 from flux.stream.receiver import Inbound
 from flux.wire.messages import Data
 from partitioning.table import Table
@@ -32,6 +33,20 @@ Patch = pytest.MonkeyPatch
 
 
 # ---- producers and who reads from them
+
+
+def accepts_duplicates(patch: Patch) -> None:
+    """A consumer takes a slice that it has taken before."""
+    slices = Inbound._slices
+
+    def broken(self: Inbound, *given: Any) -> Any:
+        received, self.received = self.received, Received()
+        try:
+            return slices(self, *given)
+        finally:
+            self.received = received
+
+    patch.setattr(Inbound, "_slices", broken)
 
 
 def takes_answers_of_an_older_table(patch: Patch) -> None:

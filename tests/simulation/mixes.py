@@ -217,6 +217,8 @@ WITNESSED = Mix(slots=5, witnesses=1)
 STANDBYS = replace(UNEVEN, standbys=1.0)
 #: The same with two replicas of everything, and many repairs.
 STANDBY_REPAIRS = replace(REPAIRS, standbys=1.0)
+#: Standbys that get checkpoint after checkpoint of what has changed, and then take over.
+CHANGES = Mix(Faults(calm_after_s=4.0, delay_s=0.01, crashes_per_s=4.0, read_s=0.1), copies=3, slots=4, standbys=1.0)
 #: Everything is lost at once, and workers and connections meanwhile.
 LIVES = Mix(lives=4)
 #: The same, with repairs and take-overs by the vault.

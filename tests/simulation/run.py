@@ -138,6 +138,7 @@ class Simulation:
                 random.Random(f"collects {seed}") if faults is None or collected else None,
                 collected,
                 random.Random(f"sinks {seed}") if faults is None and seed >= SINKS_FROM else None,
+                random.Random(f"telling {seed}"),
             )
         )
         if dataflow is None:

@@ -27,7 +27,6 @@ from flux.replicas.replica import Replica
 from flux.replicas.waiting import Waiting
 from flux.stream.log import Log
 from flux.stream.producer import NEVER, Producer
-from flux.stream.received import Received
 from flux.stream.receiver import Inbound
 from partitioning.cluster import whole
 from tests.simulation import broken_batches as batches
@@ -43,6 +42,7 @@ from tests.simulation.mixes import (
     ANY,
     BOUNDED,
     BUSY,
+    CHANGES,
     CONTROL,
     DEPOSED,
     DIVERGING,
@@ -84,20 +84,6 @@ ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batch
 
 
 # ---- the variants
-
-
-def accepts_duplicates(patch: Patch) -> None:
-    """A consumer takes a slice that it has taken before."""
-    slices = Inbound._slices
-
-    def broken(self: Inbound, *given: Any) -> Any:
-        received, self.received = self.received, Received()
-        try:
-            return slices(self, *given)
-        finally:
-            self.received = received
-
-    patch.setattr(Inbound, "_slices", broken)
 
 
 def acks_before_it_applies(patch: Patch) -> None:
@@ -395,7 +381,7 @@ class Variant:
 
 
 VARIANTS = [
-    Variant(accepts_duplicates, ROWS, (23, 30)),
+    Variant(rules.accepts_duplicates, ROWS, (23, 30)),
     Variant(acks_before_it_applies, {"an ack never exceeds what was applied"}, (1, 0)),
     Variant(evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (2,)),
     Variant(never_returns_credit, STUCK | {"logs and queues drain"}, (0, 1)),
@@ -461,6 +447,9 @@ VARIANTS = [
     Variant(standbys.takes_checkpoints_before_they_are_committed, ALIKE | COMMITTED | OWN, (199, 272), STANDBYS),
     Variant(standbys.keeps_checkpoints_of_earlier_terms, OWN, (3, 92), STANDBYS),
     Variant(standbys.checkpoints_have_no_output, ROWS | STUCK, (13, 17), STANDBY_REPAIRS),
+    Variant(standbys.sends_the_changes_of_the_newest_cut_alone, ALIKE, (36, 37), CHANGES),
+    Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, (185,), CHANGES),
+    Variant(standbys.keeps_the_newest_changes_alone, ALIKE, (3, 33), CHANGES),
     Variant(standbys.commits_without_standbys, COMMITTED, (0, 1), STANDBYS),
     Variant(standbys.nobody_presses, STUCK, (188, 197), STANDBY_REPAIRS),
     Variant(standbys.standbys_ack_once, STUCK, (7, 15), STANDBYS),
@@ -468,6 +457,7 @@ VARIANTS = [
     Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, (89,), LIVES_OF_ONE),
     Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK, (0, 1), LIVES),
     Variant(lives.checkpoints_are_forgotten, ROWS | STUCK | {"order logs stay within their bound"}, (9, 13), LIVES),
+    Variant(lives.a_segment_begins_without_earlier_changes, ROWS, (9, 13), LIVES),
     Variant(lives.restores_without_a_fence, ALIKE | COMMITTED | ACKED | KEPT, (2, 5), LIVES_OF_ONE),
     Variant(lives.restores_without_the_order, ALIKE | COMMITTED, (0, 1), LIVES),
     Variant(lives.begins_again_at_the_first_epoch, ALIKE | STUCK, (1, 2), LIVES),
