@@ -210,6 +210,8 @@ class Transfers:
     def _copy(self, out: Outgoing, now: float) -> None:
         out.on(OutEvent.BETWEEN_STEPS)
         out.began = self._clock()
+        if out.replica.order.peers[out.command.worker].kind.applies:
+            out.replica.compare()
         picture = photograph(out.replica, self._host.inbounds_of(out.replica))
         if not out.checkpoint:
             out.replica.order.copied(out.command.worker, out.replica.applied)
