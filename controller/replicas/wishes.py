@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from controller.replicas.kinds import counts, wanted
-from controller.wording import count
+from controller.wording import technique
 from flux.dataflow.plan import Plan, StagePlan
-from partitioning.ids import ACTIVE, STANDBY
+from partitioning.ids import ACTIVE
 from partitioning.table import ReplicaAt
 
 Rows = Sequence[tuple[ReplicaAt, ...]]
@@ -137,7 +137,4 @@ def _places(kinds: tuple[str, ...], wish: StagePlan, least: int) -> int:
 
 def in_words(stage: StagePlan) -> str:
     """Such as "1 active replica and 2 standbys"."""
-    kinds = counts(stage)
-    active = count(kinds.get(ACTIVE, 0), "active replica")
-    kept = kinds.get(STANDBY, 0)
-    return f"{active} and {count(kept, 'standby')}" if kept else active
+    return technique(stage.replicas, stage.recovery)
