@@ -435,7 +435,7 @@ VARIANTS = [
     Variant(never_repairs, STUCK),
     Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (3,)),
     Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),
-    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (32,)),
+    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (36, 51)),
     Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (106,)),
     Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (10,)),
     Variant(rules.hands_on_again_what_was_fetched, {"every row counted once at the sink"}, (1, 2), FETCHED),
