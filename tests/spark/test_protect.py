@@ -95,6 +95,7 @@ def test_a_count_is_exact_while_its_protection_changes_and_workers_are_killed(cl
         assert kinds(query) == {("active", "active")}
         query.protect("Counts", recovery="standby", timeout=WAIT_S)
         assert kinds(query) == {("active", "standby")}
+        assert query.status["protection"]["Counts"] == "1 active replica and 1 standby"
         flowing(query)
         until(lambda: query.lastProgress["stages"][0].get("checkpointBytes"), "checkpoints are kept, and spoken of")
         kill(query)
