@@ -112,6 +112,8 @@ class Protecting:
 
     def _first_to_go(self, key: PartitionKey, fit: list[ReplicaAt], row: Replicas) -> ReplicaAt:
         """On a worker that leaves, then one that is far behind, then the one that shares most with the others."""
+        if len(fit) == 1:
+            return fit[0]
         placement, repairs = self._board.placement(), self._repairs
 
         def stays(replica: ReplicaAt) -> tuple[bool, bool, int, int]:
