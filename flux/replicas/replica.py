@@ -177,6 +177,7 @@ class Replica:
         return {
             "applied": self.applied,
             "checksum": self.checksum,
+            "compared": self._compared,
             "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
             "committed": self.order.committed,
             "marks": list(self._held.marks),
@@ -191,6 +192,7 @@ class Replica:
     def adopt(self, state: dict[str, Any]) -> None:
         """Become what ``state`` describes; the operator has been restored."""
         self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
+        self._compared = state.get("compared", self._compared)
         self._alive_since = self.applied
         self._checksums.note(self.applied, self.checksum)
         self.order = OrderLog(self.applied)
@@ -244,7 +246,16 @@ class Replica:
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
+        if self._compared and not any(peer.kind.applies for peer in self.order.peers.values()):
+            self._compared, self._checksums = False, Checksums()  # until somebody gets a copy who applies, too
         self.release()
+
+    def compare(self) -> None:
+        """Another replica that applies gets a copy of the state that is here now: what both give after it is compared. The plan
+        does not say so where a stage has got other kinds of replicas since (design: compared-since)."""
+        if not self._compared:
+            self._compared, self._checksums = True, Checksums()
+            self._checksums.note(self.applied, self.checksum)
 
     def follow(self) -> None:
         """Be secondary: somebody else decides the order."""

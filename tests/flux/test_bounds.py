@@ -65,6 +65,7 @@ from flux.wire.messages import (
     Resume,
 )
 from flux.wire.statistics import (
+    KeptCheckpoint,
     Lag,
     Load,
     PartitionRead,
@@ -107,7 +108,10 @@ EVERYTHING: Statistics = {
             "standbys": 2,
             "checkpoint_bytes": 5,
             "checkpoint_behind_s": 0.5,
+            "checkpoints": [KeptCheckpoint(0, 1, 0.5)],
             "replay_s": 1.5,
+            "vault_replay_s": 2.5,
+            "kept_bytes": 6,
         }
     ],
     "rss_bytes": 10,

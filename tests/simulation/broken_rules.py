@@ -23,6 +23,7 @@ from flux.host.subscriptions import Subscriptions
 from flux.replicas.replica import Replica
 from flux.replicas.starvation import Starvation
 from flux.replicas.transfers import Transfers
+from flux.stream.log import Log
 from flux.stream.producer import Producer
 from flux.stream.received import Received
 from flux.stream.receiver import Inbound
@@ -47,6 +48,12 @@ def accepts_duplicates(patch: Patch) -> None:
             self.received = received
 
     patch.setattr(Inbound, "_slices", broken)
+
+
+def evicts_when_one_has_acked(patch: Patch) -> None:
+    """A batch leaves the log when the fastest partition has acked it."""
+    evict = Log.evict
+    patch.setattr(Log, "evict", lambda self, acked: evict(self, np.full_like(acked, acked.max(initial=-1))))
 
 
 def takes_answers_of_an_older_table(patch: Patch) -> None:
