@@ -14,7 +14,7 @@ from typing import Protocol
 from flux.durable.records import Fenced, KeptState, Ordered, Record, Seen, Taken, Whole, frame, frames
 from flux.errors import SnapshotError
 from flux.replicas.copy_state import decode_state
-from flux.replicas.order import OrderLog
+from flux.replicas.order import Claim, OrderLog
 from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.messages import PartitionOrder, PartitionSeen
@@ -118,7 +118,7 @@ class Kept(Standby):
         beside = [*self.beside.all_kept] if isinstance(self.beside, Written) else []
         return Whole(
             *self.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, self.left,
-            order.since(order.base),
+            order.since(order.base), self.claim,
         )  # fmt: skip
 
     def restore(self, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
@@ -132,6 +132,7 @@ class Kept(Standby):
         self.order = OrderLog(whole.step)
         self.order.adopt(whole.entries, whole.committed)
         self.order.term, self.order.verified, self.left = whole.term, whole.verified, whole.left
+        self.claim = Claim(*whole.claim)
 
     @property
     def files(self) -> set[str]:

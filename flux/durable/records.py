@@ -85,6 +85,7 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     committed: int
     left: int
     entries: list[OrderEntry]
+    claim: tuple[int, int] = (0, 0)
 
 
 Record = Seen | Ordered | Fenced | Taken | Whole

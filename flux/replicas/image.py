@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from flux.replicas.copy_state import decode_state
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.messages import OrderEntry
 from partitioning.ids import PartitionKey
@@ -29,6 +29,7 @@ class _Head(msgspec.Struct, array_like=True):
     entries: list[OrderEntry]
     committed: int
     left: int
+    claim: tuple[int, int] = NO_CLAIM
 
 
 _head = msgspec.msgpack.Decoder(_Head)
@@ -39,7 +40,7 @@ def encode(standby: Standby) -> memoryview:
     head = msgspec.msgpack.encode(
         _Head(
             [piece.nbytes for piece in kept.pieces], kept.term, kept.number, kept.step, order.since(order.base), order.committed,
-            standby.left,
+            standby.left, standby.claim,
         )
     )  # fmt: skip
     starts, end = _places(_LENGTH.size + len(head), [piece.nbytes for piece in kept.pieces])
@@ -65,7 +66,7 @@ def decode(
         standby.checkpoint = replace(newest, changes=tuple(changes))
     standby.order = OrderLog(head.step)
     standby.order.adopt(head.entries, head.committed)
-    standby.left = head.left
+    standby.left, standby.claim = head.left, Claim(*head.claim)
     return standby
 
 

@@ -26,11 +26,11 @@ from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import closed
 from flux.errors import SchemaError, UserCodeError
 from flux.replicas.blame import Blame, joined
-from flux.replicas.checksums import Checksums
+from flux.replicas.checksums import Checksums, other_output
 from flux.replicas.cuts import Cuts
 from flux.replicas.exit import Exit
 from flux.replicas.kinds import Kind, active, compared
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.outlet import Outlet
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
@@ -73,6 +73,7 @@ class Replica:
         self.busy_s = 0.0
         self.slices = 0
         self.copy_bytes = 0  # size of the last copy of its state
+        self._claim = NO_CLAIM  # while it repeats what a lost primary has done
         self.cuts = Cuts()  # while it leads: which changes its standbys have
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
         self.context = Context(
@@ -207,11 +208,11 @@ class Replica:
         self.follow()
         self.release()
 
-    def succeed(self, order: OrderLog, left: int) -> None:
+    def succeed(self, order: OrderLog, left: int, claim: Claim = NO_CLAIM) -> None:
         """It has the state of a standby's checkpoint, and goes on with the order that the standby has. ``left``: the outside has
-        the positions of the output below."""
+        the positions of the output below; ``claim``: what the steps that it repeats have given before."""
         self.follow()
-        self.order = order
+        self.order, self._claim = order, claim
         if self.exit is not None:
             self.exit.forget(left)
 
@@ -246,13 +247,13 @@ class Replica:
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
-        if self._compared and not any(peer.kind.applies for peer in self.order.peers.values()):
-            self._compared, self._checksums = False, Checksums()  # until somebody gets a copy who applies, too
+        if self._compared and not self.order.peers:
+            self._compared, self._checksums = False, Checksums()  # until somebody gets a copy
         self.release()
 
     def compare(self) -> None:
-        """Another replica that applies gets a copy of the state that is here now: what both give after it is compared. The plan
-        does not say so where a stage has got other kinds of replicas since (design: compared-since)."""
+        """Another replica gets a copy of the state that is here now: what both give after it is compared. The plan does not
+        say so where a stage has got other replicas since (design: compared-since)."""
         if not self._compared:
             self._compared, self._checksums = True, Checksums()
             self._checksums.note(self.applied, self.checksum)
@@ -391,6 +392,8 @@ class Replica:
         self.slices += len(self.applying)
         if self._compared and self._checksums.note(self.applied, self.checksum):
             self._checksums.forget(self.order.peers.values())
+        if self.applied == self._claim.steps:
+            self._check_repetition()
         self.order.trim(self.applied)
         return self.applying
 
@@ -402,6 +405,17 @@ class Replica:
     @property
     def last_checksum(self) -> int:
         return self._checksums.newest
+
+    def claim(self) -> Claim:
+        """What those may check one day who keep checkpoints: of the newest committed output."""
+        steps = min(self.applied, self.order.committed)
+        checksum = self.checksum_at(steps) if self._compared else None
+        return NO_CLAIM if checksum is None else Claim(steps, checksum)
+
+    def _check_repetition(self) -> None:
+        """What the lost primary has given may be outside: it cannot be taken back."""
+        if self._compared and self.checksum != self._claim.checksum:
+            raise other_output(self.where, self.applied)
 
     def checksum_at(self, applied: int) -> int | None:
         """Checksum of the output of the first ``applied`` steps; None: not there yet, or long ago."""

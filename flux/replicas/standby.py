@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from flux.replicas.copy_state import Position, ReplicaState
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey, StreamId
 
@@ -62,7 +62,8 @@ class Checkpoint:
 class Standby:
     """``checkpoint``: the newest whose steps are all committed, ``beside``: a newer one that may not be. ``order`` of the steps
     after the checkpoint. ``leads``: it is to take over, and hears nobody any more. ``left``: the outside has the positions of
-    its partition's output below. ``taken``: called with each new checkpoint."""
+    its partition's output below. ``claim``: the newest that it has heard of
+    committed output. ``taken``: called with each new checkpoint."""
 
     def __init__(
         self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
@@ -74,6 +75,7 @@ class Standby:
         self.order = OrderLog()
         self.leads = False
         self.left = 0
+        self.claim = NO_CLAIM
         self.reads_since = -1  # as primary: the epoch in which it became that
         self._taken = taken
 
@@ -104,6 +106,7 @@ class Standby:
         if self.leads or not order.on_orders(item.term, item.first, item.entries, item.committed, self.checkpoint.step):
             return None
         self.left = max(self.left, item.left)
+        self.claim = max(self.claim, Claim(item.checked, item.checksum), key=lambda claim: claim.steps)
         self.settle()
         return PartitionSeen(
             *self.key, self.incarnation, order.term, order.verified, self.checkpoint.step, checked=0, checksum=0,

@@ -229,8 +229,7 @@ class Transfers:
         out.on(OutEvent.BETWEEN_STEPS)
         out.began = self._clock()
         replica = out.replica
-        if replica.order.peers[out.command.worker].kind.applies:
-            replica.compare()
+        replica.compare()
         held = None
         changes = self._changes(out) if out.cuts else None
         if changes is not None:

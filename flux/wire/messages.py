@@ -207,7 +207,9 @@ class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied. ``term`` is the
-    epoch in which the sender became primary. The outside has the batches of the output at positions below ``left``."""
+    epoch in which the sender became primary. The outside has the batches of the output at positions below ``left``.
+    ``checksum``: of the output of the first ``checked`` steps, all of them committed; 0 of 0 steps for a replica that applies
+    them itself, and is asked."""
 
     stage: Id
     partition: Id
@@ -217,6 +219,8 @@ class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     entries: list[OrderEntry]
     committed: Natural
     left: Natural = 0
+    checked: Natural = 0
+    checksum: Checksum = 0
 
 
 class Orders(Message, frozen=True):

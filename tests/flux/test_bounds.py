@@ -124,7 +124,7 @@ ASKED = [
     Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM, batches=[0, 1], counts=[5, 10, 5, 10]),
     Data(0, 1, 2, 0, 0, 9, [0, 1], [4, 6], [2], 1000, checksum=CHECKSUM, begin=0, position=b"at"),
     Fetch(0, 1, 2),
-    Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
+    Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5, 0, 4, CHECKSUM)]),
     Install(0, 1, 2, 3, 0, 64),
     Install(0, 1, 2, 3, 0, 64, 5, base=1),
     Press(0, 1, [2]),

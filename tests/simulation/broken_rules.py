@@ -50,6 +50,11 @@ def accepts_duplicates(patch: Patch) -> None:
     patch.setattr(Inbound, "_slices", broken)
 
 
+def compares_no_repetition(patch: Patch) -> None:
+    """Whoever repeats the steps of a lost primary gives what it likes."""
+    patch.setattr(Replica, "_check_repetition", lambda self: None)
+
+
 def evicts_when_one_has_acked(patch: Patch) -> None:
     """A batch leaves the log when the fastest partition has acked it."""
     evict = Log.evict

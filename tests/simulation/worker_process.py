@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import flux.stream.outgoing
 from flux.dataflow.plan import WorkerSourcePlan
-from flux.errors import Fenced, NonDeterministicInputError
+from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
 from flux.host.effects import ToConnection
 from flux.host.partners import Unneeded, partners
 from flux.host.reading import open_reader
@@ -214,9 +214,10 @@ class WorkerProcess(Process):
         try:
             if self._failure is None:
                 self._turn_of_core()
-        except NonDeterministicInputError as error:
+        except (NonDeterministicInputError, QueryFailed) as error:
             self._failure = Failure(node=self.node, kind=type(error).__name__, message=str(error))
-            self.sim.counts["workers that got other batches than were ordered"] += 1
+            other = "output than was shown" if isinstance(error, QueryFailed) else "batches than were ordered"
+            self.sim.counts[f"workers that got other {other}"] += 1
         if self._failure is not None:
             self.report(self._failure)
             self.wake(HELD_BACK_S)
