@@ -19,7 +19,7 @@ ABORT, COMMIT = 0, 1
 
 def made(
     values: Sequence[bytes | None],
-    offset: int = 0,
+    offset: int | None = 0,
     keys: Sequence[bytes | None] | None = None,
     headers: Any = None,
     codec: str | None = None,
