@@ -35,7 +35,7 @@ _PORT = 9092
 ATTEMPT_S = 10.0
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
 #: How long a topic that was just made may be unknown to the broker that is asked.
-_NEW_TOPIC_S = 3.0
+_NEW_TOPIC_S = 1.0
 
 
 class Passing(Exception):

@@ -60,10 +60,7 @@ class Connection:
 
     def ask(self, message: Any, timeout: float) -> Any:
         """The answer to a request. OSError, TimeoutError if it does not come, BrokerBroken if it makes no sense."""
-        version = self._versions.api_version(
-            message, max_version=_NEWEST.get(message.name.removesuffix("Request"), 1 << 15)
-        )
-        return self._ask(message, version, timeout)
+        return self._ask(message, self._version(message), timeout)
 
     def close(self) -> None:
         self._socket.close()
@@ -74,6 +71,13 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is closed already
+
+    def _version(self, message: Any) -> int:
+        name = message.name.removesuffix("Request")
+        try:
+            return int(self._versions.api_version(message, max_version=_NEWEST.get(name, 1 << 15)))
+        except library().errors.IncompatibleBrokerVersion as error:
+            raise BrokerBroken(f"{self} is too old or too new for this: {error}") from error
 
     def _ask(self, message: Any, version: int, timeout: float) -> Any:
         self._number = (self._number + 1) & 0x7FFFFFFF
