@@ -43,7 +43,7 @@ class Passing(Exception):
 
 
 class OutOfRange(Exception):
-    """The broker has no record at the offset that was asked for, and will not get one."""
+    """The broker says that it has no record at the offset that was asked for, and will not get one."""
 
 
 class Fetched(NamedTuple):
@@ -139,6 +139,9 @@ class Client:
         )  # fmt: skip
         answer = self._ask(self._leader(topic, partition), message, wait + ATTEMPT_S)
         self._check(getattr(answer, "error_code", 0), topic)
+        self._ended.wait(
+            min(answer.throttle_time_ms / 1000, ATTEMPT_S)
+        )  # the broker holds back the next answer so long
         got = [
             each for response in answer.responses for each in response.partitions if each.partition_index == partition
         ]
@@ -274,7 +277,7 @@ class Client:
                 f"{error.__name__}. Give it the permission to read and describe the topic"
             )
         if error.__name__ == "OffsetOutOfRangeError":
-            raise OutOfRange
+            raise OutOfRange("offset out of range")
         if error.retriable or error.invalid_metadata:
             self.forget()
         raise Passing(f"{topic}: {error.__name__}")

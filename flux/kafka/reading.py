@@ -123,9 +123,9 @@ class PartitionReader:
             try:
                 self._fetch()
                 good, pause = time.monotonic(), _PAUSE_S
-            except OutOfRange:
-                self._go_on_in_range()
-            except (OSError, Passing) as error:
+            except (OSError, Passing, OutOfRange) as error:
+                if isinstance(error, OutOfRange):
+                    self._go_on_in_range()
                 self._client.forget()
                 silent = time.monotonic() - good
                 if silent >= self._how.retry_s:
