@@ -43,7 +43,7 @@ LAYERS = {
         [*PYTEST, "tests/spark", "-m", "not starts_spark"],
         [*PYTEST, "tests/spark", "-m", "starts_spark"],
     ],
-    "kafka": [[*PYTEST, "tests/kafka", "--timeout=120"]],
+    "kafka": [[*PYTEST, "tests/kafka", "--timeout=240"]],
     "simulation": [[*PYTEST, "tests/simulation", "--timeout=3600"]],
 }
 #: Their commands run at once, because each waits much of the time; those of the others one after the other.

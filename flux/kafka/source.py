@@ -22,6 +22,7 @@ from flux.kafka.library import library
 from flux.kafka.reading import PartitionReader, Positioned, Reading, kafka_schema
 from flux.kafka.records import COLUMNS
 from flux.kafka.security import Security
+from flux.kafka.warm_up import warm_up
 from flux.settings import parse_bytes, parse_seconds
 
 #: What ``starting`` may be, for one partition or for all.
@@ -41,6 +42,11 @@ class KafkaReader:
         self, how: Reading, partitions: Sequence[tuple[str, int]], starts: Sequence[int], group: str | None
     ) -> None:
         self.how, self.partitions, self.starts, self.group = how, tuple(partitions), tuple(starts), group
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A worker gets it before it joins: there is time to load the kernels, or to compile them where they are not yet."""
+        self.__dict__.update(state)
+        warm_up()
 
     def __call__(self, partition: int, start: Any) -> Iterator[Positioned | None]:
         """Never ends. ``start``: a position that an earlier life has given, None in the first. Yields None for "nothing just
@@ -97,6 +103,7 @@ def kafka(
     A partition that is added to a topic later is read by a query that is started then. UsageError, or an error of
     ``flux.kafka.errors``, is raised here for a topic that is not there, a refused login and a broker that does not answer."""
     library()
+    warm_up()
     names = _topics(topics)
     reading = Reading(
         bootstrap=addresses(bootstrap),

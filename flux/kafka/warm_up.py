@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 
@@ -11,8 +13,9 @@ from flux.kafka.records import Decoder
 from flux.kafka.writing import encode, partitions_of
 
 
+@functools.cache
 def warm_up() -> None:
-    """Put a record through every kernel."""
+    """Put a record through every kernel, once in a process."""
     values = pa.array([b'{"a":1}'], pa.binary())
     headers = pa.array(
         [[{"key": "a", "value": b"b"}]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

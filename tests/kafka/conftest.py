@@ -16,7 +16,7 @@ _numbers = itertools.count()
 def broker() -> Iterator[Broker]:
     if why := missing():
         pytest.skip(f"no Kafka broker: {why}")
-    with Broker() as running:
+    with Broker(quick=True) as running:
         yield running
 
 
