@@ -23,7 +23,7 @@ from controller.operate.requests import GetHistory, GetMetrics, GetPartitions, G
 from controller.report.events import HISTORY_KEPT, Event
 from controller.report.metrics import Metrics
 from controller.report.progress import Progress
-from flux.dataflow.api import DataFrameSource
+from flux.dataflow.sources import DataFrameSource
 from flux.settings import Settings
 from flux.wire.codec import decode_report
 from flux.wire.control import Heartbeat, NewTable, Register, TableSeen

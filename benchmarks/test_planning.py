@@ -18,7 +18,7 @@ from controller.replicas.apart import Place
 from controller.replicas.next_additions import Census, Wanted, all_additions, next_additions
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import retain, without_worker
-from flux.dataflow.api import DataFrameSource
+from flux.dataflow.sources import DataFrameSource
 from flux.settings import Settings
 from partitioning.table import Table
 

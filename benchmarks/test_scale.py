@@ -22,8 +22,8 @@ from controller.dag import compile_plan
 from controller.replicas.apart import Place
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import retain
-from flux.dataflow.api import DataFrameSource
 from flux.dataflow.plan import Plan
+from flux.dataflow.sources import DataFrameSource
 from flux.host.newest_table import NewestTable
 from flux.host.stage_worker import StageWorker
 from flux.settings import Settings

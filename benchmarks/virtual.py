@@ -21,8 +21,8 @@ import pyarrow as pa
 import flux
 from controller.dag import compile_plan
 from controller.decide.state import Controller, Tell
-from flux.dataflow.api import DataFrameSource
 from flux.dataflow.plan import Plan
+from flux.dataflow.sources import DataFrameSource
 from flux.host.effects import ToConnection, ToController
 from flux.host.newest_table import NewestTable
 from flux.host.stage_worker import StageWorker

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from flux.dataflow.aggregate import Aggregate
-from flux.dataflow.api import Flow, FunctionOperator, Source, WorkerSource
+from flux.dataflow.api import Flow, FunctionOperator
 from flux.dataflow.collect import Collect
 from flux.dataflow.columns import check_key, position
 from flux.dataflow.operator import Operator
@@ -30,6 +30,7 @@ from flux.dataflow.plan import (
     WorkerSourcePlan,
 )
 from flux.dataflow.sink import FlowTo, Sink, flow_of
+from flux.dataflow.sources import Source, WorkerSource
 from flux.errors import SchemaError, UsageError
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
@@ -267,7 +268,8 @@ class _Compiler:
             index, name = len(self.sources), self._unique(given.name)
             schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
             if isinstance(given, WorkerSource):
-                self.sources.append(WorkerSourcePlan(index, name, schema, given.partitions, given.read, given.seeks))
+                how = given.partitions, given.read, given.seeks, given.positions
+                self.sources.append(WorkerSourcePlan(index, name, schema, *how))
             else:
                 self.sources.append(DataFrameSourcePlan(index, name, schema))
         return self._source_ids[id(given)]

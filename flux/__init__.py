@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
     import flux.testing as testing
     from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
-    from flux.dataflow.api import Flow, Source, Stage, source, stage
+    from flux.dataflow.api import Flow, Stage, stage
     from flux.dataflow.files import to_parquet
     from flux.dataflow.operator import Context, Operator
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
+    from flux.dataflow.sources import Positioned, Source, source
     from flux.errors import (
         FluxError,
         MoveFailed,
@@ -46,6 +47,7 @@ __all__ = [
     "NonDeterministicInputError",
     "Operator",
     "Position",
+    "Positioned",
     "ProtocolError",
     "QueryFailed",
     "QueryTimeout",
@@ -77,10 +79,11 @@ __all__ = [
 #: Where the names above are that are not defined below.
 _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
-    "flux.dataflow.api": ("Flow", "Source", "Stage", "source", "stage"),
+    "flux.dataflow.api": ("Flow", "Stage", "stage"),
     "flux.dataflow.files": ("to_parquet",),
     "flux.dataflow.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),
+    "flux.dataflow.sources": ("Positioned", "Source", "source"),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",

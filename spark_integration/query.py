@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from controller.explain import explain
 from controller.operate.all_available import AllAvailable
 from controller.wording import count
-from flux.dataflow.api import Source
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import guarantee
+from flux.dataflow.sources import Source
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.shell.loop import Rendezvous
 from spark_integration import active

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from controller.server import Server
 from controller.wording import count
-from flux.dataflow.api import DataFrameSource, Source
 from flux.dataflow.plan import Plan
+from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.shell.loop import Rendezvous
 from flux.shell.transport import Keys

@@ -13,10 +13,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import compile_plan, topological
-from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.api import Flow
 from flux.dataflow.files import ParquetFiles
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import FlowTo, flow_of
+from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import UsageError
 from spark_integration import active
 from spark_integration.first_start import compile_once

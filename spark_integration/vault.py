@@ -95,7 +95,8 @@ def description(plan: Plan) -> dict[str, Any]:
 
 def _source(source: SourcePlan) -> dict[str, Any]:
     partitions = source.partitions if isinstance(source, WorkerSourcePlan) else "those of the DataFrame"
-    return {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
+    said = {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
+    return said | ({"positions": True} if source.positions else {})
 
 
 def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:

@@ -10,16 +10,17 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import pyarrow as pa
 
 import flux
-from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.given import check_columns, named, signature, takes
 from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
-from flux.errors import SchemaError, UsageError
+from flux.dataflow.sources import DataFrameSource, Source
+from flux.errors import UsageError
 from partitioning.ids import ACTIVE, STANDBY
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
@@ -218,7 +219,7 @@ def stage(
         _check_decorated(decorated)
         made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name, recovery)
         declared = getattr(decorated, "schema", None) if schema is None else schema
-        _check_columns(f"stage {made.name}", declared)
+        check_columns(f"stage {made.name}", declared)
         if partitions is not None:
             _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
         _check_range(
@@ -256,124 +257,15 @@ def _check_decorated(decorated: Any) -> None:
     if inspect.isclass(decorated):
         if issubclass(decorated, Operator) and decorated.process is Operator.process:
             raise UsageError(f"class {decorated.__name__} must define process(self, batch)")
-    elif (signature := _signature(decorated)) is not None and not _takes(signature, 1):
+    elif (said := signature(decorated)) is not None and not takes(said, 1):
         raise UsageError(
-            f"a function must take exactly one argument, the batch, to be a stage; got {_named(decorated)}{signature}"
+            f"a function must take exactly one argument, the batch, to be a stage; got {named(decorated)}{said}"
         )
-
-
-def _named(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _signature(function: Any) -> inspect.Signature | None:
-    """None: it does not say, as some that are written in C."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-
-
-def _takes(signature: inspect.Signature, arguments: int) -> bool:
-    """Whether a function can be called with so many."""
-    try:
-        signature.bind(*[None] * arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _check_columns(what: str, declared: Any) -> None:
-    """No name twice, where that can be told without a session."""
-    if isinstance(declared, str):
-        try:
-            declared = parse_ddl(declared)
-        except SchemaError:
-            return  # Spark may read it, and is asked when there is one
-    given: Any = getattr(declared, "names", ())
-    names = given if isinstance(given, list) else []
-    for name in names:
-        if names.count(name) > 1:
-            raise SchemaError(f"{what}: its schema has column {name!r} twice; give each column a name of its own")
 
 
 def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
-
-
-class Source:
-    """Where rows come from: a Spark DataFrame, or a Python function that workers call (``flux.source``)."""
-
-    def __init__(self, name: str, declared: Any) -> None:
-        """``declared``: what tells its schema."""
-        self.name = name
-        self.declared = declared
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("to", "to_parquet", "foreach_batch", "toDF", "start", "show", "collect"):
-            raise UsageError(
-                f"a source has no {name}(): call a stage with it first, as in my_stage(source).{name}(...)"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __repr__(self) -> str:
-        return f"<flux source {self.name}>"
-
-
-class DataFrameSource(Source):
-    """Read by the tasks of a Spark job."""
-
-    def __init__(self, name: str, dataframe: DataFrame) -> None:
-        super().__init__(name, dataframe)
-        self.dataframe = dataframe
-
-
-class WorkerSource(Source):
-    """Read inside the workers; see ``source``."""
-
-    def __init__(
-        self,
-        name: str,
-        read: Callable[..., Iterable[pa.RecordBatch | None]],
-        partitions: int,
-        schema: Any,
-        seeks: bool = False,
-    ) -> None:
-        super().__init__(name, schema)
-        self.read = read
-        self.partitions = partitions
-        self.seeks = seeks
-
-
-def source(
-    read: Callable[..., Iterable[pa.RecordBatch | None]],
-    schema: Any,
-    partitions: int,
-    name: str | None = None,
-) -> Source:
-    """A source read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
-
-    ``read`` is shipped with the task and called once per life of the worker that reads the partition. It must not
-    block: yield None for "nothing just now". When that worker is lost, another calls ``read`` again and must get the
-    same batches from the start; a function of two arguments, ``read(p, start)``, may leave out the first ``start``
-    batches (those without rows not counted), and its batches must stay within ``spark.flux.batch.*``. schema: DDL
-    string, StructType or pyarrow schema of the batches."""
-    if not callable(read):
-        raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
-    if not isinstance(partitions, int) or not 1 <= partitions <= 4096:
-        raise UsageError(f"flux.source: partitions must be 1 to 4096, got {partitions!r}")
-    signature, seeks = _signature(read), False
-    if signature is not None:
-        seeks = len([p for p in signature.parameters.values() if p.default is p.empty]) == 2
-        if not _takes(signature, 2 if seeks else 1):
-            raise UsageError(
-                "flux.source: read must take the partition number, read(partition), or that and the batch to begin with, "
-                f"read(partition, start); got {_named(read)}{signature}"
-            )
-    named = str(name or getattr(read, "__name__", "source"))
-    _check_columns(f"source {named}", schema)
-    return WorkerSource(named, read, partitions, schema, seeks)
 
 
 class Flow(Outputs):

@@ -16,6 +16,9 @@ from flux.dataflow.sink import Sink
 from flux.settings import Settings
 from partitioning.ids import ACTIVE
 
+#: Numbers of rows travel as one column more, the last one (design: numbered-rows).
+NUMBER = pa.field("number of the row", pa.int64(), nullable=False)
+
 #: Reads one partition of a source inside the workers. A ``None`` means "nothing just now, ask again".
 Reader = Callable[..., Iterable[pa.RecordBatch | None]]
 
@@ -34,6 +37,7 @@ class SourcePlan:
         raise NotImplementedError
 
     seeks = False
+    positions = False
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,13 @@ class DataFrameSourcePlan(SourcePlan):
 
 @dataclass(frozen=True)
 class WorkerSourcePlan(SourcePlan):
-    """Read inside the workers. ``seeks``: ``read`` takes the position to begin with as its second argument."""
+    """Read inside the workers. ``seeks``: ``read`` takes the position to begin with as its second argument; ``positions``: it
+    gives positions of its own with its batches."""
 
     partitions: int
     read: Reader
     seeks: bool = False
+    positions: bool = False
 
     @property
     def worker_partitions(self) -> int:
@@ -153,6 +159,14 @@ class Plan:
 
     def edges_of_source(self, source: int) -> list[EdgePlan]:
         return [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source]
+
+    def numbered(self, edge: EdgePlan) -> bool:
+        """Whether its rows carry their numbers (design: numbered-rows)."""
+        return isinstance(edge, FromSource) and self.sources[edge.source].positions
+
+    def travels(self, edge: EdgePlan) -> pa.Schema:
+        """The schema of what is sent."""
+        return edge.schema.append(NUMBER) if self.numbered(edge) else edge.schema
 
     def origin(self, edge: EdgePlan) -> SourcePlan | StagePlan:
         """Where an edge comes from."""

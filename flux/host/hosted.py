@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from flux.dataflow.plan import FromStage, Plan
 from flux.replicas.kinds import Follower, Kind, kind_of
+from flux.replicas.order import OrderLog
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Standby
 from partitioning.ids import PartitionKey, StreamId
@@ -120,6 +121,11 @@ class Hosted:
     def secondary(self, stage: int) -> frozenset[int]:
         """Partitions of a stage that follow a primary elsewhere."""
         return self._secondary[stage]
+
+    def orders_of(self, stage: int) -> list[OrderLog]:
+        """Order logs of all replicas of a stage here."""
+        replicas = [replica.order for key, replica in self.replicas.items() if key.stage == stage]
+        return [*replicas, *(standby.order for standby in self.standbys_of(stage))]
 
     def standbys_of(self, stage: int) -> list[Standby]:
         """Those of a stage here, also one that is about to lead."""

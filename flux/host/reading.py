@@ -14,22 +14,24 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import pyarrow as pa
 
 from flux.dataflow.batches import conform, split
 from flux.dataflow.plain import plain_batch
 from flux.dataflow.plan import EdgePlan, Plan, WorkerSourcePlan
+from flux.dataflow.sources import Positioned
 from flux.dataflow.user_code import closed, user_traceback
-from flux.errors import UserCodeError
+from flux.errors import UsageError, UserCodeError
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.host.read_turn import ReadTurn
-from flux.stream.positions import ReaderPosition
+from flux.stream.positions import ReaderPosition, packed
 from flux.stream.producer import Producer
 from flux.stream.source_streams import SourceStreams
 from partitioning.ids import SourcePartition, StreamId
 
-Reader = Iterator[pa.RecordBatch | None]
+Reader = Iterator[pa.RecordBatch | Positioned | None]
 
 #: How soon sources that had nothing are asked again: at first, and twice as late each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
@@ -41,10 +43,10 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 
 @dataclass
 class Open:
-    """A reader, and what is left of its last batch, which was too large for one."""
+    """A reader, and what is left of its last batch, which was too large for one, with the position behind each part."""
 
     reader: Reader
-    unread: deque[pa.RecordBatch] = field(default_factory=deque)
+    unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
 
 
 class Reading:
@@ -84,7 +86,9 @@ class Reading:
                     producers = [self._producer(StreamId(edge.id, partition), edge, epoch) for edge in edges]
                     yield from producers
                     seeks = self._about(key).seeks and epoch > 0
-                    self.sources[key] = SourceStreams(edges, producers, source.name, seeks)
+                    self.sources[key] = SourceStreams(
+                        edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes
+                    )
                     self._rotation.append(key)
 
     # ---- turns
@@ -144,10 +148,30 @@ class Reading:
             if batch is None:
                 self.sources[key].pauses += 1
                 return False
-            self._cut(key, batch, source.unread)
+            position = b""
+            if self._about(key).positions and isinstance(batch, Positioned):
+                position = self._packed(key, batch.position)
+                batch = batch.batch
+            self._cut(key, batch, position, source.unread)
         if source.unread:
-            self.take(key, source.unread.popleft(), created)
+            self.take(key, *self._next(key, source.unread), created)
         return True
+
+    def _next(self, key: SourcePartition, unread: deque[tuple[Any, bytes]]) -> tuple[Any, bytes]:
+        """What may be one batch, and the position behind it."""
+        batch, position = unread.popleft()
+        if isinstance(batch, pa.RecordBatch):
+            rows = self.sources[key].until_cut(batch.num_rows)
+            if rows < batch.num_rows:
+                unread.appendleft((batch.slice(rows), position))
+                return batch.slice(0, rows), b""
+        return batch, position
+
+    def _packed(self, key: SourcePartition, position: Any) -> bytes:
+        try:
+            return packed(position)
+        except UsageError as error:
+            raise self._failed(key, error) from error
 
     def _opened(self, key: SourcePartition) -> Open:
         found = self._open.get(key)
@@ -159,14 +183,18 @@ class Reading:
                 raise self._failed(key, error) from error
         return found
 
-    def _cut(self, key: SourcePartition, batch: pa.RecordBatch, unread: deque[pa.RecordBatch]) -> None:
+    def _cut(
+        self, key: SourcePartition, batch: Any, position: bytes, unread: deque[tuple[pa.RecordBatch, bytes]]
+    ) -> None:
+        """``position`` is behind the last part."""
         if not isinstance(batch, pa.RecordBatch):
-            unread.append(batch)  # whoever takes it says so by name
+            unread.append((batch, position))  # whoever takes it says so by name
             return
         about, settings = self._about(key), self._plan.settings
         batch = plain_batch(batch, about.schema)  # whole, and then cut: a dictionary once
-        unread.extend(split(batch, settings.batch_max_rows, settings.batch_max_bytes))
-        if len(unread) > 1 and about.seeks:
+        parts = list(split(batch, settings.batch_max_rows, settings.batch_max_bytes))
+        unread.extend((part, position if part is parts[-1] else b"") for part in parts)
+        if len(unread) > 1 and about.seeks and not about.positions:
             # Its batches are counted: they must be those of the stream.
             raise self._failed(
                 key,
@@ -175,12 +203,13 @@ class Reading:
 
     # ---- rows
 
-    def take(self, key: SourcePartition, batch: pa.RecordBatch, created: float) -> None:
-        """The next batch of a source goes into its streams."""
+    def take(self, key: SourcePartition, batch: pa.RecordBatch, position: bytes, created: float) -> None:
+        """The next batch of a source goes into its streams. ``position`` behind it, packed."""
         streams = self.sources[key]
         if self.first_row_at is None:
             self.first_row_at = created
-        streams.append(conform(batch, self._plan.sources[key.source].schema, f"source {streams.name}"), created)
+        schema = self._plan.sources[key.source].schema
+        streams.append(conform(batch, schema, f"source {streams.name}"), created, position)
 
     def finish(self, key: SourcePartition, created: float) -> None:
         """A source has ended."""

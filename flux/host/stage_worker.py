@@ -424,7 +424,7 @@ class StageWorker:
 
     def on_source(self, source: int, partition: int, batch: pa.RecordBatch, now: float) -> None:
         """The next batch of a source, by whoever reads it elsewhere."""
-        self.reading.take(SourcePartition(source, partition), batch, now + self.wall_ahead)
+        self.reading.take(SourcePartition(source, partition), batch, b"", now + self.wall_ahead)
 
     def on_source_ended(self, source: int, partition: int, now: float) -> None:
         self.reading.finish(SourcePartition(source, partition), now + self.wall_ahead)

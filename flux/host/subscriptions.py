@@ -260,7 +260,8 @@ class Subscriptions:
         self._left.discard(inbound.stream)
         inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
         hosted = self.hosted_by(inbound.stream)
-        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, self._not_reading(inbound.stream)))
+        others, front = self._not_reading(inbound.stream), self._front(inbound)
+        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
 
@@ -291,7 +292,10 @@ class Subscriptions:
                 self._ack_soon(inbound)
 
     def read_from_next(self, inbound: Inbound) -> None:
-        """Read a stage's stream from the next live replica of its producer that has offered it."""
+        """Read a stage's stream from the next live replica of its producer that has offered it. A reader of numbered rows is
+        told again how far the orders here go."""
+        if inbound.numbered and inbound.connection is not None:
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch)
         if not self._plan.edges[inbound.stream.edge].from_stage:
             return
         ring = sorted(self._readable(inbound))
@@ -386,10 +390,20 @@ class Subscriptions:
         inbound = self.streams.get(stream)
         if inbound is None:
             edge = self._plan.edges[stream.edge]
-            inbound = Inbound(stream, edge.input, self.credit.floor, marked=not edge.from_stage)
+            numbered = self._plan.numbered(edge)
+            inbound = Inbound(stream, edge.input, self.credit.floor, not edge.from_stage, numbered)
             self.streams[stream] = inbound
             self.credit.admit(inbound, of_source=not edge.from_stage)
         return inbound
+
+    def _front(self, inbound: Inbound) -> int:
+        """Rows below have come or are in an order here (design: numbered-rows)."""
+        if not inbound.numbered:
+            return 0
+        stage = self._plan.edges[inbound.stream.edge].consumer
+        fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
+        fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
+        return max(fronts, default=0)
 
     def of(self, replica: Replica) -> list[Inbound]:
         return [inbound for inbound in self.streams.values() if inbound.stream.edge in replica.stage.edges_in]

@@ -14,11 +14,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from flux.dataflow.batches import split
+from flux.dataflow.sources import Positioned
 from flux.kafka import lag
 from flux.kafka.client import EARLIEST, LATEST, Address, Client, OutOfRange, Passing
 from flux.kafka.errors import BadRecord, CorruptRecords, DataLost
@@ -41,13 +41,6 @@ _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 _CLOSE_S = 1.0
 #: Bytes of a bad record that a message shows.
 _SHOWN = 60
-
-
-class Positioned(NamedTuple):
-    """A batch, and the position from which a later reader goes on behind it: the offset of the next record."""
-
-    batch: pa.RecordBatch
-    position: int
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from flux.dataflow.api import Source, source
+from flux.dataflow.sources import Positioned, Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
 from flux.kafka.formats import format_of
 from flux.kafka.library import library
-from flux.kafka.reading import PartitionReader, Positioned, Reading, kafka_schema
+from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.records import COLUMNS
 from flux.kafka.security import Security
 from flux.kafka.warm_up import warm_up
@@ -122,13 +122,9 @@ def kafka(
         raise UsageError(f"group must be the name of a consumer group, got {group!r}")
     limit = _above_zero("timeout", parse_seconds("timeout", timeout))
     partitions, starts = _resolved(reading, names, starting, limit)
-    return _source(KafkaReader(reading, partitions, starts, group), name or f"kafka {', '.join(names)}")
-
-
-def _source(read: KafkaReader, name: str) -> Source:
-    """The one place where readers of Kafka meet the contract of sources."""
-    more: dict[str, Any] = {"positions": True}
-    return source(read, schema=read.how.schema, partitions=len(read.partitions), name=name, **more)
+    read = KafkaReader(reading, partitions, starts, group)
+    called = name or f"kafka {', '.join(names)}"
+    return source(read, reading.schema, len(partitions), called, positions=True)
 
 
 def _resolved(

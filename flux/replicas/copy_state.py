@@ -41,7 +41,7 @@ class Position:
     stream: StreamId
     next: int
     incarnation: int
-    marks: tuple[tuple[int, int], ...]
+    marks: tuple[tuple[int, int, int, bytes], ...]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
 
 
 def _position(inbound: Inbound, partition: int) -> Position:
-    marks = tuple((mark.sequence, mark.checksum) for mark in inbound.marks.shown())
+    marks = tuple((at, checksum, begin, position) for at, checksum, begin, position in inbound.marks.shown())
     return Position(inbound.stream, inbound.next_to_apply(partition), inbound.incarnation, marks)
 
 

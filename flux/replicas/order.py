@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from flux.replicas.kinds import Kind, keeps_checkpoints, kind_of
 from flux.wire.messages import OrderEntry
+from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt
 
 
@@ -121,6 +122,14 @@ class OrderLog:
 
     def since(self, step: int) -> list[OrderEntry]:
         return list(islice(self._entries, max(step - self.base, 0), None))
+
+    def ordered_below(self, stream: StreamId) -> int:
+        """Elements of a stream below are in its entries; 0: none."""
+        for entry in reversed(self._entries):
+            for edge, producer, through in entry.slices:
+                if (edge, producer) == stream:
+                    return through + 1
+        return 0
 
     def validate(self) -> None:
         """What holds between any two events. AssertionError says what does not."""

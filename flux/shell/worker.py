@@ -86,6 +86,7 @@ class Worker:
 
     def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
         self.plan = plan
+        self._travels = [plan.travels(edge) for edge in plan.edges]
         self.rendezvous = rendezvous
         self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))
@@ -243,7 +244,7 @@ class Worker:
             batches: list[pa.RecordBatch] = []
             if isinstance(message, Data) and core.knows(connection, message):
                 try:
-                    batches = decode_batches(message, frames[1:], self.plan.edges[message.edge].schema)
+                    batches = decode_batches(message, frames[1:], self._travels[message.edge])
                 except ProtocolError as error:
                     core.on_undecodable(connection, message, str(error))
                     return

@@ -8,6 +8,7 @@ evicted when acked.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from flux.stream.elements import Element
 @dataclass(frozen=True, slots=True)
 class LogEntry:
     """Element ``sequence`` of a stream. ``touches``: partitions that have rows in it, or must hear of it; ``nbytes``: what
-    it takes of the log's bound."""
+    it takes of the log's bound. ``begin``, ``position``: of a batch of numbered rows, as in ``Mark``."""
 
     sequence: int
     element: Element
@@ -27,6 +28,8 @@ class LogEntry:
     nbytes: int
     checksum: int
     created: float
+    begin: int = -1
+    position: bytes = b""
 
 
 @dataclass
@@ -42,20 +45,17 @@ class LogMeter:
 
 
 class Log:
-    """Entries ``base`` .. ``end`` - 1, the oldest first."""
+    """Entries ``base`` .. ``end`` - 1, the oldest first. Numbers may be left out: where rows are numbered, an entry has the
+    number of its last row."""
 
     def __init__(self, bytes_max: int, meter: LogMeter | None = None, base: int = 0, partitions: int = 0) -> None:
         self.gone = np.full(partitions, -1, np.int64)  # highest sequence with rows for a partition that was evicted
         self.bytes_max = bytes_max
         self.bytes = 0
         self.meter = meter or LogMeter()
-        self.base = base
+        self.base = self.end = base
         self._entries: deque[LogEntry] = deque()
         self._held_by = (-1, -1)  # the oldest entry, and a partition that has not acked it
-
-    @property
-    def end(self) -> int:
-        return self.base + len(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -65,14 +65,18 @@ class Log:
         return self.bytes < self.bytes_max
 
     def append(self, entry: LogEntry) -> None:
-        assert entry.sequence == self.end, (entry.sequence, self.end)
+        assert self.end == (entry.sequence if entry.begin < 0 else entry.begin), (entry.begin, entry.sequence, self.end)
         self._entries.append(entry)
+        self.end = entry.sequence + 1
         self.bytes += entry.nbytes
         self.meter.add(entry.nbytes)
 
     def __getitem__(self, sequence: int) -> LogEntry:
+        """The first entry from ``sequence`` on."""
         assert self.base <= sequence < self.end, (self.base, sequence, self.end)
-        return self._entries[sequence - self.base]
+        if len(self._entries) == self.end - self.base:
+            return self._entries[sequence - self.base]
+        return self._entries[bisect_left(self._entries, sequence, key=lambda entry: entry.sequence)]
 
     def entries(self) -> list[LogEntry]:
         return list(self._entries)
@@ -95,11 +99,17 @@ class Log:
             self._entries.popleft()
             self.bytes -= head.nbytes
             self.meter.add(-head.nbytes)
-            self.base += 1
+            self.base = head.sequence + 1
             dropped += 1
             if len(self.gone):
                 self.gone[head.touches] = head.sequence
         return dropped
+
+    def begin_at(self, sequence: int) -> None:
+        """Leave out what comes before ``sequence``, of which nothing was ever here."""
+        assert not self._entries
+        self.base = self.end = sequence
+        self.gone[:] = sequence - 1
 
     def clear(self) -> None:
         """This process gives up the stream: nobody will ask it for these batches."""

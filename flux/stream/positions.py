@@ -1,18 +1,44 @@
-"""Where a reader of a source goes on, and which element of its streams that is (design: position).
+"""Where a reader of a source goes on (design: position).
 
-A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. Today's
-readers count their batches, and every batch is one element, so both numbers are the same. Only this module knows that,
-so an offset of the reader's own can take its place.
+A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader
+without positions of its own is given the number of batches that it has to leave out, because its batches are numbered.
 """
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Any, NewType
+
+import msgspec
+
+from flux.errors import UsageError
 
 #: The second argument of ``read(partition, start)``.
-ReaderPosition = NewType("ReaderPosition", int)
+ReaderPosition = NewType("ReaderPosition", object)
+#: Bytes that a position takes in messages and checkpoints, at most.
+POSITION_BYTES = 1024
+
+
+def packed(position: Any) -> bytes:
+    """UsageError if it cannot travel."""
+    try:
+        data = msgspec.msgpack.encode(position)
+        msgspec.msgpack.decode(data)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"the position of a source must be a number, text, bytes, or lists and dicts of these, got {position!r:.100}: {error}"
+        ) from None
+    if len(data) > POSITION_BYTES:
+        raise UsageError(
+            f"the position of a source may take {POSITION_BYTES} bytes, got one of {len(data)}: keep what is long elsewhere, "
+            "and give its name"
+        )
+    return data
+
+
+def unpacked(data: bytes) -> ReaderPosition:
+    return ReaderPosition(msgspec.msgpack.decode(data))
 
 
 def position_before(sequence: int) -> ReaderPosition:
-    """The position at which a reader has to begin so that element ``sequence`` of its streams comes first."""
+    """For a reader whose batches are counted: so that element ``sequence`` of its streams comes first."""
     return ReaderPosition(sequence)

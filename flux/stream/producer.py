@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from flux.errors import FluxError, NonDeterministicInputError, RefusedError
+from flux.errors import RefusedError
 from flux.stream.consumers import Consumers
 from flux.stream.cursor import NOBODY, OWES, UNKNOWN, Cursor
+from flux.stream.earlier import Beginning, Earlier
 from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing
@@ -47,24 +47,6 @@ class ToWorker:
     message: ToPort
     batches: tuple[pa.RecordBatch, ...] = ()
     payload: bytes | memoryview | None = None
-
-
-class Shown(NamedTuple):
-    """The checksum of an earlier life of the stream, and the worker that has shown it."""
-
-    checksum: int
-    worker: int
-
-
-class Beginning(NamedTuple):
-    """The first batch of another life of a stream, and the checksum of the stream before it."""
-
-    sequence: int
-    checksum: int
-
-
-#: Where a stream begins if nothing is known of an earlier life.
-START = Beginning(0, 0)
 
 
 class Producer:
@@ -110,7 +92,7 @@ class Producer:
         self._version = 0  # of what may be sent
         self._sendable = NEVER
         self._checksum = 0
-        self._expected: dict[int, Shown] = {}  # by sequence
+        self.earlier = Earlier(stream)
         self.by_rank: np.ndarray | None = None
 
     # ---- the owner's side
@@ -152,27 +134,27 @@ class Producer:
             if self.reads_again:
                 skipped |= ~at.reads  # should one lead later, it is read again for it
             applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
-        return self._known_before(applied)
-
-    def _known_before(self, applied: int) -> Beginning:
-        """The last batch through ``applied`` for which a worker has shown the checksum of the stream before it."""
-        at = max((at for at in self._expected if at < applied), default=-1)
-        return Beginning(at + 1, self._expected[at].checksum) if at >= 0 else START
+        return self.earlier.before(applied)
 
     def begin_at(self, sequence: int, checksum: int) -> None:
         """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it."""
-        assert not self.log
-        assert self.log.base == 0
-        self.log.base, self._checksum = sequence, checksum
-        self.log.gone[:] = sequence - 1
-        self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
+        assert self.log.end == 0
+        self.log.begin_at(sequence)
+        self._checksum = checksum
+        self.earlier.forget_below(sequence)
 
-    def append(self, data: Clustered, created: float, checksum: int = 0) -> None:
-        """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept)."""
+    def append(self, data: Clustered, created: float, checksum: int = 0, position: bytes | None = None) -> None:
+        """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept). Of numbered rows
+        the checksum of these alone, and the ``position`` behind them."""
         assert not self.finished
         data = data.compact()
-        self.rows += data.batch.num_rows
-        self._push(LogEntry(self.log.end, Rows(data), data.by_rank, data.nbytes, checksum, created))
+        rows, begin = data.batch.num_rows, self.log.end
+        self.rows += rows
+        if position is None:
+            self._push(LogEntry(begin, Rows(data), data.by_rank, data.nbytes, checksum, created))
+        else:
+            last = begin + rows - 1
+            self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, position))
 
     def say(self, word: Word, created: float) -> None:
         """Take an element without rows, which goes to every partition."""
@@ -184,17 +166,14 @@ class Producer:
         if not self.finished:
             self.say(End(), created)
             self.finished = True
-            if self._expected:  # an earlier attempt has read more
-                sequence = max(self._expected)
-                raise self._not_deterministic(sequence, self._expected[sequence].worker)
+            self.earlier.on_end()
 
     def _push(self, entry: LogEntry) -> None:
         self.dirty = True
         self._last[entry.touches] = entry.sequence
         self._checksum = entry.checksum
         self.log.append(entry)
-        if entry.sequence in self._expected:
-            self._compare(entry.sequence, *self._expected.pop(entry.sequence))
+        self.earlier.on_made(entry)
         if (self._acked[entry.touches] >= entry.sequence).all():
             self._evict()  # a retried task makes batches again that are applied already
 
@@ -279,6 +258,7 @@ class Producer:
         # What an earlier life has sent is evidence whatever the table: its reader may have lost its replica meanwhile.
         for mark in message.shown:
             self._check(worker, mark)
+        self.earlier.front = max(self.earlier.front, message.front)
         cursor = self._cursors.get(worker)
         if cursor is None or self._outdated(cursor, message.epoch, now):
             return
@@ -402,21 +382,10 @@ class Producer:
     def _check(self, worker: int, mark: Mark) -> None:
         if mark.sequence >= self.log.end:
             if self.finished:
-                raise self._not_deterministic(mark.sequence, worker)
-            self._expected[mark.sequence] = Shown(mark.checksum, worker)
+                raise self.earlier.not_deterministic(mark.sequence, worker)
+            self.earlier.expect(mark, worker)
         elif mark.sequence >= self.log.base:
-            self._compare(mark.sequence, mark.checksum, worker)
-
-    def _compare(self, sequence: int, expected: int, worker: int) -> None:
-        if self.log[sequence].checksum != expected:
-            raise self._not_deterministic(sequence, worker)
-
-    def _not_deterministic(self, sequence: int, worker: int) -> FluxError:
-        return NonDeterministicInputError(
-            f"partition {self.stream.producer} of the input of edge {self.stream.edge} was read again after a retry and gave "
-            f"other rows at or before batch {sequence} than worker {worker} had applied: the input is not deterministic. "
-            "Sort it within partitions, or write it out (df.checkpoint(), df.write) and read that"
-        )
+            self.earlier.compare(self.log[mark.sequence], mark, worker)
 
     # ---- sending
 
@@ -476,7 +445,7 @@ class Producer:
         out = Outgoing(self.stream, cursor, self._consumers.ranks, self._run_max_rows)
         while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
             entry = self.log[cursor.next]
-            cursor.next += 1
+            cursor.next = entry.sequence + 1
             mine = cursor.at.hosts[entry.touches]
             if not np.count_nonzero(mine):
                 continue

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from flux.stream.elements import WORDS, End, Word
 from flux.stream.marks import Marks
+from flux.stream.numbered import RowNumbers, without_numbers
 from flux.stream.received import Received
 from flux.stream.runs import Run, unpack
 from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume
@@ -58,26 +59,27 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class RowSlice(Slice):
-    """Rows of one batch, or of the batches of a ``run`` that ends with ``sequence``."""
+    """Rows of one batch, or of the batches of a ``run`` that ends with ``sequence``, or numbered ones, the last of which is
+    ``sequence``."""
 
     batch: pa.RecordBatch
-    run: Run | None = None
+    run: Run | RowNumbers | None = None
 
     @property
     def first(self) -> int:
-        return self.sequence if self.run is None else self.run.sequences[0]
+        return self.sequence if self.run is None else self.run.first
 
     def cut(self, through: int, partition: int) -> tuple[RowSlice, RowSlice] | None:
         """The rows through this batch, and the others, where both have some. They are applied one after the other."""
+        runs: tuple[Run | RowNumbers, Run | RowNumbers] | None
         runs = None if self.run is None else self.run.cut(through)
         if runs is None:
             return None
-        rows = sum(runs[0].rows)
+        rows = runs[0].rows_in_all
         parts = self.batch.slice(0, rows), self.batch.slice(rows)
-        some, others = (
-            replace(self, sequence=run.sequences[-1], batch=part, run=run if len(run.rows) > 1 else None)
-            for run, part in zip(runs, parts, strict=True)
-        )
+        mine, theirs = runs
+        some = replace(self, sequence=mine.last, batch=parts[0], run=mine.several())
+        others = replace(self, sequence=theirs.last, batch=parts[1], run=theirs.several())
         self.packet.pending += self.held
         self.packet.inbound.note_cut(partition, some.first, others.first)
         return some, others
@@ -125,8 +127,9 @@ class Counters:
 class Inbound:
     """``received[p]``: next sequence partition p needs, of those that have joined."""
 
-    def __init__(self, stream: StreamId, input: int, credit: int, marked: bool = True) -> None:
-        """``marked``: its producer may have to read its input again, and keeps checksums."""
+    def __init__(self, stream: StreamId, input: int, credit: int, marked: bool = True, numbered: bool = False) -> None:
+        """``marked``: its producer may have to read its input again, and keeps checksums; ``numbered``: its rows carry their
+        numbers."""
         self.stream = stream
         self.input = input
         self.credit = credit
@@ -145,6 +148,7 @@ class Inbound:
         self.marks = Marks()
         self.shown: list[Mark] = []  # the marks as the producer's earlier lives had left them
         self._marked = marked
+        self.numbered = numbered
         self.waiting: dict[int, deque[int]] = {}  # partition -> first batch of each slice received and not yet applied
         self.cuts = 0
         #: Of a copy of state that is on its way from here: (partition, worker, incarnation) of the new replica -> the next batch
@@ -182,11 +186,13 @@ class Inbound:
         self.broken = False
         self.received_bytes = 0
 
-    def resume(self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = ()) -> Resume:
+    def resume(
+        self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = (), front: int = 0
+    ) -> Resume:
         ack = self.ack(epoch, hosted, others)
         return Resume(
             *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
-            ack.through, ack.behind, ack.granted, self.shown,
+            ack.through, ack.behind, ack.granted, self.shown, front,
         )  # fmt: skip
 
     def leave(self) -> None:
@@ -219,8 +225,9 @@ class Inbound:
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         if hosted:
             self.received.reach(message.sequence + 1)
-        if self._marked and message.sequence > self.marks.newest.sequence:
-            self.marks.newest = Mark(message.sequence, message.checksum)
+        shows = message.position if self.numbered else self._marked
+        if shows and message.sequence > self.marks.newest.sequence:
+            self.marks.newest = Mark(message.sequence, message.checksum, message.begin, message.position)
             if message.sequence >= self.marks.due:
                 self.marks.keep(lambda: self._applied_by_all(hosted))
         packet.pending = sum(slice_.held for _, slice_ in slices)
@@ -252,11 +259,26 @@ class Inbound:
             slice_ = of(self.stream, message.sequence, packet, self.input, message.created, held, content)  # type: ignore[call-arg]
             slices.append(Delivery(partition, slice_))
 
+        def take_numbered(partition: int, numbered: pa.RecordBatch) -> None:
+            """Without the rows that it has: an earlier life may have cut them elsewhere."""
+            batch, numbers = without_numbers(numbered)
+            had = numbers.before(self.received[partition])
+            counters.duplicate += had > 0
+            if had < len(numbers.numbers):
+                if had:
+                    batch, numbers = batch.slice(had), RowNumbers(numbers.numbers[had:])
+                held = partition not in secondary
+                about = self.stream, numbers.last, packet, self.input, message.created, held
+                slices.append(Delivery(partition, RowSlice(*about, batch, numbers)))
+
         if message.batches:
             runs = unpack(batches[0], message.batches, message.rows, message.counts)
             for partition, (found, rows) in zip(message.partitions, runs, strict=True):
                 if partition not in hosted:
                     counters.misrouted += 1
+                    continue
+                if self.numbered:
+                    take_numbered(partition, rows)
                     continue
                 had = bisect_left(found.sequences, self.received[partition])
                 counters.duplicate += had > 0
@@ -269,7 +291,9 @@ class Inbound:
             offset = 0
             named = slice(index, index + run)
             for partition, rows in zip(message.partitions[named], message.rows[named], strict=True):
-                if partition in hosted:
+                if partition in hosted and self.numbered:
+                    take_numbered(partition, batch.slice(offset, rows))
+                elif partition in hosted:
                     take(partition, RowSlice, batch.slice(offset, rows))
                 else:
                     counters.misrouted += 1
@@ -284,9 +308,8 @@ class Inbound:
         """The rows of a run for one partition, without the first batches, which it ``had`` before."""
         if had:
             batch, run = batch.slice(sum(run.rows[:had])), run.from_(had)
-        several = run if len(run.rows) > 1 else None
         return RowSlice(
-            self.stream, run.sequences[-1], packet, self.input, message.created, held, batch, several
+            self.stream, run.last, packet, self.input, message.created, held, batch, run.several()
         )  # fmt: skip
 
     def note_cut(self, partition: int, first: int, second: int) -> None:

@@ -38,6 +38,8 @@ class Part(NamedTuple):
     nbytes: int
     checksum: int
     created: float
+    begin: int = -1
+    position: bytes = b""
 
 
 class Packed(NamedTuple):
@@ -55,6 +57,22 @@ class Run(NamedTuple):
 
     sequences: list[int]
     rows: list[int]
+
+    @property
+    def first(self) -> int:
+        return self.sequences[0]
+
+    @property
+    def last(self) -> int:
+        return self.sequences[-1]
+
+    @property
+    def rows_in_all(self) -> int:
+        return sum(self.rows)
+
+    def several(self) -> Run | None:
+        """None: a batch is no run."""
+        return self if len(self.rows) > 1 else None
 
     def from_(self, at: int) -> Run:
         return Run(self.sequences[at:], self.rows[at:])

@@ -9,18 +9,30 @@ import pyarrow as pa
 
 from flux.dataflow.plan import EdgePlan
 from flux.stream.checksum import extend
-from flux.stream.positions import ReaderPosition, position_before
+from flux.stream.earlier import Beginning
+from flux.stream.numbered import ROTATION_ROWS, with_numbers
+from flux.stream.positions import ReaderPosition, position_before, unpacked
 from flux.stream.producer import Producer
-from partitioning.cluster import cluster_by_key, whole
+from partitioning.cluster import Clustered, cluster_by_key, whole
+
+#: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
+AGAIN = 4
 
 
 class SourceStreams:
     """The streams of one partition of a source: one per edge that leaves the source, fed with the same batches."""
 
     def __init__(
-        self, edges: Sequence[EdgePlan], producers: Sequence[Producer], name: str, seeks: bool = False
+        self,
+        edges: Sequence[EdgePlan],
+        producers: Sequence[Producer],
+        name: str,
+        seeks: bool = False,
+        positions: bool = False,
+        batch_bytes: int = 0,
     ) -> None:
-        """``seeks``: the source can begin at any batch, and this is not the first life of its partition."""
+        """``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
+        ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: of one batch at most."""
         self.edges = edges
         self.producers = producers
         self.name = name
@@ -29,6 +41,9 @@ class SourceStreams:
         self.pauses = 0  # how often the source had nothing just now
         self.ended = False
         self.first: int | None = None if seeks else 0  # element to begin with; None: workers have not said yet
+        self._positions = positions
+        self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
+        self._start = b""  # where the reader begins, packed; empty: at its start
         self._checksum = 0
         self._awaited = False  # some worker has answered
 
@@ -44,40 +59,76 @@ class SourceStreams:
             floors = [producer.floor() for producer in self.producers]
             known = [floor for floor in floors if floor is not None]
             if len(known) == len(floors):
-                self.first, self._checksum = min(known)
-                for producer in self.producers:
-                    producer.begin_at(self.first, self._checksum)
+                self._begin(min(known))
         return self.first is not None
+
+    def _begin(self, beginning: Beginning) -> None:
+        self.first, self._checksum, self._start = beginning
+        for producer in self.producers:
+            producer.begin_at(self.first, self._checksum)
 
     @property
     def position(self) -> ReaderPosition:
         """The position at which its reader begins, once that is known."""
         assert self.first is not None
-        return position_before(self.first)
+        if not self._positions:
+            return position_before(self.first)
+        return unpacked(self._start) if self._start else ReaderPosition(None)
 
     @property
     def has_room(self) -> bool:
-        return all(producer.has_room for producer in self.producers)
+        return all(producer.has_room or self._makes_again(producer) for producer in self.producers)
+
+    def _makes_again(self, producer: Producer) -> bool:
+        """Whether it makes rows that were there before, and has room for some of these beyond the bound of its log. An ordered
+        step may need rows that were in the log together when batches were cut elsewhere (design: numbered-rows)."""
+        behind = self._positions and not producer.finished and producer.next_sequence < producer.earlier.front
+        return behind and producer.log.bytes < self._again_bytes
 
     @property
     def drained(self) -> bool:
         return all(producer.drained for producer in self.producers)
 
-    def append(self, batch: pa.RecordBatch, created: float) -> None:
-        """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory."""
+    def append(self, batch: pa.RecordBatch, created: float, position: bytes = b"") -> None:
+        """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory. ``position``
+        behind it, packed."""
         self.rows += batch.num_rows
         self.batches += 1
+        if self._positions:
+            self._append_numbered(batch, created, position)
+            return
         # The checksum is of the rows as read, because their clustering depends on the table of the moment.
         self._checksum = extend(self._checksum, batch)
         for edge, producer in zip(self.edges, self.producers, strict=True):
-            if edge.key:
-                data = cluster_by_key(batch, edge.key, edge.partitions, producer.by_rank)
-            else:
-                turn = (producer.stream.producer + producer.next_sequence) % edge.partitions
-                data = whole(batch, turn, edge.partitions, producer.by_rank)
-            producer.append(data, created, self._checksum)
+            turn = producer.stream.producer + producer.next_sequence
+            producer.append(_clustered(batch, edge, producer, turn), created, self._checksum)
+
+    def until_cut(self, rows: int) -> int:
+        """How many of the next rows may be one batch. Batches that are counted are never cut."""
+        if not self._positions:
+            return rows
+        first = self.producers[0].next_sequence
+        ends = {first + rows}
+        for edge, producer in zip(self.edges, self.producers, strict=True):
+            ends.update(producer.earlier.cuts(first, first + rows)[:1])
+            if not edge.key:
+                ends.add(first - first % ROTATION_ROWS + ROTATION_ROWS)
+        return min(ends) - first
+
+    def _append_numbered(self, batch: pa.RecordBatch, created: float, position: bytes) -> None:
+        first = self.producers[0].next_sequence
+        checksum, numbered = extend(0, batch), with_numbers(batch, first)
+        for edge, producer in zip(self.edges, self.producers, strict=True):
+            turn = producer.stream.producer + first // ROTATION_ROWS
+            producer.append(_clustered(numbered, edge, producer, turn), created, checksum, position)
 
     def finish(self, created: float) -> None:
         self.ended = True
         for producer in self.producers:
             producer.finish(created)
+
+
+def _clustered(batch: pa.RecordBatch, edge: EdgePlan, producer: Producer, turn: int) -> Clustered:
+    if edge.key:
+        return cluster_by_key(batch, edge.key, edge.partitions, producer.by_rank)
+    return whole(batch, turn % edge.partitions, edge.partitions, producer.by_rank)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from flux.wire.numbers import Checksum, Id, Natural, Sequence, Size
+from flux.wire.numbers import Checksum, Id, Natural, Position, Sequence, Size
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -31,10 +31,15 @@ class Hello(Message, frozen=True):
 
 
 class Mark(NamedTuple):
-    """A point of a source's stream: its running checksum through ``sequence``."""
+    """A point of a source's stream: its running checksum through ``sequence``.
+
+    Where rows are numbered (design: numbered-rows), the checksum of the rows ``begin`` to ``sequence`` alone; ``position``:
+    where the reader goes on behind them."""
 
     sequence: Sequence
     checksum: Checksum
+    begin: Sequence = -1
+    position: Position = b""
 
 
 class Needed(NamedTuple):
@@ -56,7 +61,8 @@ class Resume(Message, frozen=True):
 
     ``through``, ``behind``: what is applied already, as in Ack. ``granted`` is the number of payload bytes that may be
     sent under this nonce, counted from its start. ``shown``: points of the stream as earlier incarnations sent it, by
-    sequence: the last is the newest received, and some of the others are applied."""
+    sequence: the last is the newest received, and some of the others are applied. ``front``: numbered rows below have come or
+    are in an order here."""
 
     edge: Id
     producer: Id
@@ -67,6 +73,7 @@ class Resume(Message, frozen=True):
     behind: list[AppliedThrough]
     granted: Natural
     shown: list[Mark] = []
+    front: Natural = 0
 
 
 class ElementKind(IntEnum):
@@ -86,7 +93,8 @@ class Data(Message, frozen=True):
     Batches ``first`` .. ``sequence`` - 1 have no rows for these partitions. ``partitions`` and ``rows`` run in parallel
     with the rows of the payload; ``runs`` says how many partitions each payload frame holds. Without rows the element
     is for every partition. ``checksum`` is the stream's running checksum including this batch, 0 where none is kept.
-    ``created`` is the time at which the oldest row of the batch entered the query.
+    ``created`` is the time at which the oldest row of the batch entered the query. ``begin``, ``position``: as in ``Mark``, of
+    the batch that is ``sequence``; empty where its reader cannot go on behind it.
 
     Or a run of several batches (``flux.stream.runs``): ``batches`` are their numbers, the last is ``sequence``, and
     ``counts`` the rows of each for each partition. The payload is one frame, batch by batch; within a batch the
@@ -107,6 +115,8 @@ class Data(Message, frozen=True):
     created: float = 0.0
     batches: list[Natural] = []
     counts: list[Natural] = []
+    begin: Sequence = -1
+    position: Position = b""
 
 
 class Ack(Message, frozen=True):

@@ -20,3 +20,5 @@ Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 #: Of 64 bits: the format has none above.
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
+#: Where a reader goes on, in its own words.
+Position = Annotated[bytes, msgspec.Meta(max_length=1024)]

@@ -13,7 +13,7 @@ from controller.dag import compile_plan
 from controller.decide.state import Controller, Tell
 from controller.replicas.addition_phases import Phase
 from controller.replicas.batches import LISTED_EVERY_S
-from flux.dataflow.api import DataFrameSource, WorkerSource
+from flux.dataflow.sources import DataFrameSource, WorkerSource
 from flux.settings import Settings
 from flux.wire.control import NewTable, Register, ReplicaCaughtUp, Stop, TableChanged, TableSeen
 from partitioning.ids import PartitionKey

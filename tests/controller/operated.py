@@ -37,7 +37,7 @@ from controller.replicas.repairs import Repairs
 from controller.report.events import Event, History
 from controller.report.metrics import Metrics
 from controller.report.replication import Level, levels
-from flux.dataflow.api import DataFrameSource
+from flux.dataflow.sources import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
 from flux.shell.transport import Keys, Sockets

@@ -12,7 +12,7 @@ import flux
 from controller.dag import compile_plan
 from controller.decide.attendance import ALIVE_S
 from controller.decide.state import Controller, Tell
-from flux.dataflow.api import DataFrameSource
+from flux.dataflow.sources import DataFrameSource
 from flux.errors import NonDeterministicInputError, QueryFailed, QueryTimeout, UserCodeError
 from flux.settings import Settings
 from flux.wire.control import (

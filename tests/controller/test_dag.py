@@ -12,8 +12,9 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.api import Flow
 from flux.dataflow.plan import DataFrameSourcePlan, FromDataFrame, FromSource, Plan, WorkerSourcePlan
+from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import FluxError, SchemaError, UsageError
 from flux.settings import Settings
 

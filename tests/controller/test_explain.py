@@ -8,7 +8,8 @@ import pyarrow as pa
 import flux
 from controller.dag import compile_plan
 from controller.explain import explain
-from flux.dataflow.api import DataFrameSource, Flow
+from flux.dataflow.api import Flow
+from flux.dataflow.sources import DataFrameSource
 from flux.settings import Settings
 
 FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.float64())])

@@ -15,8 +15,8 @@ from controller.replicas.apart import Place
 from controller.replicas.next_additions import Addition, Census, Wanted, all_additions, next_additions, under_replicated
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import drop, retain, without_worker
-from flux.dataflow.api import DataFrameSource
 from flux.dataflow.plan import Plan
+from flux.dataflow.sources import DataFrameSource
 from flux.settings import Settings
 from partitioning.table import ReplicaAt, Table
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 import flux
 from controller.dag import compile_plan
 from controller.server import Server
-from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.api import Flow
+from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import FluxError
 from flux.settings import Settings
 from flux.shell.ingress_loop import Ingress

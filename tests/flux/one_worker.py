@@ -9,8 +9,9 @@ import pyarrow as pa
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import DataFrameSource, Flow, Source
+from flux.dataflow.api import Flow
 from flux.dataflow.plan import Plan
+from flux.dataflow.sources import DataFrameSource, Source
 from flux.host.effects import ToConnection
 from flux.host.stage_worker import StageWorker
 from flux.settings import Settings

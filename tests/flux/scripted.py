@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import DataFrameSource
+from flux.dataflow.sources import DataFrameSource
 from flux.replicas.outlet import Outlet
 from flux.replicas.replica import Replica
 from flux.settings import Settings

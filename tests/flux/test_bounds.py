@@ -118,6 +118,7 @@ EVERYTHING: Statistics = {
 ASKED = [
     Hello(0, 1, 2, 3, 4),
     Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM, batches=[0, 1], counts=[5, 10, 5, 10]),
+    Data(0, 1, 2, 0, 0, 9, [0, 1], [4, 6], [2], 1000, checksum=CHECKSUM, begin=0, position=b"at"),
     Fetch(0, 1, 2),
     Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
     Install(0, 1, 2, 3, 0, 64),
@@ -125,7 +126,7 @@ ASKED = [
     Restore(0, 1, 2, 3),
 ]
 ANSWERED = [
-    Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM)]),
+    Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM, 2, b"at")], 9),
     ReadsElsewhere(0, 1, 2, 3, [AppliedThrough(5, 6)]),
     Ack(0, 1, 2, 3, 4, [AppliedThrough(5, 6)], 7),
     Acks([Ack(0, 1, 2, 3, 4, [AppliedThrough(5, 6)], 7)]),

@@ -13,8 +13,8 @@ from kept_watched import watch
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import DataFrameSource, WorkerSource
 from flux.dataflow.plan import Plan
+from flux.dataflow.sources import DataFrameSource, WorkerSource
 from flux.durable.directory import Directory
 from flux.errors import UsageError
 from flux.settings import Settings

@@ -42,13 +42,13 @@ def test_few_marks_are_kept_and_one_is_not_far_below_what_is_applied(behind: int
 
 def test_the_newest_received_is_always_shown() -> None:
     for sequences in range(1, 200):
-        assert received(sequences, 150).shown()[-1] == (sequences - 1, 999 + sequences)
+        assert received(sequences, 150).shown()[-1] == Mark(sequences - 1, 999 + sequences)
 
 
 def test_marks_of_another_consumer_are_added_by_sequence() -> None:
     marks = received(3, 0)
     marks.merge([Mark(1, 1001), Mark(7, 1007)])
-    assert marks.shown() == [(0, 1000), (1, 1001), (2, 1002), (7, 1007)]
+    assert marks.shown() == [Mark(0, 1000), Mark(1, 1001), Mark(2, 1002), Mark(7, 1007)]
 
 
 # ---- the whole way: one worker reads a source, two others have long queues, and the reader is lost

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError, RefusedError
+from flux.stream.earlier import START, Beginning
 from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
@@ -380,13 +381,13 @@ def test_a_replica_without_a_state_does_not_send_a_new_reader_back_to_the_start(
     """However long its copy takes: on a busy machine that was longer than any patience, and minutes of input were read
     again."""
     p = reader_while_a_replica_is_added()
-    assert p.floor() == (7, 66)
+    assert p.floor() == Beginning(7, 66)
 
 
 def test_a_new_replica_with_a_state_counts_before_it_is_live() -> None:
     p = reader_while_a_replica_is_added()
     p.on_answer(11, Resume(4, 1, 2, 5, [(1, 7)], 6, [], 1 << 20), 0.0)
-    assert p.floor() == (0, 0), "no mark below what it has applied is known"
+    assert p.floor() == START, "no mark below what it has applied is known"
 
 
 def test_a_new_reader_begins_behind_what_everybody_has_applied_however_long_the_queues_are() -> None:
@@ -396,7 +397,7 @@ def test_a_new_reader_begins_behind_what_everybody_has_applied_however_long_the_
     p.on_answer(10, Resume(4, 1, 1, 0, [(0, 9), (2, 9)], 4, [], 1 << 20, marks), 0.0)
     assert p.floor() is None, "worker 11 has not answered"
     p.on_answer(11, Resume(4, 1, 1, 0, [(1, 9)], 6, [], 1 << 20, marks[-1:]), 0.0)
-    assert p.floor() == (4, 103)
+    assert p.floor() == Beginning(4, 103)
 
 
 def test_all_that_is_read_again_is_compared_the_first_batch_included() -> None:
@@ -405,7 +406,7 @@ def test_all_that_is_read_again_is_compared_the_first_batch_included() -> None:
         for worker in (10, 11):
             mine = [(number, 6) for number, place in enumerate(PLACES) if place == worker]
             p.on_answer(worker, Resume(4, 1, 1, 0, mine, 5, [], 1 << 20, [Mark(4, 104), Mark(5, 105)]), 0.0)
-        p.begin_at(*(p.floor() or ()))
+        p.begin_at(*(p.floor() or START)[:2])
         assert p.next_sequence == 5
         if rows == 105:
             p.append(batch(1, 0, 0), 0.0, checksum=rows)

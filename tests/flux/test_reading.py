@@ -11,7 +11,7 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import WorkerSource
+from flux.dataflow.sources import WorkerSource
 from flux.errors import UserCodeError
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
 from flux.host.read_turn import BATCHES, READ_S, STARVED_S

@@ -9,7 +9,7 @@ import pytest
 
 from flux.stream.elements import End
 from flux.stream.receiver import Counters, Inbound, Slice
-from flux.wire.messages import Data, ElementKind, Hello, Reset
+from flux.wire.messages import Data, ElementKind, Hello, Mark, Reset
 from partitioning.ids import StreamId
 
 STREAM = StreamId(4, 1)
@@ -150,7 +150,7 @@ def test_a_new_life_of_the_producer_is_shown_the_checksum_with_every_resume() ->
     assert inbound.resume(0, HOSTED).shown == []  # the same life knows what it has sent
     for nonce in (8, 9):  # the first answer may be lost
         inbound.greet(1, f"connection {nonce}", nonce)
-        assert inbound.resume(0, HOSTED).shown == [(0, 55)]
+        assert inbound.resume(0, HOSTED).shown == [Mark(0, 55)]
 
 
 def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
@@ -158,9 +158,9 @@ def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
     take(inbound, data(0, 0, {1: 1}, checksum=55))
     inbound.greet(1, "second", 8)
     take(inbound, data(0, 1, {1: 1}, nonce=8, checksum=66))
-    assert inbound.resume(0, HOSTED).shown == [(0, 55)]
+    assert inbound.resume(0, HOSTED).shown == [Mark(0, 55)]
     inbound.greet(2, "third", 9)
-    assert inbound.resume(0, HOSTED).shown == [(0, 55), (1, 66)]
+    assert inbound.resume(0, HOSTED).shown == [Mark(0, 55), Mark(1, 66)]
 
 
 def test_a_primary_does_not_ack_beyond_a_copy_of_its_state_that_is_on_its_way() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import WorkerSource
 from flux.dataflow.collect import Collect
 from flux.dataflow.operator import Context
+from flux.dataflow.sources import WorkerSource
 from flux.errors import UserCodeError
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import load as load_of

@@ -37,7 +37,7 @@ def threads() -> list[str]:
 
 
 def test_a_reader_goes_on_behind_any_position_that_was_given(broker: Broker, topic: str) -> None:
-    put(broker.address, topic, made(numbered(5000), None, batch_bytes=3000))
+    assert put(broker.address, topic, made(numbered(5000), None, batch_bytes=3000)) == (0, 0)
     read = reader(topic, broker.address, max_rows_per_second=1e9, fetch_bytes=10_000)
     with reading(read) as batches:
         got = until(batches, 5000)
@@ -53,7 +53,7 @@ def test_a_reader_goes_on_behind_any_position_that_was_given(broker: Broker, top
 
 def test_a_batch_stays_within_the_limits_and_can_be_cut_anywhere(broker: Broker, topic: str) -> None:
     many = 2 * ROWS_MAX + 17
-    put(broker.address, topic, made([b""] * many, None, codec="zstd", batch_bytes=1 << 30))
+    assert put(broker.address, topic, made([b""] * many, None, codec="zstd", batch_bytes=1 << 30)) == (0, 0)
     with reading(reader(topic, broker.address)) as batches:
         got = until(batches, many)
     assert [each.batch.num_rows for each in got] == [ROWS_MAX, ROWS_MAX, 17]
@@ -74,7 +74,7 @@ def test_nothing_just_now_is_none_and_takes_no_time(broker: Broker, topic: str) 
 
 
 def test_the_thread_ends_with_the_generator(broker: Broker, topic: str) -> None:
-    put(broker.address, topic, made([b"x" * 1000] * 60_000, None))
+    assert put(broker.address, topic, made([b"x" * 1000] * 60_000, None)) == (0, 0)
     for full in (False, True):
         with reading(reader(topic, broker.address)) as batches:
             until(batches, 1)
@@ -88,7 +88,7 @@ def test_the_thread_ends_with_the_generator(broker: Broker, topic: str) -> None:
 def test_what_is_not_taken_is_bounded(broker: Broker, topic: str) -> None:
     from flux.kafka.reading import AHEAD_BYTES, PartitionReader
 
-    put(broker.address, topic, made([b"x" * 1000] * 60_000, None))
+    assert put(broker.address, topic, made([b"x" * 1000] * 60_000, None)) == (0, 0)
     read = reader(topic, broker.address)
     ahead = PartitionReader(read.how, topic, 0, 0)
     try:
@@ -253,5 +253,5 @@ def test_offsets_of_a_group_can_be_committed(broker: Broker, new_topic: Callable
 def test_a_record_of_30_mb_is_read_between_small_ones(broker: Broker, new_topic: Callable[..., str]) -> None:
     topic = new_topic(max_message_bytes=40_000_000)
     large = bytes(range(256)) * (30_000_000 // 256)
-    put(broker.address, topic, made([b"before"], None) + made([large], None) + made([b"behind"], None))
+    assert put(broker.address, topic, made([b"before"], None) + made([large], None) + made([b"behind"], None)) == (0, 0)
     assert values(read_all(reader(topic, broker.address), 3)) == [b"before", large, b"behind"]

@@ -14,6 +14,7 @@ from flux.replicas.order import OrderLog
 from flux.replicas.replica import Replica
 from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
+from flux.stream.numbered import RowNumbers
 from flux.stream.receiver import RowSlice, Slice
 from flux.wire.messages import StepKind
 from partitioning.cluster import Clustered
@@ -36,8 +37,10 @@ def step_of(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
 
 
 def batches_of(slice_: Slice) -> list[int]:
-    """With rows in a slice, in order; or the number of a word."""
+    """With rows in a slice, in order; or numbered rows; or the number of a word."""
     run = slice_.run if isinstance(slice_, RowSlice) else None
+    if isinstance(run, RowNumbers):
+        return list(run.numbers.tolist())
     return [slice_.sequence] if run is None else run.sequences
 
 

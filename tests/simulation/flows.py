@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 
 import flux
 from controller.dag import compile_plan
-from flux.dataflow.api import DataFrameSource, Flow, Source, Stage
+from flux.dataflow.api import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.sources import DataFrameSource, Source
 from flux.settings import Settings
 from partitioning.ids import STANDBY
 from tests.simulation.checkers import Ledger
@@ -33,6 +34,8 @@ from tests.simulation.stage_kinds import (
 )
 
 SECRET = b"of this query"
+#: So many sources are DataFrames, and so many of the others have positions of their own.
+SPARK_SHARE, NUMBERED_SHARE = 0.65, 0.3
 #: So many of the random flows have timers, if they have a stage that can have some.
 TIMED_SHARE = 0.25
 #: So many of the random flows have tiny bounds on how far replicas may be apart.
@@ -84,6 +87,24 @@ class SourceData:
         for rows in self.of(partition, version):
             yield make_batch(rows, partition, tick)
             tick += len(rows)
+
+
+def numbered_reader(data: SourceData, idle: float, rng: random.Random) -> Callable[..., Iterator[Any]]:
+    """It cuts its rows elsewhere each time, and gives positions now and then."""
+
+    def read(partition: int, start: list[int] | None) -> Iterator[pa.RecordBatch | flux.Positioned | None]:
+        batches = list(data.read(partition))
+        rows = pa.Table.from_batches(batches, ROW).combine_chunks() if batches else ROW.empty_table()
+        at, most, often = start[0] if start else 0, rng.choice([1, 5, 20, 60]), rng.choice([0.3, 1.0, 1.0])
+        while at < rows.num_rows:
+            while rng.random() < idle:
+                yield None
+            taken = min(rng.randint(1, most), rows.num_rows - at)
+            (batch,) = rows.slice(at, taken).to_batches()
+            at += taken
+            yield flux.Positioned(batch, [at]) if rng.random() < often else batch
+
+    return read
 
 
 @dataclass
@@ -162,7 +183,7 @@ class _Builder:
     def source(self) -> None:
         rng = self.rng
         name = f"source{len(self.nodes)}"
-        spark = rng.random() < 0.65
+        spark = rng.random() < SPARK_SHARE
         many = spark and self.copies == [1] and rng.random() < 0.15
         partitions = rng.randint(8, 25) if many else rng.randint(0 if spark else 1, 3)
         data = self._source_data(name, partitions, 2 if many else rng.choice([3, 8, 20]))
@@ -174,8 +195,12 @@ class _Builder:
             source = DataFrameSource(name, ROW)
         else:
             idle = rng.choice([0.0, 0.0, 0.3])
-            if rng.random() < 0.5:
+            kind = rng.random()
+            if kind < 0.4:
                 source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
+            elif kind < 0.4 + NUMBERED_SHARE:
+                read = numbered_reader(data, idle, random.Random(kind))
+                source = flux.source(read, ROW, partitions, name, positions=True)
             else:
                 source = flux.source(lambda p, start: self._seek(data, p, start), ROW, partitions, name)
         self.nodes.append(Node(source, name, data=data))

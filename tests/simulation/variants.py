@@ -33,6 +33,7 @@ from partitioning.cluster import whole
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
+from tests.simulation import broken_numbers as numbers
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
 from tests.simulation import broken_standbys as standbys
@@ -379,12 +380,6 @@ def leaves_the_state_out_of_the_copy(patch: Patch) -> None:
     patch.setattr(Replica, "restore", lambda *given: None)
 
 
-def believes_every_retry(patch: Patch) -> None:
-    """A retried task that reads other rows is not found out."""
-    patch.setattr(Producer, "_compare", lambda *given: None)
-    patch.setattr(Producer, "_check", lambda *given: None)
-
-
 @dataclass(frozen=True)
 class Variant:
     """``laws`` that may be broken, and no others; ``seeds`` that show it under the faults of ``mix``."""
@@ -413,7 +408,7 @@ VARIANTS = [
     Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}, (2,)),
     Variant(applies_the_newest_first, ROWS, (0, 1)),
     Variant(sends_a_key_to_two_partitions, {"one partition per key"}, (2, 3)),
-    Variant(believes_every_retry, ROWS | STUCK, (272, 401)),
+    Variant(numbers.believes_every_retry, ROWS | STUCK, (272, 401)),
     Variant(sends_before_it_is_committed, COMMITTED, (6,)),
     Variant(reports_the_end_before_it_is_committed, COMMITTED, (1, 0)),
     Variant(applies_what_is_not_committed, {"a secondary applies committed steps only"}, (0, 1)),
@@ -481,6 +476,11 @@ VARIANTS = [
     Variant(runs.takes_runs_whole, ROWS | {"no run fails"}, (69, 105)),
     Variant(runs.orders_name_slices, ALIKE, (3,)),
     Variant(runs.drops_what_is_cut_off, ALIKE, (26,)),
+    Variant(numbers.numbers_rows_anew, ROWS, (), LIVES),
+    Variant(numbers.reads_from_the_start_each_time, ROWS, (), LIVES),
+    Variant(numbers.cuts_no_numbered_rows, ROWS, (), LIVES),
+    Variant(numbers.takes_rows_that_it_has, ROWS, (), LIVES),
+    Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, (), LIVES),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
 ]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from flux.durable.journal import Journal
 from flux.durable.vault import Vault
 from flux.host.stage_worker import StageWorker
-from flux.stream.elements import End
 from partitioning.ids import StreamId
 from tests.simulation.checkers import Ledger
+from tests.simulation.numbered_rows import is_end
 from tests.simulation.outside import Outside
 from tests.simulation.worker_process import WorkerProcess
 from tests.simulation.world import World
@@ -138,7 +138,7 @@ class Life:
             return False
         streams = [StreamId(edge.id, partition) for edge in sim.plan.edges_of_source(source)]
         given = [sim.ledger._given[stream] for stream in streams]
-        return any(each and isinstance(each[-1].element, End) for each in given)
+        return any(each and is_end(each[-1]) for each in given)
 
     def outside_of(self, sim: Simulation) -> Outside:
         outside = Outside(sim)

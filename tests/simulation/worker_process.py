@@ -185,7 +185,8 @@ class WorkerProcess(Process):
                 return
             if isinstance(message, Data):
                 known = core.knows(identity, message)
-                batches = decode_batches(message, batches, self.sim.plan.edges[message.edge].schema) if known else []
+                schema = self.sim.plan.travels(self.sim.plan.edges[message.edge])
+                batches = decode_batches(message, batches, schema) if known else []
         if isinstance(message, Install):
             self.sim.counts["copies of state in several parts"] += message.offset > 0
             self.sim.stalls.copied()
@@ -339,7 +340,7 @@ class WorkerProcess(Process):
         self, about: WorkerSourcePlan, partition: int, position: ReaderPosition
     ) -> Iterator[pa.RecordBatch | None]:
         assert self.core is not None
-        self.sim.counts["sources read again from the middle"] += position > 0
+        self.sim.counts["sources read again from the middle"] += position not in (0, None)
         streams = self.core.sources[about.id, partition]
         self.sim.counts["sources read by another worker"] += streams.producers[0].incarnation > 0
         return self._patiently((about.id, partition), open_reader(about, partition, position))

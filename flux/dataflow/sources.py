@@ -1,0 +1,104 @@
+"""Where rows come from: DataFrames, and functions that workers call (design: position)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from flux.dataflow.given import check_columns, named, signature, takes
+from flux.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Positioned(NamedTuple):
+    """Rows of a source, and where a reader goes on behind them: a number, text, bytes, or lists and dicts of these. It comes
+    back as it was, but tuples as lists."""
+
+    batch: pa.RecordBatch
+    position: Any
+
+
+class Source:
+    """Where rows come from: a Spark DataFrame, or a Python function that workers call (``flux.source``)."""
+
+    def __init__(self, name: str, declared: Any) -> None:
+        """``declared``: what tells its schema."""
+        self.name = name
+        self.declared = declared
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("to", "to_parquet", "foreach_batch", "toDF", "start", "show", "collect"):
+            raise UsageError(
+                f"a source has no {name}(): call a stage with it first, as in my_stage(source).{name}(...)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<flux source {self.name}>"
+
+
+class DataFrameSource(Source):
+    """Read by the tasks of a Spark job."""
+
+    def __init__(self, name: str, dataframe: DataFrame) -> None:
+        super().__init__(name, dataframe)
+        self.dataframe = dataframe
+
+
+class WorkerSource(Source):
+    """Read inside the workers; see ``source``."""
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
+        partitions: int,
+        schema: Any,
+        seeks: bool = False,
+        positions: bool = False,
+    ) -> None:
+        super().__init__(name, schema)
+        self.read = read
+        self.partitions = partitions
+        self.seeks = seeks
+        self.positions = positions
+
+
+def source(
+    read: Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
+    schema: Any,
+    partitions: int,
+    name: str | None = None,
+    positions: bool = False,
+) -> Source:
+    """A source read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
+
+    ``read`` is shipped with the task and called once per life of the worker that reads the partition. It must not
+    block: yield None for "nothing just now". When that worker is lost, another calls ``read`` again and must get the
+    same batches from the start; a function of two arguments, ``read(p, start)``, may leave out the first ``start``
+    batches (those without rows not counted), and its batches must stay within ``spark.flux.batch.*``. schema: DDL
+    string, StructType or pyarrow schema of the batches.
+
+    positions: ``read(p, start)`` has positions of its own, as a file or a topic has. It yields ``flux.Positioned(batch,
+    position)``, where the position says from where a later reader goes on behind the batch; ``start`` is None, or a position that
+    was given before. The same rows must then come again in the same order, but their batches may be cut elsewhere, and have any
+    size. A batch without a position may come too: nobody begins behind it."""
+    if not callable(read):
+        raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
+    if not isinstance(partitions, int) or not 1 <= partitions <= 4096:
+        raise UsageError(f"flux.source: partitions must be 1 to 4096, got {partitions!r}")
+    said, seeks = signature(read), positions
+    if said is not None:
+        seeks = positions or len([p for p in said.parameters.values() if p.default is p.empty]) == 2
+        if not takes(said, 2 if seeks else 1):
+            raise UsageError(
+                "flux.source: read must take the partition number, read(partition), or that and where to begin, "
+                f"read(partition, start){', which positions=True needs' if positions else ''}; got {named(read)}{said}"
+            )
+    called = str(name or getattr(read, "__name__", "source"))
+    check_columns(f"source {called}", schema)
+    return WorkerSource(called, read, partitions, schema, seeks, positions)

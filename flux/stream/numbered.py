@@ -1,0 +1,62 @@
+"""Rows that carry their number, so that their stream can be cut anywhere (design: numbered-rows).
+
+A reader with positions of its own cuts its rows as they come, and elsewhere when it reads them again. So the elements of its
+streams are numbered by rows: a batch has the number of its last row, a slice that of its last row for the partition. The
+numbers travel as one column more, and a receiver cuts a slice wherever an order, or what it has already, wants it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.plan import NUMBER
+
+#: Without a key, so many rows go to one partition before the next one has its turn. It follows from the number of a row,
+#: because batches may be others when the rows are read again.
+ROTATION_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RowNumbers:
+    """The rows of a slice: ``numbers`` int64[rows], ascending. It does for single rows what ``Run`` does for batches."""
+
+    numbers: np.ndarray
+
+    @property
+    def first(self) -> int:
+        return int(self.numbers[0])
+
+    @property
+    def last(self) -> int:
+        return int(self.numbers[-1])
+
+    @property
+    def rows_in_all(self) -> int:
+        return len(self.numbers)
+
+    def several(self) -> RowNumbers:
+        return self
+
+    def cut(self, through: int) -> tuple[RowNumbers, RowNumbers] | None:
+        """The rows through this one, which must be among them, and the others, which must not be none."""
+        at = self.before(through + 1)
+        if not 0 < at < len(self.numbers) or self.numbers[at - 1] != through:
+            return None
+        return RowNumbers(self.numbers[:at]), RowNumbers(self.numbers[at:])
+
+    def before(self, number: int) -> int:
+        """How many rows come before this one."""
+        return int(np.searchsorted(self.numbers, number))
+
+
+def with_numbers(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+    numbers = np.arange(first, first + batch.num_rows)
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(numbers)], schema=batch.schema.append(NUMBER))
+
+
+def without_numbers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, RowNumbers]:
+    last = batch.num_columns - 1
+    return batch.select(range(last)), RowNumbers(batch.column(last).to_numpy())

@@ -1,0 +1,219 @@
+"""Rows that carry their number: read again they are cut elsewhere, and everybody gets the same rows (design: numbered-rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_worker import SCHEMA, planned, rows
+from test_reading import table as table_of_readers
+
+import flux
+from flux.dataflow.plan import Plan
+from flux.errors import NonDeterministicInputError, UsageError, UserCodeError
+from flux.host.stage_worker import StageWorker
+from flux.stream.numbered import ROTATION_ROWS, RowNumbers
+from flux.stream.positions import POSITION_BYTES, packed, unpacked
+from flux.stream.producer import Producer
+from flux.stream.receiver import Counters, Inbound, RowSlice
+from flux.stream.source_streams import SourceStreams
+from flux.wire.messages import Data
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+
+PARTITIONS = 3
+HOSTED = list(range(PARTITIONS))
+TABLE = Table(0, (tuple((ReplicaAt(10, 0),) for _ in HOSTED),), (), {10: ""})
+
+
+def planned_with(key: str | None, read: Any = None) -> Plan:
+    source = flux.source(read or (lambda p, start: iter(())), SCHEMA, 1, "rows", positions=True)
+    return planned(flux.stage(key=key, partitions=PARTITIONS, name="kept")(lambda batch: batch), source=source)
+
+
+class Life:
+    """One life of a source's only partition, and the consumer of all partitions that it meets."""
+
+    def __init__(self, at: Inbound, number: int = 0, key: str | None = "x", log_bytes: int = 1 << 30) -> None:
+        plan = planned_with(key)
+        self.at = at
+        self.producer = Producer(
+            StreamId(0, 0), number, PARTITIONS, log_bytes, 1.0, run_max_rows=4096, reads_again=True
+        )
+        self.producer.on_table(TABLE, 0, 0.0)
+        self.streams = SourceStreams(plan.edges, [self.producer], "rows", number > 0, True, 100)
+        list(self.producer.poll(0.0))
+        at.greet(number, "here", number)
+        self.got: dict[int, list[RowSlice]] = {partition: [] for partition in HOSTED}
+
+    def answer(self, front: int = 0) -> None:
+        self.producer.on_answer(10, self.at.resume(0, HOSTED, front=front), 0.0)
+        assert self.streams.place()
+
+    def give(self, *values: int, position: int | None = None) -> None:
+        """In one batch, or as many as it takes."""
+        batch, end = rows(*values), b"" if position is None else packed(position)
+        while batch.num_rows:
+            few = self.streams.until_cut(batch.num_rows)
+            self.streams.append(batch.slice(0, few), 0.0, end if few == batch.num_rows else b"")
+            batch = batch.slice(few)
+        for effect in self.producer.poll(0.0):
+            if isinstance(effect.message, Data):
+                found = self.at.take(effect.message, effect.batches, HOSTED, (), Counters())
+                assert isinstance(found, list)
+                for partition, slice_ in found:
+                    assert isinstance(slice_, RowSlice)
+                    self.got[partition].append(slice_)
+
+
+def inbound() -> Inbound:
+    made = Inbound(StreamId(0, 0), 0, 1 << 30, numbered=True)
+    for partition in HOSTED:
+        made.received.join(partition, 0, HOSTED[:partition])
+    return made
+
+
+def values(slices: list[RowSlice]) -> list[int]:
+    return [x for slice_ in slices for x in slice_.batch.column("x").to_pylist()]
+
+
+CUTS = st.lists(st.integers(1, 7), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(CUTS, CUTS, st.sampled_from(["x", None]))
+def test_rows_read_again_are_cut_elsewhere_and_come_once(first: list[int], second: list[int], key: str | None) -> None:
+    at, given_rows = inbound(), 0
+    life = Life(at, key=key)
+    life.answer()
+    for size in first:
+        life.give(*range(given_rows, given_rows + size))
+        given_rows += size
+    before = {partition: values(slices) for partition, slices in life.got.items()}
+    again = Life(at, 1, key)
+    again.answer()
+    start = 0
+    for size in second:
+        again.give(*range(start, start + size))
+        start += size
+    at.validate()
+    whole = Life(inbound(), key=key)
+    whole.answer()
+    whole.give(*range(max(given_rows, start)))
+    for partition in HOSTED:
+        assert before[partition] + values(again.got[partition]) == values(whole.got[partition])
+
+
+def test_a_slice_is_cut_behind_each_of_its_rows() -> None:
+    life = Life(inbound())
+    life.answer()
+    life.give(*range(20))
+    (slice_,) = life.got[1]
+    assert isinstance(slice_.run, RowNumbers)
+    numbers = slice_.run.numbers.tolist()
+    assert len(numbers) > 2
+    for place, number in enumerate(numbers[:-1]):
+        some, others = slice_.cut(number, 1) or (None, None)
+        assert some is not None
+        assert others is not None
+        assert (some.first, some.sequence, others.first, others.sequence) == (
+            numbers[0], number, numbers[place + 1], numbers[-1],
+        )  # fmt: skip
+        assert values([some, others]) == values([slice_])
+    assert slice_.cut(numbers[0] - 1, 1) is None, "there is no such row"
+
+
+def test_without_a_key_a_row_goes_to_the_same_partition_however_batches_are_cut() -> None:
+    whole, cut = Life(inbound(), key=None), Life(inbound(), key=None)
+    for life in (whole, cut):
+        life.answer()
+    whole.give(*range(3 * ROTATION_ROWS))
+    for start in range(0, 3 * ROTATION_ROWS, 1000):
+        cut.give(*range(start, min(start + 1000, 3 * ROTATION_ROWS)))
+    assert [values(whole.got[p]) for p in HOSTED] == [values(cut.got[p]) for p in HOSTED]
+    assert [len(values(whole.got[p])) for p in HOSTED] == [ROTATION_ROWS] * 3
+
+
+def test_another_life_begins_at_the_latest_position_that_everybody_has_applied() -> None:
+    at = inbound()
+    life = Life(at)
+    life.answer()
+    for batch in range(4):
+        life.give(*range(10 * batch, 10 * batch + 10), position=batch)
+    for slices in life.got.values():
+        for slice_ in slices[:3]:  # three of four batches
+            at.applied(next(p for p in HOSTED if life.got[p] is slices), slice_)
+    again = Life(at, 1)
+    again.answer()
+    assert (again.streams.first, again.streams.position) == (20, 1)
+    again.give(*range(20, 40), position=3)
+    assert all(values(again.got[p]) == [] for p in HOSTED), "all have come before"
+
+
+def test_rows_that_are_others_when_they_are_read_again_are_noticed_however_they_are_cut() -> None:
+    at = inbound()
+    life = Life(at)
+    life.answer()
+    life.give(*range(10), position=10)
+    life.give(*range(10, 20), position=20)
+    again = Life(at, 1)
+    again.answer()
+    with pytest.raises(NonDeterministicInputError):
+        again.give(*range(13), 99, *range(14, 30))
+
+
+def test_rows_that_were_there_before_have_room_beyond_the_bound_of_the_log() -> None:
+    at = inbound()
+    again = Life(at, 1, log_bytes=1)
+    again.answer(front=30)
+    again.give(*range(10))
+    assert not again.producer.has_room
+    assert again.streams.has_room, "an ordered step may want rows 9 to 12 at once"
+    again.give(*range(10, 30))
+    assert not again.streams.has_room
+
+
+@pytest.mark.parametrize("position", [None, 7, "a", b"b", [1, {"t": 2}], -1.5])
+def test_a_position_comes_back_as_it_was(position: Any) -> None:
+    assert unpacked(packed(position)) == position
+
+
+@pytest.mark.parametrize("position", [object(), 1 << 70, "x" * POSITION_BYTES, {1, 2, lambda: None}])
+def test_a_position_that_cannot_travel_is_refused(position: Any) -> None:
+    with pytest.raises(UsageError, match="position"):
+        packed(position)
+
+
+def reading(read: Any, **settings: Any) -> StageWorker:
+    source = flux.source(read, SCHEMA, 1, "rows", positions=True)
+    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=source, **settings), 0)
+    core.on_table(table_of_readers(0), 0.0)
+    list(core.poll(0.0))
+    while core.read(True, 1.0):
+        pass
+    return core
+
+
+def test_a_large_batch_is_cut_and_the_position_is_behind_its_last_part() -> None:
+    def read(partition: int, start: Any) -> Iterator[Any]:
+        assert start is None
+        yield flux.Positioned(rows(*range(5)), ["a", 1])
+
+    (streams,) = reading(read, batch_max_rows=2).sources.values()
+    log = streams.producers[0].log
+    assert [(entry.begin, entry.sequence, entry.position) for entry in log.entries()] == [
+        (0, 1, b""), (2, 3, b""), (4, 4, packed(["a", 1])), (-1, 5, b""),
+    ]  # fmt: skip
+
+
+def test_a_position_that_cannot_travel_ends_the_query_and_names_the_source() -> None:
+    with pytest.raises(UserCodeError, match=r"source rows, partition 0.*position of a source"):
+        reading(lambda p, start: iter([flux.Positioned(rows(1), object())]))
+
+
+def test_a_source_with_positions_takes_two_arguments() -> None:
+    with pytest.raises(UsageError, match="positions=True needs"):
+        flux.source(lambda p: iter(()), SCHEMA, 1, positions=True)

@@ -1,0 +1,62 @@
+"""Variants of the code in which what is read again goes wrong, numbered rows above all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flux.stream.earlier import Beginning, Earlier
+from flux.stream.numbered import RowNumbers
+from flux.stream.producer import Producer
+from flux.stream.source_streams import SourceStreams
+
+Patch = pytest.MonkeyPatch
+
+
+def believes_every_retry(patch: Patch) -> None:
+    """A retried task that reads other rows is not found out."""
+    patch.setattr(Earlier, "on_made", lambda *given: None)
+    patch.setattr(Producer, "_check", lambda *given: None)
+
+
+def numbers_rows_anew(patch: Patch) -> None:
+    """A reader that goes on in the middle counts its rows from 0."""
+    begin = SourceStreams._begin
+
+    def broken(self: SourceStreams, beginning: Beginning) -> None:
+        begin(self, beginning)
+        for producer in self.producers if self._positions else ():
+            producer.log.begin_at(0)
+
+    patch.setattr(SourceStreams, "_begin", broken)
+
+
+def reads_from_the_start_each_time(patch: Patch) -> None:
+    """The numbers go on where the rows should, and the reader does not."""
+    begin = SourceStreams._begin
+
+    def broken(self: SourceStreams, beginning: Beginning) -> None:
+        begin(self, beginning._replace(position=b""))
+
+    patch.setattr(SourceStreams, "_begin", broken)
+
+
+def cuts_no_numbered_rows(patch: Patch) -> None:
+    """An ordered step gets no part of a slice."""
+    patch.setattr(RowNumbers, "cut", lambda self, through: None)
+
+
+def takes_rows_that_it_has(patch: Patch) -> None:
+    """Of a batch that is cut elsewhere, the rows before the first one that is needed are taken once more."""
+
+    def before(self: RowNumbers, number: int) -> Any:
+        found = int(self.numbers.searchsorted(number))
+        return 0 if found < len(self.numbers) and number not in (self.numbers + 1) else found
+
+    patch.setattr(RowNumbers, "before", before)
+
+
+def has_no_room_for_what_was_there(patch: Patch) -> None:
+    """What is read again stays within the bound of the log, whatever an ordered step needs."""
+    patch.setattr(SourceStreams, "_makes_again", lambda self, producer: False)

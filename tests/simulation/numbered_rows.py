@@ -1,0 +1,73 @@
+"""What streams of numbered rows have given out: row by row, because their batches are cut elsewhere when they are read again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flux.stream.elements import End, Rows
+from flux.stream.log import LogEntry
+from flux.stream.producer import Producer
+from partitioning.ids import StreamId
+from tests.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.checkers import Ledger
+
+
+#: Instead of a row's content.
+THE_END = "the end"
+
+
+def is_end(given: Any) -> bool:
+    """Whether this is how a stream ends, of numbered rows or of others."""
+    return given[1] is THE_END if isinstance(given, tuple) else isinstance(given.element, End)
+
+
+def numbered(ledger: Ledger, stream: StreamId) -> bool:
+    return ledger.plan.numbered(ledger.plan.edges[stream.edge])
+
+
+def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
+    """The rows of these numbers are the same in every life, and go to the same partitions; the end comes behind the same row."""
+    stream = producer.stream
+    given, again = ledger._given[stream], 0
+    for entry in producer.log.entries():
+        if entry.sequence < seen:
+            continue
+        ledger._largest[stream] = max(ledger._largest[stream], entry.nbytes)
+        for number, partitions, row in _rows(entry):
+            assert number <= len(given), f"stream {stream}: row {len(given)} was never given out, and row {number} is"
+            if number == len(given):
+                given.append((partitions, row))
+                for partition in partitions:
+                    ledger._touching[stream, partition].append(number)
+            else:
+                again += 1
+                if given[number] != (partitions, row):
+                    detail = f"stream {stream}, row {number}: at first {given[number]}, and now {(partitions, row)}"
+                    raise Violation("equal sequences are equal batches", detail)
+    ledger.counts["rows made again"] += again
+
+
+def _rows(entry: LogEntry) -> list[tuple[int, tuple[int, ...], object]]:
+    """Number, partitions and content of each row, in order; the end is one without content."""
+    if not isinstance(entry.element, Rows):
+        return [(entry.sequence, tuple(sorted(entry.touches.tolist())), THE_END)]
+    data = entry.element.data
+    last = data.batch.num_columns - 1
+    numbers = data.batch.column(last).to_numpy()
+    contents = data.batch.select(range(last)).to_pylist()
+    whose = np.repeat(data.by_rank, np.diff(data.offsets)).tolist()
+    found = sorted(zip(numbers.tolist(), whose, contents, strict=True), key=lambda row: row[0])
+    assert [number for number, _, _ in found] == list(range(entry.begin, entry.sequence + 1)), "numbers without gaps"
+    return [(number, (partition,), content) for number, partition, content in found]
+
+
+def last_of(entry: LogEntry, partition: int) -> int:
+    """The number of the last row for a partition."""
+    if not isinstance(entry.element, Rows):
+        return entry.sequence
+    rows = entry.element.data.rows_of(partition)
+    return int(rows.column(rows.num_columns - 1)[-1].as_py())
