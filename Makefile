@@ -5,13 +5,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run test sim lint micro setup clean
+.PHONY: run test test-kafka kafka sim lint micro setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
 
 test: setup
 	@$(BIN)/python tests/run.py
+
+# The tests that need a Kafka broker, which Maven fetches; skipped where Maven or Java is missing.
+test-kafka: setup
+	@$(BIN)/python tests/run.py kafka
+
+# A Kafka broker on this machine until Ctrl-C, for trying things out; make kafka ARGS='--port 9093 --topic clicks:5'.
+kafka: setup
+	@$(BIN)/python -m tests.kafka.broker $(ARGS)
 
 # make sim SEED=7 repeats one simulated run and tells its story if a law breaks, with STORY=1 in any case, with ALL=1 all of
 # it, with VARIANT=name without one rule; make sim SEEDS=1000 runs many.
@@ -32,8 +40,9 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Flux needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Setting up $(VENV) (once, about a minute)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,test]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,kafka,test]'
 	@$(BIN)/python -m partitioning.warm_up
+	@$(BIN)/python -m flux.kafka.warm_up
 	@touch $(STAMP)
 
 clean:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
+    from flux.kafka.source import kafka
     from spark_integration.query import Query
 
 __version__ = "0.4.0"
@@ -61,6 +62,7 @@ __all__ = [
     "count",
     "explain",
     "follow",
+    "kafka",
     "max",
     "mean",
     "min",
@@ -93,8 +95,8 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are used: the ``flux`` command begins without Arrow and numba, which take longer than
     what it does. ``flux.testing`` is there after ``import flux``, too."""
-    if name == "testing":
-        return importlib.import_module("flux.testing")
+    if name in ("kafka", "testing"):
+        return importlib.import_module(f"flux.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'flux' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)

@@ -43,12 +43,13 @@ LAYERS = {
         [*PYTEST, "tests/spark", "-m", "not starts_spark"],
         [*PYTEST, "tests/spark", "-m", "starts_spark"],
     ],
+    "kafka": [[*PYTEST, "tests/kafka", "--timeout=240"]],
     "simulation": [[*PYTEST, "tests/simulation", "--timeout=3600"]],
 }
 #: Their commands run at once, because each waits much of the time; those of the others one after the other.
 AT_ONCE = ("unit", "spark")
 #: Begins with the first of the others that follow, and ends last.
-BESIDE, FOLLOWING = "simulation", ("unit", "laws", "kernels", "spark")
+BESIDE, FOLLOWING = "simulation", ("unit", "laws", "kernels", "spark", "kafka")
 
 
 class Command:

@@ -1,0 +1,175 @@
+"""Rows a second from a topic into Arrow columns in one process, beside confluent-kafka's ``consume`` in the same run.
+
+    python -m benchmarks.kafka_read ADDRESS [--rows N] [--bytes B] [--codec zstd] [--runs R] [--json]
+
+Needs a broker (``make kafka``) and confluent-kafka. It makes a topic of its own with one partition, fills it through
+librdkafka, and reads it to the end: each side in turn, ``--runs`` times, and the best of each is compared. Broker and reader
+share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from flux.kafka.client import addresses
+from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.security import Security
+from flux.kafka.warm_up import warm_up
+
+#: Of a topic that is written and read once.
+_WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """``cpu_us``: of this process, all threads, for each row."""
+
+    who: str
+    rows_per_s: float
+    cpu_us: float
+
+
+def fill(address: str, topic: str, rows: int, size: int, codec: str) -> None:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    producer = Producer(
+        {"bootstrap.servers": address, "linger.ms": 50, "batch.num.messages": 100_000, "batch.size": 1_000_000,
+         "queue.buffering.max.messages": 1_000_000, "compression.type": codec}
+    )  # fmt: skip
+    for row in range(rows):
+        value = b"%0*d" % (size, row)
+        while True:
+            try:
+                producer.produce(topic, value, partition=0)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if not row % 10_000:
+            producer.poll(0)
+    if producer.flush(_WAIT_S):
+        raise TimeoutError("the topic could not be filled")
+
+
+def remove(address: str, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.delete_topics([topic])[topic].result(30)
+
+
+def with_flux(address: str, topic: str, rows: int) -> int:
+    """As a worker takes it: every column but the headers. Returns the rows."""
+    reader = PartitionReader(Reading(addresses(address), Security({}), kafka_schema(False)), topic, 0, 0)
+    got, end = 0, time.monotonic() + _WAIT_S
+    try:
+        while got < rows and time.monotonic() < end:
+            taken = reader.take()
+            if taken is None:
+                time.sleep(0.0002)
+            else:
+                got += taken.batch.num_rows
+    finally:
+        reader.close()
+    return got
+
+
+def consumer_of(address: str, topic: str) -> Any:
+    """It fetches ahead as fast as it can: by default it pauses for a second whenever 100,000 messages wait."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "benchmark", "enable.auto.commit": False, "fetch.queue.backoff.ms": 1,
+         "queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 1 << 20, "max.partition.fetch.bytes": 8 << 20}
+    )  # fmt: skip
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    return consumer
+
+
+def with_confluent(address: str, topic: str, rows: int) -> int:
+    """The keys, values, offsets and times of 10,000 messages at a time."""
+    consumer, got, end = consumer_of(address, topic), 0, time.monotonic() + _WAIT_S
+    while got < rows and time.monotonic() < end:
+        messages = consumer.consume(10_000, 0.1)
+        pa.record_batch(
+            {
+                "key": pa.array([message.key() for message in messages], pa.binary()),
+                "value": pa.array([message.value() for message in messages], pa.binary()),
+                "offset": pa.array([message.offset() for message in messages], pa.int64()),
+                "timestamp": pa.array([message.timestamp()[1] for message in messages], pa.int64()),
+            }
+        )
+        got += len(messages)
+    consumer.close()
+    return got
+
+
+def with_consume_alone(address: str, topic: str, rows: int) -> int:
+    """The messages, and of each the value: nothing is made of it."""
+    consumer, got, end = consumer_of(address, topic), 0, time.monotonic() + _WAIT_S
+    while got < rows and time.monotonic() < end:
+        got += len([message.value() for message in consumer.consume(10_000, 0.1)])
+    consumer.close()
+    return got
+
+
+def timed(who: str, read: Callable[[str, str, int], int], address: str, topic: str, rows: int) -> Run:
+    cpu, began = sum(os.times()[:2]), time.perf_counter()
+    got = read(address, topic, rows)
+    took, cpu = time.perf_counter() - began, sum(os.times()[:2]) - cpu
+    if got != rows:
+        raise RuntimeError(f"{who} read {got} rows of {rows}")
+    return Run(who, rows / took, cpu / rows * 1e6)
+
+
+SIDES = {"flux": with_flux, "confluent to Arrow": with_confluent, "confluent consume": with_consume_alone}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_read", description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--bytes", type=int, default=32, help="of a value")
+    parser.add_argument("--codec", default="none")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    topic = f"read-{os.getpid()}"
+    warm_up()
+    fill(given.address, topic, given.rows, given.bytes, given.codec)
+    try:
+        runs = [
+            timed(who, read, given.address, topic, given.rows) for _ in range(given.runs) for who, read in SIDES.items()
+        ]
+    finally:
+        remove(given.address, topic)
+    best = {who: max((run for run in runs if run.who == who), key=lambda run: run.rows_per_s) for who in SIDES}
+    ratio = best["flux"].rows_per_s / best["confluent consume"].rows_per_s
+    if given.json:
+        told: dict[str, Any] = {"rows": given.rows, "bytes": given.bytes, "codec": given.codec, "ratio": ratio}
+        print(json.dumps({**told, "runs": [asdict(run) for run in runs]}))
+        return 0
+    for who in SIDES:
+        of_all = [run.rows_per_s / 1e6 for run in runs if run.who == who]
+        print(
+            f"{who:20} {best[who].rows_per_s / 1e6:6.2f} M rows/s (median {statistics.median(of_all):.2f}), "
+            f"{best[who].cpu_us:.3f} us of CPU a row"
+        )
+    print(f"flux to consume: {ratio:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

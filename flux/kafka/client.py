@@ -1,0 +1,341 @@
+"""A Kafka cluster as a reader needs it: partitions and their leaders, offsets, records as bytes, offsets of a group.
+
+Law: each call ends within its limit, with an answer or an error that names what was asked, whom, for how long, and what to do.
+What passes (a leader that moves, a broker that starts again) is tried again until then; a wrong password is not.
+
+It blocks, and belongs to one thread; only ``abort`` may come from another.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from flux.errors import UsageError
+from flux.kafka.connection import Connection
+from flux.kafka.errors import BrokerUnreachable, NotPermitted
+from flux.kafka.library import error_of, library
+from flux.kafka.security import Security
+from flux.kafka.transactions import Aborted, Transactions
+
+T = TypeVar("T")
+Address = tuple[str, int]
+
+#: Timestamps that mean the ends of a log.
+EARLIEST, LATEST = -2, -1
+_PORT = 9092
+#: Of one attempt to connect or to ask: a broker that is there answers in milliseconds.
+ATTEMPT_S = 10.0
+#: There may be others to connect to.
+CONNECT_S = 5.0
+_PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
+#: How long a topic that was just made may be unknown to the broker that is asked.
+_NEW_TOPIC_S = 1.0
+
+
+class Passing(Exception):
+    """Something that may be well the next time."""
+
+
+class OutOfRange(Exception):
+    """The broker says that it has no record at the offset that was asked for, and will not get one."""
+
+
+class Fetched(NamedTuple):
+    """``records``: record batches; the last may be cut off. ``end``: the offset behind the last record that all replicas of
+    the broker have (its high watermark)."""
+
+    records: pa.Buffer
+    end: int
+    transactions: Transactions
+
+
+def addresses(bootstrap: str | Sequence[str]) -> list[Address]:
+    """Of "host:port,host:port" or a list of such. UsageError shows what cannot be read."""
+    given = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    made = [_address(each) for each in given if not isinstance(each, str) or each.strip()]
+    if not made:
+        raise UsageError("bootstrap must name a broker at least, as in bootstrap='host:9092'")
+    return made
+
+
+def _address(text: str) -> Address:
+    if isinstance(text, str):
+        host, _, port = text.strip().rpartition(":")
+        if text.strip().endswith("]") or not host:
+            host, port = text.strip(), str(_PORT)
+        if port.isdigit() and 0 < int(port) < 1 << 16 and (":" not in host or host.startswith("[")):
+            return host.strip("[]"), int(port)
+    raise UsageError(f"bootstrap must be 'host:port', or several separated by commas; got {text!r}")
+
+
+class Client:
+    def __init__(self, bootstrap: Sequence[Address], security: Security) -> None:
+        self._bootstrap, self._security = list(bootstrap), security
+        self._brokers: dict[int, Address] = {}
+        self._leaders: dict[str, dict[int, int]] = {}
+        self._connections: dict[Address, Connection] = {}
+        self._asking: Connection | None = None
+        self._ended = threading.Event()
+        self._until = math.inf  # no attempt takes longer
+
+    def partitions(self, topics: Sequence[str], timeout: float) -> dict[str, list[int]]:
+        """Numbers of the partitions of each topic, in order. UsageError for a topic that is not there."""
+        newest = time.monotonic() + min(timeout, _NEW_TOPIC_S)
+
+        def asked() -> dict[str, list[int]]:
+            unknown = self._learn(topics)
+            if unknown and time.monotonic() < newest:
+                raise Passing(f"topic {unknown[0]!r} is unknown")
+            if unknown:
+                raise UsageError(
+                    f"Kafka at {self._shown()} has no topic {unknown[0]!r}, or hides it from whoever connects "
+                    f"{self._security.who()}. Create it, or correct the name"
+                )
+            return {topic: sorted(self._leaders[topic]) for topic in topics}
+
+        return self.keep_trying(asked, f"listing the partitions of {_listed(topics)}", timeout)
+
+    def offsets(
+        self, wanted: Mapping[tuple[str, int], int], timeout: float, read_committed: bool = True
+    ) -> dict[tuple[str, int], int]:
+        """For topic and partition the first offset at a time or later, in milliseconds, or EARLIEST or LATEST; where no record
+        is that late, the end."""
+        if not wanted:
+            return {}
+
+        def asked() -> dict[tuple[str, int], int]:
+            found = {}
+            by_leader = defaultdict(list)
+            for topic, partition in wanted:
+                by_leader[self._leader(topic, partition)].append((topic, partition))
+            for leader, partitions in by_leader.items():
+                found.update(self._offsets(leader, {each: wanted[each] for each in partitions}, read_committed))
+            late = {each: LATEST for each, offset in found.items() if offset < 0}
+            for topic, partition in late:
+                leader = self._leader(topic, partition)
+                found.update(self._offsets(leader, {(topic, partition): LATEST}, read_committed))
+            return found
+
+        return self.keep_trying(asked, f"looking up offsets of {_listed({topic for topic, _ in wanted})}", timeout)
+
+    def fetch(
+        self, topic: str, partition: int, offset: int, wait: float, bytes_max: int, read_committed: bool = True
+    ) -> Fetched:
+        """One attempt. An empty answer comes after ``wait`` seconds. Besides what ``ask`` raises: OutOfRange."""
+        kind = library().Fetch
+        part = kind.FetchTopic.FetchPartition(
+            partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
+            partition_max_bytes=bytes_max,
+        )  # fmt: skip
+        message = kind(
+            replica_id=-1, max_wait_ms=int(1000 * wait), min_bytes=1, max_bytes=bytes_max, isolation_level=int(read_committed),
+            session_id=0, session_epoch=-1, topics=[kind.FetchTopic(topic=topic, partitions=[part])], forgotten_topics_data=[],
+            rack_id="",
+        )  # fmt: skip
+        answer = self._ask(self._leader(topic, partition), message, wait + ATTEMPT_S)
+        self._check(getattr(answer, "error_code", 0), topic)
+        self._ended.wait(
+            min(answer.throttle_time_ms / 1000, ATTEMPT_S)
+        )  # the broker holds back the next answer so long
+        got = [
+            each for response in answer.responses for each in response.partitions if each.partition_index == partition
+        ]
+        if len(got) != 1:
+            raise Passing("the broker left the partition out of its answer")
+        self._check(got[0].error_code, topic)
+        aborted = [Aborted(each.producer_id, each.first_offset) for each in got[0].aborted_transactions or ()]
+        return Fetched(pa.py_buffer(got[0].records or b""), got[0].high_watermark, Transactions(aborted))
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int], timeout: float) -> None:
+        """Tell the coordinator of a consumer group where reading goes on, for tools that show lag. The group must have no
+        members."""
+        kind = library().OffsetCommit
+
+        def asked() -> None:
+            found = self._ask(
+                None, library().FindCoordinator(key=group, key_type=0, coordinator_keys=[group]), ATTEMPT_S
+            )
+            which = found.coordinators[0] if getattr(found, "coordinators", None) else found
+            self._check(which.error_code, f"group {group}")
+            topics = defaultdict(list)
+            for (topic, partition), offset in offsets.items():
+                topics[topic].append(
+                    kind.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+                        partition_index=partition,
+                        committed_offset=offset,
+                        committed_leader_epoch=-1,
+                        committed_metadata="",
+                    )
+                )
+            message = kind(
+                group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, retention_time_ms=-1,
+                topics=[kind.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()],
+            )  # fmt: skip
+            answer = self._ask((which.host, which.port), message, ATTEMPT_S)
+            for topic in answer.topics:
+                for part in topic.partitions:
+                    self._check(part.error_code, topic.name)
+
+        self.keep_trying(asked, f"committing offsets of group {group!r}", timeout)
+
+    def keep_trying(self, attempt: Callable[[], T], doing: str, timeout: float) -> T:
+        """What an attempt returns, once one is good. BrokerUnreachable after ``timeout`` seconds."""
+        self._until = time.monotonic() + timeout
+        try:
+            return self._keep_trying(attempt, doing, timeout)
+        finally:
+            self._until = math.inf
+
+    def _keep_trying(self, attempt: Callable[[], T], doing: str, timeout: float) -> T:
+        pause = _PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except (OSError, Passing) as error:
+                left = self._until - time.monotonic()
+                if left <= _PAUSE_S:  # too short for another attempt, which would say no more than that
+                    raise self.unreachable(doing, timeout, error) from error
+                if self._ended.wait(min(pause * random.uniform(0.8, 1.2), left)):
+                    raise
+                pause = min(2 * pause, _PAUSE_MAX_S)
+
+    def unreachable(self, doing: str, seconds: float, error: Exception) -> BrokerUnreachable:
+        told = {f"{host}:{port}" for host, port in self._brokers.values()} - set(self._shown().split(", "))
+        also = f" (and {', '.join(sorted(told))}, as these call themselves)" if told else ""
+        return BrokerUnreachable(
+            f"{doing} failed for {seconds:.0f} s at {self._shown()}{also}, {self._security.protocol}: {error}. Check the "
+            "addresses, that brokers run and can be reached from here, and security_protocol"
+        )
+
+    def forget(self) -> None:
+        """Leaders may be others now."""
+        self._leaders = {}
+
+    def abort(self) -> None:
+        """From another thread: what is under way ends with an error, soon."""
+        self._ended.set()
+        asking = self._asking
+        if asking is not None:
+            asking.abort()
+
+    def close(self) -> None:
+        self._ended.set()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
+    def _learn(self, topics: Sequence[str]) -> list[str]:
+        """Ask any broker who leads what. Returns the topics that it does not know."""
+        kind = library().Metadata
+        named = [kind.MetadataRequestTopic(name=topic) for topic in topics]
+        answer = self._ask(None, kind(topics=named, allow_auto_topic_creation=False), ATTEMPT_S)
+        self._brokers = {each.node_id: (each.host, each.port) for each in answer.brokers}
+        unknown = []
+        for topic in answer.topics:
+            name = error_of(topic.error_code).__name__
+            if name in ("UnknownTopicOrPartitionError", "InvalidTopicError"):
+                unknown.append(topic.name)
+                continue
+            self._check(topic.error_code, topic.name)
+            self._leaders[topic.name] = {each.partition_index: each.leader_id for each in topic.partitions}
+        return unknown
+
+    def _leader(self, topic: str, partition: int) -> Address:
+        if topic not in self._leaders and self._learn([topic]):
+            raise Passing(f"topic {topic!r} is unknown")
+        leader = self._leaders[topic].get(partition)
+        if leader is None or leader not in self._brokers:
+            self.forget()
+            raise Passing(f"partition {partition} of topic {topic!r} has no leader")
+        return self._brokers[leader]
+
+    def _offsets(self, leader: Address, wanted: Mapping[tuple[str, int], int], read_committed: bool) -> Any:
+        kind = library().ListOffsets
+        topics = defaultdict(list)
+        for (topic, partition), when in wanted.items():
+            topics[topic].append(
+                kind.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=partition, current_leader_epoch=-1, timestamp=when, max_num_offsets=1
+                )
+            )
+        named = [kind.ListOffsetsTopic(name=topic, partitions=parts) for topic, parts in topics.items()]
+        answer = self._ask(leader, kind(replica_id=-1, isolation_level=int(read_committed), topics=named), ATTEMPT_S)
+        found = {}
+        for topic in answer.topics:
+            for part in topic.partitions:
+                self._check(part.error_code, topic.name)
+                found[topic.name, part.partition_index] = int(part.offset)
+        if set(found) != set(wanted):
+            raise Passing("the broker left partitions out of its answer")
+        return found
+
+    def _check(self, code: int, topic: str) -> None:
+        if not code:
+            return
+        error = error_of(code)
+        if "Authorization" in error.__name__:
+            raise NotPermitted(
+                f"Kafka at {self._shown()} does not permit reading {topic!r} to whoever connects {self._security.who()}: "
+                f"{error.__name__}. Give it the permission to read and describe the topic"
+            )
+        if error.__name__ == "OffsetOutOfRangeError":
+            raise OutOfRange("offset out of range")
+        if error.retriable or error.invalid_metadata:
+            self.forget()
+        raise Passing(f"{topic}: {error.__name__}")
+
+    def _ask(self, address: Address | None, message: Any, timeout: float) -> Any:
+        """``address``: None for any broker."""
+        if address is None:
+            known = [*self._connections, *random.sample(self._bootstrap, len(self._bootstrap)), *self._brokers.values()]
+            return self._ask_any(list(dict.fromkeys(known)), message, timeout)
+        timeout = min(timeout, max(self._until - time.monotonic(), _PAUSE_S))
+        connection = self._connections.get(address)
+        if connection is None or not connection.usable:
+            if connection is not None:
+                connection.close()
+            try:
+                connection = self._connections[address] = Connection(address, self._security, min(timeout, CONNECT_S))
+            except ssl.SSLEOFError:
+                raise
+            except ssl.SSLError as error:  # it will not be another certificate the next time
+                raise NotPermitted(
+                    f"no TLS with broker {address[0]}:{address[1]}: {error}. Check security_protocol and port; ssl_cafile names "
+                    "the file with the certificate that signs that of the broker"
+                ) from error
+        self._asking = connection
+        if self._ended.is_set():
+            raise Passing("it was ended")
+        try:
+            return connection.ask(message, timeout)
+        except OSError:
+            self.forget()
+            raise
+        finally:
+            self._asking = None
+
+    def _ask_any(self, known: list[Address], message: Any, timeout: float) -> Any:
+        for last, address in enumerate(known, 1 - len(known)):
+            try:
+                return self._ask(address, message, timeout)
+            except OSError:
+                if last == 0:
+                    raise
+        raise AssertionError("there is a bootstrap address")
+
+    def _shown(self) -> str:
+        return ", ".join(f"{host}:{port}" for host, port in self._bootstrap)
+
+
+def _listed(topics: Any) -> str:
+    names = sorted(topics)
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

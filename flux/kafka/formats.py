@@ -1,0 +1,239 @@
+"""What the values of records mean: JSON or CSV, to columns of a schema, all rows of a batch at once.
+
+Law: row i of the result is value i, by itself. A value that does not fit is found and told apart (``Bad``); those around it
+are read as if it were not there. A null value (a tombstone) and an empty one are a row of nulls.
+
+A parser of lines sees all values as one text. Before it does, a kernel checks that each value ends what it begins; otherwise
+two bad records could make a good row together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.json as arrow_json
+
+from flux.dataflow.ddl import parse_ddl
+from flux.errors import UsageError
+from flux.kafka import kernels
+from partitioning.columns import raw_bytes
+
+FORMATS = ("raw", "json", "csv")
+
+
+class Bad(NamedTuple):
+    """``row``: of the column that was read."""
+
+    row: int
+    why: str
+
+
+class Parsed(NamedTuple):
+    """``rows``: of the values that fit; ``kept``: which those are, None for all. ``bad``: the others, or the first of them."""
+
+    rows: pa.RecordBatch
+    kept: np.ndarray | None
+    bad: list[Bad]
+
+
+class Format:
+    """``schema``: of the columns that come out."""
+
+    #: Stands for a value that is null or empty.
+    _instead = b""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def parse(self, values: pa.Array, find_all: bool) -> Parsed:
+        """``values``: a binary column. find_all: look for every bad value; otherwise the first is enough."""
+        shapes = np.empty(len(values), np.int8)
+        self._shapes(_view(values), shapes)
+        broken = np.flatnonzero(shapes == kernels.BROKEN)
+        bad = [Bad(int(row), self._broken) for row in (broken if find_all else broken[:1])]
+        rows = np.flatnonzero(shapes != kernels.BROKEN)
+        blank = shapes == kernels.BLANK
+
+        def parsed(some: np.ndarray) -> pa.Table:
+            return self._checked(values, some, blank)
+
+        tables = _halved(parsed, rows, bad, find_all) if len(rows) else []
+        if not bad:
+            return Parsed(_one(tables, self.schema), None, [])
+        bad.sort()
+        if not find_all:
+            return Parsed(_one([], self.schema), np.empty(0, np.int64), bad[:1])
+        kept = np.setdiff1d(rows, [each.row for each in bad], assume_unique=True)
+        return Parsed(_one(tables, self.schema), kept, bad)
+
+    #: Why a value is no single row.
+    _broken = ""
+
+    def _shapes(self, values: Any, shapes: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _table(self, text: pa.Buffer) -> pa.Table:
+        """One row for each line. Raises what pyarrow does."""
+        raise NotImplementedError
+
+    def _checked(self, values: pa.Array, some: np.ndarray, blank: np.ndarray) -> pa.Table:
+        instead = np.frombuffer(self._instead, np.uint8)
+        # Views and slices share their bytes: the ends say how many there are.
+        size = values.nbytes + (len(instead) + 1) * len(some)
+        out = np.empty(size, np.uint8)
+        text = pa.py_buffer(out[: kernels.join(_view(values), some, instead, blank, out)])
+        _check_text(text)
+        table = self._table(text)
+        if table.num_rows != len(some):
+            raise pa.ArrowInvalid("it is not exactly one row")
+        for field, column in zip(self.schema, table.columns, strict=True):
+            if not field.nullable and column.null_count:
+                raise pa.ArrowInvalid(f"column {field.name} is null, and its schema says NOT NULL")
+        return table
+
+
+class Json(Format):
+    """One object in each value. Fields that the schema does not name are left out; those that are missing are null."""
+
+    _instead = b"{}"
+    _broken = f"it is not one JSON object with at most {kernels.DEPTH_MAX} brackets inside each other"
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        # pyarrow takes dates in JSON for numbers; people write them as text.
+        fields = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in schema]
+        self._read_as = pa.schema([field.with_nullable(True) for field in fields])
+        for field in self._read_as:
+            if unfit := _unfit(field.type):
+                raise UsageError(
+                    f"format='json' cannot read column {field.name!r}: {unfit}. Declare it as STRING, or leave it out and "
+                    "parse the value in a stage"
+                )
+
+    def _shapes(self, values: Any, shapes: np.ndarray) -> None:
+        kernels.objects(values, shapes)
+
+    def _table(self, text: pa.Buffer) -> pa.Table:
+        table = arrow_json.read_json(
+            pa.BufferReader(text),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=text.size + 1),
+            parse_options=arrow_json.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior="ignore"),
+        )
+        return table.cast(pa.schema([field.with_nullable(True) for field in self.schema]))
+
+    def __repr__(self) -> str:
+        return "json"
+
+
+class Csv(Format):
+    """One row in each value, without a header. Empty fields are null, and fields may be in double quotes."""
+
+    _broken = "it is not one row of CSV: a quote does not end, or there is a line break outside of quotes"
+
+    def __init__(self, schema: pa.Schema, delimiter: str = ",") -> None:
+        super().__init__(schema)
+        if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+            raise UsageError(f"the delimiter of CSV must be one character of ASCII, and no quote; got {delimiter!r}")
+        for field in schema:
+            if pa.types.is_nested(field.type):
+                raise UsageError(f"format='csv' cannot read column {field.name!r} of type {field.type}")
+        self._delimiter = delimiter
+        self._instead = delimiter.encode() * (len(schema) - 1)
+
+    def _shapes(self, values: Any, shapes: np.ndarray) -> None:
+        kernels.lines(values, ord(self._delimiter), shapes)
+
+    def _table(self, text: pa.Buffer) -> pa.Table:
+        fields = {field.name: field.type for field in self.schema}
+        return arrow_csv.read_csv(
+            pa.BufferReader(text),
+            read_options=arrow_csv.ReadOptions(use_threads=False, block_size=text.size + 1, column_names=list(fields)),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=True, ignore_empty_lines=False
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=fields, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return "csv"
+
+
+def format_of(name: str | None, schema: str | pa.Schema | None) -> Format | None:
+    """None: values stay as they are. UsageError for what does not go together."""
+    if name is None or name == "raw":
+        if schema is not None:
+            raise UsageError("schema says what format='json' or 'csv' reads; without a format the columns are Kafka's")
+        return None
+    if name not in FORMATS:
+        raise UsageError(f"format must be one of {', '.join(FORMATS)}; got {name!r}")
+    if schema is None:
+        raise UsageError(f"format={name!r} needs a schema, as in schema='user BIGINT, amount DOUBLE'")
+    fields = parse_ddl(schema) if isinstance(schema, str) else schema
+    if not isinstance(fields, pa.Schema):
+        raise UsageError(f"schema must be DDL, or a pyarrow schema; got {type(schema).__name__}")
+    twice = sorted({field for field in fields.names if fields.names.count(field) > 1})
+    if twice or not len(fields):
+        raise UsageError(f"schema names column {twice[0]!r} twice" if twice else "schema names no column")
+    return Json(fields) if name == "json" else Csv(fields)
+
+
+def _unfit(type_: pa.DataType) -> str:
+    """Why pyarrow cannot read a type as people write it in JSON; "" if it can."""
+    if pa.types.is_map(type_):
+        return "a map has no fixed fields"
+    if pa.types.is_struct(type_):
+        return next((unfit for field in type_ if (unfit := _unfit(field.type))), "")
+    if pa.types.is_list(type_):
+        return _unfit(type_.value_type)
+    if pa.types.is_binary(type_):
+        return "JSON has no binary values"
+    if pa.types.is_date(type_):
+        return "a date inside another column"
+    return ""
+
+
+def _halved(
+    parsed: Callable[[np.ndarray], pa.Table], rows: np.ndarray, bad: list[Bad], find_all: bool
+) -> list[pa.Table]:
+    """The tables of rows that can be parsed. A part that cannot is halved until the row is found that is to blame."""
+    try:
+        return [parsed(rows)]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        if len(rows) == 1:
+            bad.append(Bad(int(rows[0]), str(error).split("\n")[0]))
+            return []
+    half = len(rows) // 2
+    found = len(bad)
+    tables = _halved(parsed, rows[:half], bad, find_all)
+    if not find_all and len(bad) > found:
+        return []
+    return tables + _halved(parsed, rows[half:], bad, find_all)
+
+
+def _one(tables: list[pa.Table], schema: pa.Schema) -> pa.RecordBatch:
+    if not tables:
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    table = pa.concat_tables(tables).combine_chunks()
+    columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _check_text(text: pa.Buffer) -> None:
+    """pyarrow's parser of JSON takes any bytes for text, and what comes behind would stumble over them."""
+    ends = np.array([0, text.size], np.int64)
+    whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), text])
+    try:
+        whole.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        raise pa.ArrowInvalid("it is not UTF-8") from None
+
+
+def _view(values: pa.Array) -> Any:
+    column = raw_bytes(values)
+    return column.offsets, column.data, column.validity, column.first

@@ -1,0 +1,727 @@
+"""The loops over records of Kafka, compiled: batches in format 2 to columns and back, checksums, partitions by key.
+
+Law: no byte outside the given ranges is read or written, whatever the bytes say. Every length is checked against the end of
+what surrounds it before it is used; what does not fit is a code (``REASONS``), never an exception and never a crash.
+
+Bytes come as addresses, because they lie in answers, in decompressed memory and in Arrow buffers alike; numpy arrays are
+what the kernels fill. No policy here: callers choose which batches are read, and sizes. Every kernel releases the
+interpreter lock. They are all in this one file for the same reason as those of ``partitioning.kernels``: the cache on disk
+is renewed when this file changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
+
+Array = np.ndarray
+Word = Any  # an unsigned number inside kernels
+
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+
+#: Bytes of a record batch before its records, and before the part that its length counts.
+HEAD, PREFIX = 61, 12
+#: The least a record takes: size, attributes, time, offset, two lengths and the number of headers.
+RECORD_MIN = 7
+
+# Columns of the table that ``scan`` fills, one row per record batch.
+AT, LENGTH, BASE, LAST_DELTA, ATTRIBUTES, BASE_TIME, MAX_TIME, PRODUCER, EPOCH, SEQUENCE, RECORDS = range(11)
+FIELDS = 11
+
+# Bits of the attributes of a record batch.
+CODEC, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+
+# What ``decode`` copies.
+KEYS, VALUES, HEADERS = 1, 2, 4
+
+# How scan and decode end.
+OK, OLD_FORMAT, BAD_LENGTH, BAD_CHECKSUM, BAD_COUNT, BAD_OFFSETS = range(6)
+BAD_VARINT, BAD_SIZE, BAD_TIME, BAD_REST, HAS_HEADERS = range(6, 11)
+REASONS = {
+    OLD_FORMAT: "it is not in record format 2 (of Kafka 0.11 and later)",
+    BAD_LENGTH: "the length of the record batch cannot be right",
+    BAD_CHECKSUM: "the checksum of the record batch does not match its bytes",
+    BAD_COUNT: "the number of records does not fit the bytes of the record batch",
+    BAD_OFFSETS: "the offsets in the record batch are out of range or not in order",
+    BAD_VARINT: "a number in a record is cut off or too long",
+    BAD_SIZE: "a length in a record goes beyond what surrounds it",
+    BAD_TIME: "a timestamp is out of range",
+    BAD_REST: "there are bytes behind the last record of the batch",
+}
+
+#: Of milliseconds, so that microseconds fit 64 bits.
+_TIME_MAX = np.int64(9_223_372_036_854_775)
+_OFFSET_MAX = np.int64(0x7FFF_FFFF_0000_0000)  # room for the delta behind it
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def _loader(result: Any, swapped: bool = False) -> Any:
+    def load(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = context.get_value_type(result).as_pointer()
+            loaded = builder.load(builder.inttoptr(args[0], pointer), align=1)
+            return builder.bswap(loaded) if swapped else loaded
+
+        return result(types.int64), generate
+
+    return intrinsic(load)
+
+
+def _storer(kind: Any, swapped: bool = False) -> Any:
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = context.get_value_type(kind).as_pointer()
+            value = builder.bswap(args[1]) if swapped else args[1]
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, kind), generate
+
+    return intrinsic(store)
+
+
+_u8 = _loader(types.uint8)
+_u64 = _loader(types.uint64)
+_i32 = _loader(types.int32)
+_i64 = _loader(types.int64)
+# As Kafka writes numbers: the highest byte first.
+_big_i16 = _loader(types.int16, swapped=True)
+_big_i32 = _loader(types.int32, swapped=True)
+_big_u32 = _loader(types.uint32, swapped=True)
+_big_i64 = _loader(types.int64, swapped=True)
+_put8 = _storer(types.uint8)
+_put64 = _storer(types.uint64)
+_put_big16 = _storer(types.int16, swapped=True)
+_put_big32 = _storer(types.int32, swapped=True)
+_put_big64 = _storer(types.int64, swapped=True)
+
+
+@intrinsic
+def _move(typing_context: Any, to: Any, at: Any, size: Any) -> Any:
+    """A call of memcpy."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@kernel
+def _copy(to: int, at: int, size: int) -> None:
+    """Exactly ``size`` bytes. Short ones without a call: most keys and values are."""
+    if size > 64:
+        _move(to, at, size)
+    elif size >= 8:
+        last = size - 8
+        done = np.int64(0)
+        while done < last:
+            _put64(to + done, _u64(at + done))
+            done += 8
+        _put64(to + last, _u64(at + last))
+    else:
+        for i in range(size):
+            _put8(to + i, _u8(at + i))
+
+
+# ---- checksum ------------------------------------------------------------------------------------
+
+_POLYNOMIAL = 0x82F63B78  # of CRC32C, lowest bit first
+
+
+def _tables() -> Array:
+    """Of the checksum of eight bytes at once: row r for a byte with r more behind it."""
+    tables = np.zeros((8, 256), np.uint32)
+    for byte in range(256):
+        state = byte
+        for _ in range(8):
+            state = (state >> 1) ^ (_POLYNOMIAL if state & 1 else 0)
+        tables[0, byte] = state
+    for row in range(1, 8):
+        before = tables[row - 1]
+        tables[row] = (before >> np.uint32(8)) ^ tables[0][before & np.uint32(0xFF)]
+    return tables
+
+
+_TABLES = _tables()
+_BYTE = np.uint64(0xFF)
+
+
+@kernel
+def crc32c_by_table(address: int, size: int) -> Any:
+    state = np.uint64(0xFFFFFFFF)
+    at, end = address, address + size
+    while end - at >= 8:
+        word = _u64(at) ^ state
+        state = np.uint64(
+            _TABLES[7, word & _BYTE]
+            ^ _TABLES[6, (word >> np.uint64(8)) & _BYTE]
+            ^ _TABLES[5, (word >> np.uint64(16)) & _BYTE]
+            ^ _TABLES[4, (word >> np.uint64(24)) & _BYTE]
+            ^ _TABLES[3, (word >> np.uint64(32)) & _BYTE]
+            ^ _TABLES[2, (word >> np.uint64(40)) & _BYTE]
+            ^ _TABLES[1, (word >> np.uint64(48)) & _BYTE]
+            ^ _TABLES[0, word >> np.uint64(56)]
+        )
+        at += 8
+    while at < end:
+        state = (state >> np.uint64(8)) ^ np.uint64(_TABLES[0, (state ^ np.uint64(_u8(at))) & _BYTE])
+        at += 1
+    return np.uint32(state ^ np.uint64(0xFFFFFFFF))
+
+
+def _has_instruction() -> bool:
+    """Whether the code that numba makes may use the processor's own instruction for CRC32C."""
+    if config.CPU_NAME or config.CPU_FEATURES:  # code for another processor is asked for
+        return "+sse4.2" in (config.CPU_FEATURES or "")
+    return bool(llvmlite.binding.get_host_cpu_features().get("sse4.2", False))
+
+
+@intrinsic
+def _crc_word(typing_context: Any, state: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        long = ir.IntType(64)
+        called = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(long, [long, long]), "llvm.x86.sse42.crc32.64.64"
+        )
+        return builder.call(called, args)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@kernel
+def crc32c_by_instruction(address: int, size: int) -> Any:
+    state = np.uint64(0xFFFFFFFF)
+    at, end = address, address + size
+    while end - at >= 8:
+        state = _crc_word(state, _u64(at))
+        at += 8
+    while at < end:
+        state = (state >> np.uint64(8)) ^ np.uint64(_TABLES[0, (state ^ np.uint64(_u8(at))) & _BYTE])
+        at += 1
+    return np.uint32(state ^ np.uint64(0xFFFFFFFF))
+
+
+crc32c = crc32c_by_instruction if _has_instruction() else crc32c_by_table
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+@kernel
+def _varint(at: int, end: int) -> Any:
+    """The number at an address and the address behind it; 0 for that if there is none before ``end``."""
+    if at >= end:
+        return np.int64(0), np.int64(0)
+    byte = _u8(at)
+    value = np.uint64(byte & 0x7F)
+    here = at + 1
+    shift = np.uint64(7)
+    while byte >= 0x80:
+        if here >= end or shift > np.uint64(63):
+            return np.int64(0), np.int64(0)
+        byte = _u8(here)
+        value |= np.uint64(byte & 0x7F) << shift
+        shift += np.uint64(7)
+        here += 1
+    return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), here
+
+
+@kernel
+def _zigzag(value: int) -> Word:
+    return np.uint64((value << 1) ^ (value >> 63))
+
+
+@kernel
+def _varint_size(value: int) -> Any:
+    word = _zigzag(value)
+    size = np.int64(1)
+    while word > np.uint64(0x7F):
+        word >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@kernel
+def _put_varint(at: int, value: int) -> Any:
+    word = _zigzag(value)
+    here = at
+    while word > np.uint64(0x7F):
+        _put8(here, np.uint8((word & np.uint64(0x7F)) | np.uint64(0x80)))
+        word >>= np.uint64(7)
+        here += 1
+    _put8(here, np.uint8(word))
+    return here + 1
+
+
+# ---- from the wire -------------------------------------------------------------------------------
+
+
+@kernel
+def scan(data: int, size: int, chunk_bytes: int, batches: Array) -> Any:
+    """The heads of whole record batches, checked, with their checksums. Fills a row of ``batches`` for each, until it is full,
+    or the batches have ``chunk_bytes``; what is compressed counts four times, as it will have about so much.
+
+    Returns how it ended, batches, and bytes up to the end of the last whole one; the last batch of an answer may be cut off.
+    After an error the row behind the last has the base offset of the bad one."""
+    at = np.int64(0)
+    found = 0
+    counted = np.int64(0)
+    while found < len(batches) and counted < chunk_bytes and size - at > 16:
+        head = data + at
+        length = np.int64(_big_i32(head + 8))
+        row = batches[found]
+        row[BASE] = _big_i64(head)
+        if _u8(head + 16) != 2:
+            return OLD_FORMAT, found, at
+        if length < HEAD - PREFIX:
+            return BAD_LENGTH, found, at
+        if length > size - at - PREFIX:
+            break
+        row[AT] = at
+        row[LENGTH] = length + PREFIX
+        row[ATTRIBUTES] = _big_i16(head + 21)
+        row[LAST_DELTA] = _big_i32(head + 23)
+        row[BASE_TIME] = _big_i64(head + 27)
+        row[MAX_TIME] = _big_i64(head + 35)
+        row[PRODUCER] = _big_i64(head + 43)
+        row[EPOCH] = _big_i16(head + 51)
+        row[SEQUENCE] = _big_i32(head + 53)
+        row[RECORDS] = _big_i32(head + 57)
+        if crc32c(head + 21, length + PREFIX - 21) != _big_u32(head + 17):
+            return BAD_CHECKSUM, found, at
+        if row[BASE] < 0 or row[BASE] > _OFFSET_MAX or row[LAST_DELTA] < 0:
+            return BAD_OFFSETS, found, at
+        if found and row[BASE] <= batches[found - 1][BASE] + batches[found - 1][LAST_DELTA]:
+            return BAD_OFFSETS, found, at
+        # Compaction takes records out and leaves the offsets of the batch.
+        if row[RECORDS] < 0 or row[RECORDS] > row[LAST_DELTA] + 1:
+            return BAD_COUNT, found, at
+        found += 1
+        at += PREFIX + length
+        counted += (4 if row[ATTRIBUTES] & CODEC else 1) * length
+    return OK, found, at
+
+
+@kernel
+def decode(
+    batches: Array,
+    bodies: Array,
+    sizes: Array,
+    start: int,
+    columns: int,
+    offsets: Array,
+    times: Array,
+    keys: Any,
+    values: Any,
+    headers: Any,
+    rows: Array,
+) -> Any:
+    """The records of some batches from offset ``start`` on, as columns.
+
+    ``bodies``, ``sizes``: address and bytes of the records of each batch, decompressed. ``columns``: which are copied: KEYS,
+    VALUES, HEADERS. ``keys`` and ``values``: ends (int32, one more than rows), valid (bool), bytes; they have room for the
+    records that the heads tell of and the bytes of the bodies. ``headers``: ends of the rows, ends and bytes of the names,
+    ends, valid and bytes of the values. ``rows``: rows after each batch.
+
+    Returns how it ended, the rows, the batch and the record where it ended, null keys, null values, headers. HAS_HEADERS: rows
+    have headers, and there are no arrays for them."""
+    key_ends, key_valid, key_bytes = keys
+    value_ends, value_valid, value_bytes = values
+    header_ends, name_ends, name_bytes, item_ends, item_valid, item_bytes = headers
+    key_room, value_room = key_bytes.ctypes.data, value_bytes.ctypes.data
+    name_room, item_room = name_bytes.ctypes.data, item_bytes.ctypes.data
+    row = key_to = value_to = null_keys = null_values = header = name_to = item_to = np.int64(0)
+    for b in range(len(batches)):
+        base, last = batches[b, BASE], batches[b, LAST_DELTA]
+        append_time = batches[b, ATTRIBUTES] & APPEND_TIME
+        batch_time = batches[b, MAX_TIME] if append_time else batches[b, BASE_TIME]
+        here, end = bodies[b], bodies[b] + sizes[b]
+        count = batches[b, RECORDS]
+        if count > sizes[b] // RECORD_MIN:
+            return BAD_COUNT, row, b, 0, null_keys, null_values, header
+        if batch_time > _TIME_MAX or batch_time < -_TIME_MAX:
+            return BAD_TIME, row, b, 0, null_keys, null_values, header
+        before = np.int64(-1)  # the delta of the record before
+        for r in range(count):
+            size, here = _varint(here, end)
+            if here == 0:
+                return BAD_VARINT, row, b, r, null_keys, null_values, header
+            if size < RECORD_MIN - 1 or size > end - here:
+                return BAD_SIZE, row, b, r, null_keys, null_values, header
+            stop = here + size
+            time, here = _varint(here + 1, stop)
+            if here == 0:
+                return BAD_VARINT, row, b, r, null_keys, null_values, header
+            delta, here = _varint(here, stop)
+            if here == 0:
+                return BAD_VARINT, row, b, r, null_keys, null_values, header
+            if delta <= before or delta > last:
+                return BAD_OFFSETS, row, b, r, null_keys, null_values, header
+            before = delta
+            if base + delta < start:
+                here = stop
+                continue
+
+            size, here = _varint(here, stop)
+            if here == 0:
+                return BAD_VARINT, row, b, r, null_keys, null_values, header
+            if size < -1 or size > stop - here:
+                return BAD_SIZE, row, b, r, null_keys, null_values, header
+            key_valid[row] = size >= 0
+            if size < 0:
+                null_keys += 1
+            else:
+                if columns & KEYS:
+                    _copy(key_room + key_to, here, size)
+                    key_to += size
+                here += size
+
+            size, here = _varint(here, stop)
+            if here == 0:
+                return BAD_VARINT, row, b, r, null_keys, null_values, header
+            if size < -1 or size > stop - here:
+                return BAD_SIZE, row, b, r, null_keys, null_values, header
+            value_valid[row] = size >= 0
+            if size < 0:
+                null_values += 1
+            else:
+                if columns & VALUES:
+                    _copy(value_room + value_to, here, size)
+                    value_to += size
+                here += size
+
+            many, here = _varint(here, stop)
+            if here == 0:
+                return BAD_VARINT, row, b, r, null_keys, null_values, header
+            if many < 0 or many > (stop - here) // 2:
+                return BAD_SIZE, row, b, r, null_keys, null_values, header
+            if many and columns & HEADERS and len(header_ends) == 0:
+                return HAS_HEADERS, row, b, r, null_keys, null_values, header
+            for _ in range(many):
+                size, here = _varint(here, stop)
+                if here == 0:
+                    return BAD_VARINT, row, b, r, null_keys, null_values, header
+                if size < 0 or size > stop - here:
+                    return BAD_SIZE, row, b, r, null_keys, null_values, header
+                if columns & HEADERS:
+                    _copy(name_room + name_to, here, size)
+                    name_to += size
+                here += size
+                size, here = _varint(here, stop)
+                if here == 0:
+                    return BAD_VARINT, row, b, r, null_keys, null_values, header
+                if size < -1 or size > stop - here:
+                    return BAD_SIZE, row, b, r, null_keys, null_values, header
+                if columns & HEADERS:
+                    item_valid[header] = size >= 0
+                    if size > 0:
+                        _copy(item_room + item_to, here, size)
+                        item_to += size
+                    header += 1
+                    name_ends[header] = name_to
+                    item_ends[header] = item_to
+                if size > 0:
+                    here += size
+            if here != stop:
+                return BAD_SIZE, row, b, r, null_keys, null_values, header
+
+            if time > 2 * _TIME_MAX or time < -2 * _TIME_MAX:  # the sum would wrap
+                return BAD_TIME, row, b, r, null_keys, null_values, header
+            time = batch_time if append_time else batch_time + time
+            if time > _TIME_MAX or time < -_TIME_MAX:
+                return BAD_TIME, row, b, r, null_keys, null_values, header
+            times[row] = time * 1000
+            offsets[row] = base + delta
+            row += 1
+            key_ends[row] = key_to
+            value_ends[row] = value_to
+            if len(header_ends):
+                header_ends[row] = header
+        if here != end:
+            return BAD_REST, row, b, count, null_keys, null_values, header
+        rows[b] = row
+    return OK, row, 0, 0, null_keys, null_values, header
+
+
+@kernel
+def control_kind(body: int, size: int) -> Any:
+    """What the first record of a control batch says: 0 abort, 1 commit, other numbers for other things; -1 if it is malformed."""
+    end = body + size
+    length, here = _varint(body, end)
+    if here == 0 or length < RECORD_MIN - 1 or length > end - here:
+        return -1
+    end = here + length
+    here += 1  # attributes
+    for _ in range(2):  # time, offset
+        _number, here = _varint(here, end)
+        if here == 0:
+            return -1
+    length, here = _varint(here, end)
+    if here == 0 or length < 4 or length > end - here:
+        return -1
+    return np.int64(_big_i16(here + 2))
+
+
+# ---- to the wire ---------------------------------------------------------------------------------
+
+
+@kernel
+def _valid(validity: int, i: int) -> bool:
+    return validity == 0 or (_u8(validity + (i >> 3)) >> (i & 7)) & 1 != 0
+
+
+@kernel
+def _span(column: Any, i: int) -> Any:
+    """Address and bytes of value i; -1 bytes for null."""
+    offsets, data, validity, first = column
+    at = first + i
+    if not _valid(validity, at):
+        return data, np.int64(-1)
+    begin = np.int64(_i32(offsets + 4 * at))
+    return data + begin, np.int64(_i32(offsets + 4 * at + 4)) - begin
+
+
+@kernel
+def _span_size(size: int) -> Any:
+    return _varint_size(size) + max(size, np.int64(0))
+
+
+@kernel
+def _record_size(keys: Any, values: Any, headers: Any, time: int, i: int, delta: int) -> Any:
+    """Of record i without its own size, and how many headers it has from which on."""
+    size = 1 + _varint_size(time) + _varint_size(delta)
+    size += _span_size(_span(keys, i)[1]) + _span_size(_span(values, i)[1])
+    ends, validity, first, names, items = headers
+    begin = end = np.int64(0)
+    if ends and _valid(validity, first + i):
+        begin, end = np.int64(_i32(ends + 4 * (first + i))), np.int64(_i32(ends + 4 * (first + i) + 4))
+        for h in range(begin, end):
+            size += _span_size(_span(names, h)[1]) + _span_size(_span(items, h)[1])
+    return size + _varint_size(end - begin), begin, end
+
+
+@kernel
+def fitting(keys: Any, values: Any, headers: Any, times: Array, first: int, stop: int, room: int) -> Any:
+    """How many records from ``first`` on, and not beyond ``stop``, take at most so many bytes (one is always taken), and how
+    many bytes they take."""
+    taken = np.int64(0)
+    for i in range(first, stop):
+        size = _record_size(keys, values, headers, times[i] - times[first], i, i - first)[0]
+        size += _varint_size(size)
+        if i > first and taken + size > room:
+            return i - first, taken
+        taken += size
+    return stop - first, taken
+
+
+@kernel
+def encode(keys: Any, values: Any, headers: Any, times: Array, first: int, stop: int, out: int) -> int:
+    """Write the records from ``first`` to below ``stop`` to an address with room for what ``fitting`` said. Returns the end."""
+    here = out
+    for i in range(first, stop):
+        time = times[i] - times[first]
+        size, begin, end = _record_size(keys, values, headers, time, i, i - first)
+        here = _put_varint(here, size)
+        _put8(here, np.uint8(0))
+        here = _put_varint(here + 1, time)
+        here = _put_varint(here, i - first)
+        here = _put_bytes(here, _span(keys, i))
+        here = _put_bytes(here, _span(values, i))
+        here = _put_varint(here, end - begin)
+        for h in range(begin, end):
+            here = _put_bytes(here, _span(headers[3], h))
+            here = _put_bytes(here, _span(headers[4], h))
+    return here
+
+
+@kernel
+def _put_bytes(here: int, span: Any) -> int:
+    at, size = span
+    here = _put_varint(here, size)
+    if size > 0:
+        _copy(here, at, size)
+        here += size
+    return here
+
+
+@kernel
+def put_head(
+    out: int,
+    size: int,
+    base: int,
+    attributes: int,
+    times: Array,
+    first: int,
+    stop: int,
+    producer: int,
+    epoch: int,
+    sequence: int,
+) -> None:
+    """The head of a record batch of ``size`` bytes, head included, whose records are behind it already."""
+    latest = times[first]
+    for i in range(first, stop):
+        latest = max(latest, times[i])
+    _put_big64(out, np.int64(base))
+    _put_big32(out + 8, np.int32(size - PREFIX))
+    _put_big32(out + 12, np.int32(-1))
+    _put8(out + 16, np.uint8(2))
+    _put_big16(out + 21, np.int16(attributes))
+    _put_big32(out + 23, np.int32(stop - first - 1))
+    _put_big64(out + 27, times[first])
+    _put_big64(out + 35, latest)
+    _put_big64(out + 43, np.int64(producer))
+    _put_big16(out + 51, np.int16(epoch))
+    _put_big32(out + 53, np.int32(sequence))
+    _put_big32(out + 57, np.int32(stop - first))
+    _put_big32(out + 17, np.int32(crc32c(out + 21, size - 21)))
+
+
+# ---- partitions ----------------------------------------------------------------------------------
+
+_MURMUR = np.uint32(0x5BD1E995)
+_MURMUR_SEED = np.uint32(0x9747B28C)
+_POSITIVE = np.uint32(0x7FFFFFFF)
+
+
+@kernel
+def murmur2(at: int, size: int) -> Any:
+    """Of bytes, as in Kafka's Java client (Appleby's MurmurHash2, public domain)."""
+    state = _MURMUR_SEED ^ np.uint32(size)
+    whole = size & ~3
+    for i in range(0, whole, 4):
+        word = np.uint32(np.uint32(_i32(at + i)) * _MURMUR)
+        word ^= word >> np.uint32(24)
+        state = np.uint32(state * _MURMUR) ^ np.uint32(word * _MURMUR)
+    rest = size - whole
+    if rest == 3:
+        state ^= np.uint32(_u8(at + whole + 2)) << np.uint32(16)
+    if rest >= 2:
+        state ^= np.uint32(_u8(at + whole + 1)) << np.uint32(8)
+    if rest >= 1:
+        state = np.uint32((state ^ np.uint32(_u8(at + whole))) * _MURMUR)
+    state ^= state >> np.uint32(13)
+    state = np.uint32(state * _MURMUR)
+    return state ^ (state >> np.uint32(15))
+
+
+@kernel
+def partitions_of(keys: Any, partitions: int, out: Array) -> None:
+    """The partition of each key; -1 for a null, which has none of its own."""
+    for i in range(len(out)):
+        at, size = _span(keys, i)
+        out[i] = -1 if size < 0 else np.int64(murmur2(at, size) & _POSITIVE) % partitions
+
+
+# ---- values as text ------------------------------------------------------------------------------
+
+# What ``objects`` says of a value.
+BLANK, OBJECT, BROKEN = 0, 1, 2
+_QUOTE, _BACKSLASH, _NEWLINE, _RETURN = 34, 92, 10, 13
+#: Parsers call themselves for each bracket inside another.
+DEPTH_MAX = 256
+
+
+@kernel
+def objects(values: Any, out: Array) -> None:
+    """Whether each value has one JSON object, from its first bracket to its last, and nothing else. A parser of many lines
+    would take the end of one value and the beginning of the next for one object. What is inside is not checked."""
+    for i in range(len(out)):
+        at, size = _span(values, i)
+        out[i] = _object(at, size)
+
+
+@kernel
+def _object(at: int, size: int) -> int:
+    depth, quoted, escaped, said = 0, False, False, BLANK
+    for j in range(size):
+        byte = _u8(at + j)
+        if quoted:
+            if escaped:
+                escaped = False
+            elif byte == _BACKSLASH:
+                escaped = True
+            elif byte == _QUOTE:
+                quoted = False
+            elif byte == _NEWLINE:
+                return BROKEN
+        elif byte == _QUOTE:
+            quoted = True
+            if depth == 0:
+                return BROKEN
+        elif byte == 123 or byte == 91:  # { [
+            if depth == 0 and (byte == 91 or said == OBJECT):
+                return BROKEN
+            said = OBJECT
+            depth += 1
+            if depth > DEPTH_MAX:
+                return BROKEN
+        elif byte == 125 or byte == 93:  # } ]
+            depth -= 1
+            if depth < 0:
+                return BROKEN
+        elif depth == 0 and byte != 32 and byte != 9 and byte != 10 and byte != 13:
+            return BROKEN
+    return BROKEN if depth != 0 or quoted else said
+
+
+@kernel
+def lines(values: Any, delimiter: int, out: Array) -> None:
+    """Whether each value is one row of CSV: BLANK, OBJECT (it is) or BROKEN. Newlines may be in quotes only, and quotes must
+    end, because the next value would be taken for the rest of this one."""
+    for i in range(len(out)):
+        at, size = _span(values, i)
+        out[i] = _line(at, size, delimiter)
+
+
+@kernel
+def _line(at: int, size: int, delimiter: int) -> int:
+    quoted, fresh = False, True  # fresh: at the beginning of a field, where a quote opens
+    j = np.int64(0)
+    while j < size:
+        byte = _u8(at + j)
+        if quoted:
+            if byte == _QUOTE:
+                if j + 1 < size and _u8(at + j + 1) == _QUOTE:
+                    j += 1
+                else:
+                    quoted = False
+        elif byte in (_NEWLINE, _RETURN):
+            return BROKEN
+        elif byte == _QUOTE and fresh:
+            quoted, fresh = True, False
+        else:
+            fresh = byte == delimiter
+        j += 1
+    if quoted:
+        return BROKEN
+    return OBJECT if size > 0 else BLANK
+
+
+@kernel
+def join(values: Any, rows: Array, instead: Array, blank: Array, out: Array) -> Any:
+    """The values of some rows one after the other, each followed by a newline; those that are ``blank`` stand as ``instead``.
+    Returns how many bytes that makes."""
+    room = out.ctypes.data
+    to = np.int64(0)
+    for i in rows:
+        at, size = _span(values, i)
+        if blank[i] or size <= 0:
+            for j in range(len(instead)):
+                out[to + j] = instead[j]
+            to += len(instead)
+        else:
+            _copy(room + to, at, size)
+            to += size
+        out[to] = _NEWLINE
+        to += 1
+    return to

@@ -1,0 +1,70 @@
+"""What is used of kafka-python, in one place: its messages, made from Kafka's own schemas, and its logins.
+
+Its connections and its consumer are not: they hand out an object per record, and read TLS in pieces of 4 KiB.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from types import SimpleNamespace
+from typing import Any
+
+from flux.errors import UsageError
+from flux.kafka.errors import BrokerBroken
+
+#: More cannot be in front of an answer: its number, and fields that are not known to us.
+_HEAD_MAX = 1024
+
+
+@functools.cache
+def library() -> Any:
+    """kafka-python's messages and logins. UsageError says how to install it."""
+    try:
+        from kafka import errors
+        from kafka.net.sasl import get_sasl_mechanism
+        from kafka.protocol.broker_version_data import BrokerVersionData
+        from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest
+        from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+        from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+    except ImportError as error:
+        raise UsageError(
+            f"flux.kafka needs kafka-python 3, which is missing here ({error}): pip install 'flux-exchange[kafka]', on the "
+            "driver and on the executors"
+        ) from error
+    return SimpleNamespace(
+        ApiVersions=ApiVersionsRequest,
+        BrokerVersionData=BrokerVersionData,
+        Fetch=FetchRequest,
+        FindCoordinator=FindCoordinatorRequest,
+        ListOffsets=ListOffsetsRequest,
+        Metadata=MetadataRequest,
+        OffsetCommit=OffsetCommitRequest,
+        SaslAuthenticate=SaslAuthenticateRequest,
+        SaslHandshake=SaslHandshakeRequest,
+        errors=errors,
+        mechanism=get_sasl_mechanism,
+    )
+
+
+def to_bytes(message: Any, version: int, number: int, client: str) -> bytes:
+    """A request as it goes onto the wire."""
+    message.API_VERSION = version
+    message.with_header(correlation_id=number, client_id=client)
+    return bytes(message.encode(framed=True, header=True))
+
+
+def from_bytes(message: Any, answer: memoryview) -> tuple[int, Any]:
+    """The number of the request that is answered, and the answer. BrokerBroken if that is no answer to ``message``."""
+    kind = message.header.get_response_class()
+    try:
+        head = io.BytesIO(bytes(answer[:_HEAD_MAX]))
+        number = kind.parse_header(head).correlation_id
+        return number, kind.decode(answer[head.tell() :])
+    except Exception as error:  # whatever their code raises for bytes that make no sense
+        raise BrokerBroken(f"the answer to {message.name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def error_of(code: int) -> Any:
+    """The class of kafka-python for an error code."""
+    return library().errors.for_code(code)

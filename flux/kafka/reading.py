@@ -1,0 +1,261 @@
+"""One partition of a topic, read in a thread of its own, ahead of the worker that takes its batches.
+
+Law: ``take`` never blocks. What is fetched and not taken has at most about ``AHEAD_BYTES``, and one answer of a broker. The
+thread ends soon after ``close``, whatever it waits for.
+
+Positions are offsets: a position says which record comes next, so a reader may go on between any two of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from flux.dataflow.batches import split
+from flux.dataflow.sources import Positioned
+from flux.kafka import lag
+from flux.kafka.client import EARLIEST, LATEST, Address, Client, OutOfRange, Passing
+from flux.kafka.errors import BadRecord, CorruptRecords, DataLost
+from flux.kafka.formats import Bad, Format
+from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
+from flux.kafka.security import Security
+
+log = logging.getLogger("flux.kafka")
+
+#: Rows and bytes of the batches that are given out. A batch of a source must stay within ``spark.flux.batch.*``, because a
+#: larger one is cut where there is no position.
+ROWS_MAX, BYTES_MAX = 65536, 4 << 20
+#: So much is fetched and decoded before the worker wants it: some hundredths of a second of work.
+AHEAD_BYTES = 16 << 20
+#: How long a broker holds back an empty answer. ``close`` does not wait for it.
+WAIT_S = 0.5
+#: Pauses after something that may pass.
+_PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
+#: Bytes of a bad record that a message shows.
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the partitions of a source are read. Is shipped to the workers."""
+
+    bootstrap: Sequence[Address]
+    security: Security
+    schema: pa.Schema
+    format: Format | None = None
+    drop_bad: bool = False
+    read_committed: bool = True
+    fail_on_data_loss: bool = True
+    rows_per_second: float | None = None
+    fetch_bytes: int = 8 << 20
+    retry_s: float = 300.0
+
+
+class PartitionReader:
+    """``start``: the first offset that is wanted."""
+
+    def __init__(self, how: Reading, topic: str, partition: int, start: int) -> None:
+        self._how, self._topic, self._partition, self._next = how, topic, partition, start
+        self._client = Client(how.bootstrap, how.security)
+        kept = [name for name in how.schema.names if name in COLUMNS]
+        columns = {*kept, "offset"} | ({"value"} if how.format is not None or how.drop_bad else set())
+        self._decoder = Decoder(topic, partition, sorted(columns))
+        self._pace = _Pace(how.rows_per_second)
+        self._dropped = 0
+        self._ready: deque[Positioned] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"flux-kafka-{topic}-{partition}", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Positioned | None:
+        """The next batch; None if there is none yet. Raises what ended the reading, once everything before is taken."""
+        with self._changed:
+            if self._ready:
+                taken = self._ready.popleft()
+                self._bytes -= taken.batch.nbytes
+                self._changed.notify()
+                return taken
+            if self._error is not None:
+                raise self._error
+        return None
+
+    def close(self) -> None:
+        """Does not wait for the thread, which may be connecting: the worker has other things to do."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify()
+        self._client.abort()
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except BaseException as error:  # for whoever takes
+            if not self._closed:
+                with self._changed:
+                    self._error = error
+        finally:
+            self._client.close()
+            lag.forget(self._topic, self._partition)
+
+    def _read(self) -> None:
+        """Until it is closed. What passes is tried again, until nothing has come for ``retry_s``."""
+        good, pause = time.monotonic(), _PAUSE_S
+        while not self._closed:
+            try:
+                self._fetch()
+                good, pause = time.monotonic(), _PAUSE_S
+            except (OSError, Passing, OutOfRange) as error:
+                if isinstance(error, OutOfRange):
+                    self._go_on_in_range()
+                self._client.forget()
+                silent = time.monotonic() - good
+                if silent >= self._how.retry_s:
+                    doing = f"reading partition {self._partition} of topic {self._topic!r} from offset {self._next}"
+                    raise self._client.unreachable(doing, silent, error) from error
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, pause)
+                pause = min(2 * pause, _PAUSE_MAX_S)
+
+    def _fetch(self) -> None:
+        """One answer of a broker, in chunks."""
+        how, start = self._how, self._next
+        fetched = self._client.fetch(self._topic, self._partition, start, WAIT_S, how.fetch_bytes, how.read_committed)
+        lag.note(self._topic, self._partition, lag.Lag(self._next, fetched.end))
+        used, size = 0, fetched.records.size
+        while used < size and not self._closed:
+            decoded = self._decoder.decode(fetched.records.slice(used), self._next, fetched.transactions)
+            if not decoded.used:
+                break
+            used += decoded.used
+            for given in self._batches(decoded):
+                if not self._put(given):
+                    return
+            self._next = decoded.next
+            lag.note(self._topic, self._partition, lag.Lag(self._next, fetched.end))
+        if size and self._next == start and not self._closed:
+            # Asking again would bring the same again, for ever.
+            raise CorruptRecords(
+                f"the broker sent {size} bytes for topic {self._topic!r}, partition {self._partition}, offset {start}, and no "
+                "record batch that has this offset or a later one"
+            )
+
+    def _batches(self, decoded: Decoded) -> Iterator[Positioned]:
+        """The rows of a chunk as they are wanted, each part with the offset behind it."""
+        if decoded.rows is None:
+            return
+        offsets = decoded.rows.column("offset")
+        rows = decoded.rows if self._how.format is None else self._parsed(decoded.rows, self._how.format)
+        if isinstance(rows, tuple):
+            rows, offsets = rows
+        rows = rows.select(self._how.schema.names)
+        most = self._pace.rows_at_once(ROWS_MAX)
+        at = 0
+        for part in split(rows, most, BYTES_MAX):
+            at += part.num_rows
+            following = decoded.next if at == rows.num_rows else offsets[at].as_py()
+            yield Positioned(part, following)
+
+    def _parsed(self, raw: pa.RecordBatch, format_: Format) -> pa.RecordBatch | tuple[pa.RecordBatch, pa.Array]:
+        """Values in their format, beside those of Kafka's columns that were asked for."""
+        parsed = format_.parse(raw.column("value"), find_all=self._how.drop_bad)
+        for bad in parsed.bad:
+            if not self._how.drop_bad:
+                raise self._bad(raw, bad)
+        if parsed.kept is not None:
+            self._tell_dropped(raw, parsed.bad)
+            raw = raw.take(pa.array(parsed.kept))
+        columns = {**_columns(raw), **_columns(parsed.rows)}
+        wanted = self._how.schema
+        made = pa.RecordBatch.from_arrays([columns[name] for name in wanted.names], schema=wanted)
+        return made, raw.column("offset")
+
+    def _bad(self, raw: pa.RecordBatch, bad: Bad) -> BadRecord:
+        offset = raw.column("offset")[bad.row].as_py()
+        return BadRecord(
+            f"a record of topic {self._topic!r}, partition {self._partition}, offset {offset} is no {self._how.format!r}: "
+            f"{bad.why}. It begins with {_begin(raw, bad.row)}. bad_records='drop' leaves such records out",
+            self._topic, self._partition, offset,
+        )  # fmt: skip
+
+    def _tell_dropped(self, raw: pa.RecordBatch, bad: Sequence[Bad]) -> None:
+        """The first of a chunk: a topic full of bad records must not fill the disk with complaints."""
+        self._dropped += len(bad)
+        offset = raw.column("offset")[bad[0].row].as_py()
+        log.warning(
+            "dropped %d records of topic %r, partition %d that are no %r (%d in all). First, offset %d: %s. It begins with %s",
+            len(bad), self._topic, self._partition, self._how.format, self._dropped, offset, bad[0].why, _begin(raw, bad[0].row),
+        )  # fmt: skip
+
+    def _put(self, given: Positioned) -> bool:
+        """Whether it was wanted; waits for room, and for the pace that was asked for."""
+        size = given.batch.nbytes
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._ready or self._bytes + size <= AHEAD_BYTES)
+            if not self._closed:
+                self._ready.append(given)
+                self._bytes += size
+            self._changed.wait_for(lambda: self._closed, self._pace.pause(given.batch.num_rows))
+            return not self._closed
+
+    def _go_on_in_range(self) -> None:
+        """The records that come next are not there: deleted by retention, or the topic was made anew."""
+        key = self._topic, self._partition
+        first = self._client.offsets({key: EARLIEST}, self._how.retry_s)[key]
+        end = self._client.offsets({key: LATEST}, self._how.retry_s, read_committed=False)[key]
+        if first <= self._next <= end:
+            return
+        where = f"topic {self._topic!r}, partition {self._partition}: offset {self._next} was to be read next"
+        if self._next < first:
+            lost = f"{where}, but the broker begins with {first}: the records before are gone"
+        else:
+            lost = f"{where}, but the log ends at {end}: the topic was made anew, or cut off"
+        if self._how.fail_on_data_loss:
+            raise DataLost(
+                f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
+            )
+        self._next = first if self._next < first else end
+        log.warning("%s; reading goes on with offset %d", lost, self._next)
+
+
+class _Pace:
+    """Rows per second at the most; None: no limit."""
+
+    def __init__(self, rows_per_second: float | None) -> None:
+        self._rate = rows_per_second
+        self._due = 0.0
+
+    def rows_at_once(self, most: int) -> int:
+        """A tenth of a second's worth, so that rows come evenly."""
+        return most if self._rate is None else max(1, min(most, int(self._rate / 10)))
+
+    def pause(self, rows: int) -> float:
+        """Seconds to wait after so many."""
+        if self._rate is None:
+            return 0.0
+        now = time.monotonic()
+        self._due = max(self._due, now) + rows / self._rate
+        return self._due - now
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _begin(raw: pa.RecordBatch, row: int) -> str:
+    value = raw.column("value")[row].as_py()
+    return repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
+
+
+def kafka_schema(headers: bool) -> pa.Schema:
+    """Spark's columns."""
+    return SCHEMA if headers else pa.schema([field for field in SCHEMA if field.name != "headers"])

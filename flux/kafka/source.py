@@ -1,0 +1,267 @@
+"""``flux.kafka``: topics as a source of a flow, read inside the workers.
+
+What a query begins with is decided once, in the program that starts it: partitions, and the first offset of each. A worker that
+reads a partition again later, in another process, begins with the same one, whatever has been written meanwhile; so does a
+query that is started again on its checkpoint location.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flux.dataflow.sources import Positioned, Source, source
+from flux.errors import UsageError
+from flux.kafka.client import EARLIEST, LATEST, Client, addresses
+from flux.kafka.formats import format_of
+from flux.kafka.library import library
+from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.records import COLUMNS
+from flux.kafka.security import Security
+from flux.kafka.warm_up import warm_up
+from flux.settings import parse_bytes, parse_seconds
+
+#: What ``starting`` may be, for one partition or for all.
+Start = str | int | datetime.datetime
+BAD_RECORDS = ("fail", "drop")
+ISOLATION = ("read_committed", "read_uncommitted")
+_ENDS = {"earliest": EARLIEST, "latest": LATEST}
+#: Of brokers: an answer holds one record batch at least, however small this is.
+_FETCH_MIN, _FETCH_MAX = 1 << 10, 1 << 28
+
+
+class KafkaReader:
+    """``read(partition, start)`` of a source. Number i stands for the i-th of ``partitions``, topic and partition, in order;
+    ``starts`` has the first offset of each, as ``starting`` says. Can be pickled; connections are made where it is called.
+
+    timeout: of brokers in ``prepare``, in seconds."""
+
+    def __init__(
+        self, how: Reading, partitions: Sequence[tuple[str, int]], starting: Any, group: str | None, timeout: float
+    ) -> None:
+        self.how, self.partitions, self.starting, self.group, self.timeout = how, partitions, starting, group, timeout
+        self.starts = self._first_offsets(partitions, starting)  # wrong ones are refused at once
+
+    def prepare(self, kept: Any) -> Any:
+        """Settles where all lives of a query begin: at its first start, and not when the flow was written. A query that goes on
+        from a checkpoint keeps the numbers of its partitions; what a topic has got since is read from its beginning."""
+        if kept is None:
+            self.starts = self._first_offsets(self.partitions, self.starting)
+        else:
+            began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
+            new = [each for each in self.partitions if each not in began]
+            self._check_kept(list(began), new)
+            self.partitions = [*began, *new]
+            self.starts = [*began.values(), *self._first_offsets(new, "earliest")]
+        return {"partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)]}
+
+    def _check_kept(self, began: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> None:
+        for topic, partition in began:
+            if (topic, partition) not in self.partitions:
+                raise UsageError(
+                    f"the checkpoint location knows partition {partition} of topic {topic!r}, which is not read any more. Name "
+                    "the same topics, or start with another checkpointLocation"
+                )
+        if new and len({topic for topic, _ in self.partitions}) > 1:
+            # Only the first start is remembered: after the next growth, these could get other numbers.
+            raise UsageError(
+                f"topic {new[0][0]!r} has partition {new[0][1]}, which the checkpoint location does not know. A source of "
+                "several topics cannot grow; read each topic with a source of its own"
+            )
+
+    def _first_offsets(self, partitions: Sequence[tuple[str, int]], starting: Any) -> list[int]:
+        found: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            found.setdefault(topic, []).append(partition)
+        wanted = {each: start_of(starting, each, sorted(found), found) for each in partitions}
+        asked = {each: when for each, (when, told) in wanted.items() if not told}
+        client = Client(self.how.bootstrap, self.how.security)
+        try:
+            looked_up = client.offsets(asked, self.timeout, self.how.read_committed)
+        finally:
+            client.close()
+        return [looked_up.get(each, wanted[each][0]) for each in partitions]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A worker gets it before it joins: there is time to load the kernels, or to compile them where they are not yet."""
+        self.__dict__.update(state)
+        warm_up()
+
+    def __call__(self, partition: int, start: Any) -> Iterator[Positioned | None]:
+        """Never ends. ``start``: a position that an earlier life has given, None in the first. Yields None for "nothing just
+        now"."""
+        topic, number = self.partitions[partition]
+        reader = PartitionReader(self.how, topic, number, self.starts[partition] if start is None else int(start))
+        try:
+            while True:
+                yield reader.take()
+        finally:
+            reader.close()
+
+
+def kafka(
+    topics: str | Sequence[str],
+    bootstrap: str | Sequence[str],
+    *,
+    starting: Start | Mapping[Any, Any] = "earliest",
+    group: str | None = None,
+    format: str | None = None,
+    schema: str | pa.Schema | None = None,
+    include: Sequence[str] = (),
+    headers: bool = False,
+    fail_on_data_loss: bool = True,
+    bad_records: str = "fail",
+    isolation: str = "read_committed",
+    max_rows_per_second: float | None = None,
+    fetch_bytes: int | str = "8m",
+    timeout: float | str = "15s",
+    retry_timeout: float | str = "5min",
+    name: str | None = None,
+    **security: Any,
+) -> Source:
+    """Topics of Kafka as a source: one source partition for each of theirs, read in the workers.
+
+    starting        where a new query begins: "earliest", "latest", a datetime with a time zone (the first record at that time
+                    or later), or for each partition one of these or an offset: {0: 17, 1: "latest"}; with several topics
+                    {"clicks": {0: 17, ...}, ...}. A query that goes on from a checkpoint begins where it was
+    group           offsets are committed to this consumer group, for tools that show lag
+    format          what values are: "json" or "csv", with ``schema`` the columns (DDL or a pyarrow schema). Without, or "raw":
+                    Spark's columns key, value, topic, partition, offset, timestamp, timestampType
+    include         which of these come beside those of ``schema``
+    headers         whether a column headers, array<struct<key string, value binary>>, comes as well
+    bad_records     of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out
+    fail_on_data_loss  whether the query ends when records are gone that were still to be read; otherwise it goes on behind
+    isolation       "read_committed", or "read_uncommitted" for records of transactions that are open or aborted, too
+    max_rows_per_second  of each partition; without, as fast as it goes
+    fetch_bytes     of one answer of a broker, about
+    timeout         how long brokers may take to answer when the query is made; ``retry_timeout``: how long none may answer
+                    while it runs
+    security        options of kafka-python: security_protocol, sasl_mechanism, sasl_plain_username, sasl_plain_password,
+                    ssl_cafile, ssl_certfile, ssl_keyfile and so on; files must be there on the workers as well
+
+    A partition that is added to a topic later is read by a query that is started then. UsageError, or an error of
+    ``flux.kafka.errors``, is raised here for a topic that is not there, a refused login and a broker that does not answer."""
+    library()
+    warm_up()
+    names = _topics(topics)
+    reading = Reading(
+        bootstrap=addresses(bootstrap),
+        security=Security(security),
+        schema=pa.schema([]),
+        format=format_of(format, schema),
+        drop_bad=_one_of("bad_records", bad_records, BAD_RECORDS) == "drop",
+        read_committed=_one_of("isolation", isolation, ISOLATION) == "read_committed",
+        fail_on_data_loss=bool(fail_on_data_loss),
+        rows_per_second=_rate(max_rows_per_second),
+        fetch_bytes=_between("fetch_bytes", parse_bytes("fetch_bytes", fetch_bytes), _FETCH_MIN, _FETCH_MAX),
+        retry_s=_above_zero("retry_timeout", parse_seconds("retry_timeout", retry_timeout)),
+    )
+    reading = _with_columns(reading, include, headers)
+    if group is not None and (not isinstance(group, str) or not group):
+        raise UsageError(f"group must be the name of a consumer group, got {group!r}")
+    limit = _above_zero("timeout", parse_seconds("timeout", timeout))
+    read = KafkaReader(reading, _partitions(reading, names, limit), starting, group, limit)
+    called = name or f"kafka {', '.join(names)}"
+    return source(read, reading.schema, len(read.partitions), called, positions=True)
+
+
+def _partitions(how: Reading, topics: Sequence[str], timeout: float) -> list[tuple[str, int]]:
+    client = Client(how.bootstrap, how.security)
+    try:
+        found = client.partitions(topics, timeout)
+    finally:
+        client.close()
+    return [(topic, partition) for topic in topics for partition in found[topic]]
+
+
+def start_of(
+    starting: Any, which: tuple[str, int], topics: Sequence[str], found: Mapping[str, Sequence[int]]
+) -> tuple[int, bool]:
+    """An offset and True, or what to ask the broker for (milliseconds, or an end of the log) and False."""
+    topic, partition = which
+    given = starting
+    if isinstance(given, Mapping) and len(topics) == 1 and topic not in given:
+        given = {topic: given}
+    if isinstance(given, Mapping):
+        of_topic = given.get(topic)
+        if isinstance(of_topic, Mapping):
+            unknown = [key for key in of_topic if _number(key) not in found[topic]]
+            if unknown:
+                raise UsageError(f"starting names partition {unknown[0]!r}, which topic {topic!r} does not have")
+            of_topic = {_number(key): value for key, value in of_topic.items()}.get(partition)
+        if of_topic is None:
+            raise UsageError(
+                f"starting says nothing of partition {partition} of topic {topic!r}; it must name all of them"
+            )
+        given = of_topic
+    if isinstance(given, str) and given in _ENDS:
+        return _ENDS[given], False
+    if isinstance(given, datetime.datetime):
+        if given.tzinfo is None:
+            raise UsageError(
+                f"starting={given!r} has no time zone; as in datetime.datetime(2026, 5, 1, tzinfo=datetime.UTC)"
+            )
+        return math.ceil(given.timestamp() * 1000), False
+    if isinstance(given, int) and not isinstance(given, bool) and isinstance(starting, Mapping) and given >= EARLIEST:
+        return given, given >= 0  # below zero as in Spark: the ends
+    raise UsageError(
+        f"starting must be 'earliest', 'latest', a datetime, or a dict from partition to one of these or an offset; got {given!r}"
+    )
+
+
+def _number(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isdigit() else key
+
+
+def _with_columns(how: Reading, include: Sequence[str], headers: bool) -> Reading:
+    if isinstance(include, str) or not set(include) <= set(COLUMNS):
+        raise UsageError(f"include must be a list of some of {', '.join(COLUMNS)}; got {include!r}")
+    if how.format is None:
+        if include:
+            raise UsageError("include adds Kafka's columns to those of a format; without a format they are all there")
+        return dataclasses.replace(how, schema=kafka_schema(headers))
+    wanted = [field for field in kafka_schema(True) if field.name in include or (headers and field.name == "headers")]
+    twice = sorted({field.name for field in wanted} & set(how.format.schema.names))
+    if twice:
+        raise UsageError(
+            f"schema and include both have a column {twice[0]!r}; the schema may name it otherwise in a stage"
+        )
+    return dataclasses.replace(how, schema=pa.schema([*how.format.schema, *wanted]))
+
+
+def _topics(topics: Any) -> list[str]:
+    names = [topics] if isinstance(topics, str) else list(topics) if isinstance(topics, list | tuple | set) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"flux.kafka wants the name of a topic, or a list of names; got {topics!r}")
+    return sorted(set(names))
+
+
+def _one_of(what: str, given: Any, known: Sequence[str]) -> str:
+    if given not in known:
+        raise UsageError(f"{what} must be one of {', '.join(known)}; got {given!r}")
+    return str(given)
+
+
+def _rate(given: Any) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise UsageError(f"max_rows_per_second must be a number above zero, got {given!r}")
+    return float(given)
+
+
+def _between(what: str, given: int, least: int, most: int) -> int:
+    if not least <= given <= most:
+        raise UsageError(f"{what} must be {least} to {most} bytes, got {given}")
+    return given
+
+
+def _above_zero(what: str, given: float) -> float:
+    if not given > 0:
+        raise UsageError(f"{what} must be above zero, got {given!r}")
+    return given

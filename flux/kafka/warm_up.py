@@ -1,0 +1,34 @@
+"""Compile the kernels, or load them from the disk cache, before records wait for them, as ``partitioning.warm_up`` does."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pyarrow as pa
+
+from flux.kafka import kernels
+from flux.kafka.formats import format_of
+from flux.kafka.records import Decoder
+from flux.kafka.writing import encode, partitions_of
+
+
+@functools.cache
+def warm_up() -> None:
+    """Put a record through every kernel, once in a process."""
+    values = pa.array([b'{"a":1}'], pa.binary())
+    headers = pa.array(
+        [[{"key": "a", "value": b"b"}]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    )
+    data = encode(values, values, np.zeros(1, np.int64), headers, offset=0).data
+    Decoder("warm-up", 0).decode(data, 0)
+    partitions_of(values, 2)
+    kernels.control_kind(data.address, data.size)
+    for name in ("json", "csv"):
+        made = format_of(name, "a BIGINT" if name == "json" else "a STRING")
+        assert made is not None
+        made.parse(values, find_all=False)
+
+
+if __name__ == "__main__":
+    warm_up()

@@ -1,0 +1,119 @@
+"""Arrow columns to record batches of Kafka (format 2), and the partition of a key as Kafka's Java client chooses it.
+
+The rows of a batch and its sequence are the caller's; which broker takes it, and what it answers, is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flux.kafka import kernels
+from flux.kafka.compression import NUMBERS, compress
+from partitioning.columns import raw_bytes
+
+#: Of one record batch: what brokers take by default (1,048,588), less its head and some room.
+BATCH_BYTES = 1_000_000
+_SEQUENCES = 1 << 31
+
+
+class Producer(NamedTuple):
+    """Who writes, to a broker that takes each record of a producer once. ``sequence``: of the first record."""
+
+    id: int = -1
+    epoch: int = -1
+    sequence: int = -1
+
+
+NOBODY = Producer()
+
+
+class Encoded(NamedTuple):
+    """``data``: one record batch after another. ``rows``: how many each has."""
+
+    data: pa.Buffer
+    rows: list[int]
+
+
+def encode(
+    keys: pa.Array | None,
+    values: pa.Array | None,
+    timestamps: np.ndarray,
+    headers: pa.Array | None = None,
+    codec: str | None = None,
+    producer: Producer = NOBODY,
+    batch_bytes: int = BATCH_BYTES,
+    transactional: bool = False,
+    offset: int | None = None,
+) -> Encoded:
+    """Record batches of at most about ``batch_bytes`` each before compression (a record that is larger has one of its own).
+
+    keys, values  binary or string columns; None: all null. A null value is a tombstone
+    timestamps    int64, milliseconds since 1970
+    headers       a column of list<struct<key string, value binary>>; null: none
+    offset        of the first record, as a broker would send it; a broker that takes the batches gives its own
+    producer      with a sequence that goes on from batch to batch, and begins again at 0 behind 2^31 - 1
+    """
+    rows = len(timestamps)
+    times = np.ascontiguousarray(timestamps, np.int64)
+    columns = [_column(keys, rows), _column(values, rows), _headers(headers, rows)]
+    raw = [kernel_view for kernel_view, _ in columns]
+    attributes = NUMBERS[codec] | (kernels.TRANSACTIONAL if transactional else 0)
+    made, counts, first = [], [], 0
+    while first < rows:
+        count, size = map(int, kernels.fitting(*raw, times, first, rows, batch_bytes))
+        out = np.empty(kernels.HEAD + size, np.uint8)
+        end = int(kernels.encode(*raw, times, first, first + count, out.ctypes.data + kernels.HEAD))
+        assert end == out.ctypes.data + out.size, "the size of records is what they take"
+        if codec is not None:
+            body = compress(codec, pa.py_buffer(out[kernels.HEAD :]))
+            out = np.concatenate([out[: kernels.HEAD], np.frombuffer(body, np.uint8)])
+        sequence = (producer.sequence + first) % _SEQUENCES if producer.sequence >= 0 else -1
+        kernels.put_head(
+            out.ctypes.data, out.size, 0 if offset is None else offset + first, attributes, times, first, first + count,
+            producer.id, producer.epoch, sequence,
+        )  # fmt: skip
+        made.append(out)
+        counts.append(count)
+        first += count
+    return Encoded(pa.py_buffer(made[0] if len(made) == 1 else np.concatenate(made) if made else b""), counts)
+
+
+def partitions_of(keys: pa.Array, partitions: int) -> np.ndarray:
+    """int32, for each key the partition that Kafka's Java client (and ``murmur2`` of others) sends it to; -1 for null, which
+    has none of its own."""
+    out = np.empty(len(keys), np.int32)
+    view, kept = _column(keys, len(keys))
+    kernels.partitions_of(view, partitions, out)
+    del kept
+    return out
+
+
+def _column(column: pa.Array | None, rows: int) -> tuple[Any, Any]:
+    """Addresses for the kernels, and what has to live as long."""
+    if column is None:
+        column = pa.nulls(rows, pa.binary())
+    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
+        column = column.cast(pa.binary())
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        raise TypeError(f"keys and values must be binary or string columns, got {column.type}")
+    view = raw_bytes(column)
+    return (view.offsets, view.data, view.validity, view.first), column
+
+
+def _headers(headers: pa.Array | None, rows: int) -> tuple[Any, Any]:
+    none, kept = _column(None, 0)
+    if headers is None or headers.null_count == rows:
+        return (0, 0, 0, none, none), kept
+    validity, offsets = headers.buffers()[:2]
+    entries = headers.values  # with what lies before the first row, as the offsets count it
+    names, items = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
+    if names.null_count:
+        raise ValueError("a header needs a key; found null")
+    named, name_kept = _column(names, 0)
+    valued, item_kept = _column(items, 0)
+    address = validity.address if validity is not None and headers.null_count else 0
+    return (offsets.address, address, headers.offset, named, valued), (headers, name_kept, item_kept)

@@ -1,0 +1,1 @@
+"""Tests with a real Kafka broker, and the broker."""

@@ -1,0 +1,40 @@
+"""One broker for all tests of the session, and topics with names of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.kafka.broker import Broker, create_topic, missing
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    if why := missing():
+        pytest.skip(f"no Kafka broker: {why}")
+    with Broker(quick=True) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """With one partition."""
+    name = f"topic-{next(_numbers)}"
+    create_topic(broker.address, name)
+    return name
+
+
+@pytest.fixture
+def new_topic(broker: Broker) -> Callable[..., str]:
+    """Makes one: ``new_topic(partitions, **settings)``."""
+
+    def make(partitions: int = 1, **settings: object) -> str:
+        name = f"topic-{next(_numbers)}"
+        create_topic(broker.address, name, partitions, **settings)
+        return name
+
+    return make

@@ -1,0 +1,112 @@
+"""Writing to topics of a broker with other clients, or with our own record batches, and reading them to an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import flux
+from flux.dataflow.sources import Positioned
+from flux.kafka.connection import Connection
+from flux.kafka.security import Security
+from flux.kafka.source import KafkaReader
+
+#: A test waits no longer for what a broker on the same machine should do at once.
+WAIT_S = 30.0
+#: Of a topic that was just made: unknown, no leader, another leader.
+_NOT_YET = (3, 5, 6)
+
+
+def reader(*args: Any, **options: Any) -> KafkaReader:
+    """The ``read`` of a source."""
+    source = flux.kafka(*args, **options)
+    assert source.positions
+    assert source.partitions == len(source.read.partitions)
+    read: KafkaReader = source.read
+    return read
+
+
+def send(address: str, topic: str, values: Iterable[Any], partition: int = 0, **config: Any) -> None:
+    """With librdkafka. A value may be (key, value, headers, milliseconds)."""
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 5, **config})
+    for given in values:
+        key, value, headers, stamp = given if isinstance(given, tuple) else (None, given, None, 0)
+        producer.produce(topic, value, key, partition, headers=headers, timestamp=stamp)
+        producer.poll(0)
+    assert producer.flush(WAIT_S) == 0
+
+
+def put(address: str, topic: str, data: bytes, partition: int = 0) -> tuple[int, int]:
+    """Record batches as they are, one after the other. The first error code that is not 0, and the first offset."""
+    from kafka.protocol.producer import ProduceRequest
+
+    host, port = address.split(":")
+    offset, end = None, time.monotonic() + WAIT_S
+    with closing(Connection((host, int(port)), Security({}), WAIT_S)) as connection:
+        while data:
+            size = int.from_bytes(data[8:12], "big") + 12
+            part = ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=data[:size])
+            topics = [ProduceRequest.TopicProduceData(name=topic, partition_data=[part])]
+            message = ProduceRequest(
+                transactional_id=None, acks=-1, timeout_ms=int(1000 * WAIT_S), topic_data=topics, max_version=9
+            )
+            (answer,) = connection.ask(message, WAIT_S).responses
+            (got,) = answer.partition_responses
+            if got.error_code in _NOT_YET and time.monotonic() < end:
+                time.sleep(0.05)
+                continue
+            offset = got.base_offset if offset is None else offset
+            if got.error_code:
+                return got.error_code, offset
+            data = data[size:]
+    return 0, -1 if offset is None else offset
+
+
+def received(address: str, topic: str, count: int, isolation: str = "read_committed") -> list[Any]:
+    """Messages, with librdkafka."""
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "tests", "enable.auto.commit": False, "isolation.level": isolation}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    got: list[Any] = []
+    end = time.monotonic() + WAIT_S
+    while len(got) < count and time.monotonic() < end:
+        got += consumer.consume(count - len(got), 1.0)
+    consumer.close()
+    assert all(message.error() is None for message in got)
+    return got
+
+
+@contextmanager
+def reading(read: KafkaReader, partition: int = 0, start: int | None = None) -> Iterator[Iterator[Positioned | None]]:
+    with closing(read(partition, start)) as batches:  # type: ignore[type-var]
+        yield batches
+
+
+def until(batches: Iterator[Positioned | None], rows: int) -> list[Positioned]:
+    """What comes until there are so many rows."""
+    got: list[Positioned] = []
+    end = time.monotonic() + WAIT_S
+    while sum(each.batch.num_rows for each in got) < rows:
+        each = next(batches)
+        if each is None:
+            assert time.monotonic() < end, f"{sum(each.batch.num_rows for each in got)} rows of {rows}"
+            time.sleep(0.005)
+        else:
+            each.batch.validate(full=True)
+            got.append(each)
+    return got
+
+
+def rows(got: Sequence[Positioned]) -> pa.Table:
+    return pa.Table.from_batches([each.batch for each in got])
+
+
+def read_all(read: KafkaReader, count: int, partition: int = 0, start: int | None = None) -> pa.Table:
+    with reading(read, partition, start) as batches:
+        return rows(until(batches, count))
