@@ -35,8 +35,8 @@ from tests.simulation.stage_kinds import (
 from tests.simulation.telling import perhaps_telling
 
 SECRET = b"of this query"
-#: So many sources are DataFrames, and so many of the others have positions of their own.
-SPARK_SHARE, NUMBERED_SHARE = 0.65, 0.3
+#: Of the sources that workers read, so many have positions of their own.
+NUMBERED_SHARE = 0.3
 #: So many of the random flows have timers, if they have a stage that can have some.
 TIMED_SHARE = 0.25
 #: So many of the random flows have tiny bounds on how far replicas may be apart.
@@ -139,6 +139,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.sinks: list[Node] = []
         self.collect = 0
+        self.numbered, self.numbered_share = random.Random(0), 0.0
         self.outside = False  # rows that arrive at a sink are handed on to one outside
         self._ids = 0
         self._spread = rng.choice([1, 3, 50])
@@ -186,7 +187,7 @@ class _Builder:
     def source(self) -> None:
         rng = self.rng
         name = f"source{len(self.nodes)}"
-        spark = rng.random() < SPARK_SHARE
+        spark = rng.random() < 0.65 and self.numbered_share < 1
         many = spark and self.copies == [1] and rng.random() < 0.15
         partitions = rng.randint(8, 25) if many else rng.randint(0 if spark else 1, 3)
         data = self._source_data(name, partitions, 2 if many else rng.choice([3, 8, 20]))
@@ -198,12 +199,12 @@ class _Builder:
             source = DataFrameSource(name, ROW)
         else:
             idle = rng.choice([0.0, 0.0, 0.3])
-            kind = rng.random()
-            if kind < 0.4:
-                source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
-            elif kind < 0.4 + NUMBERED_SHARE:
-                read = numbered_reader(data, idle, random.Random(kind))
+            plain = rng.random() < 0.5
+            if self.numbered.random() < self.numbered_share:
+                read = numbered_reader(data, idle, self.numbered)
                 source = flux.source(read, ROW, partitions, name, positions=True)
+            elif plain:
+                source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
             else:
                 source = flux.source(lambda p, start: self._seek(data, p, start), ROW, partitions, name)
         self.nodes.append(Node(source, name, data=data))
@@ -367,12 +368,17 @@ def draw(
     fetched: bool = False,
     outside: random.Random | None = None,
     telling: random.Random | None = None,
+    numbered: random.Random | None = None,
+    numbered_share: float = 0.0,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
     stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
     the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead. ``telling``: which
-    operators tell what has changed."""
+    operators tell what has changed. ``numbered``: which sources have positions of their own, a ``numbered_share`` of those
+    that workers read; where it is all of them, workers read all."""
     builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling)
+    if numbered is not None:
+        builder.numbered, builder.numbered_share = numbered, numbered_share
     collected = collects is not None and (copies or copies_max) > 1 and collects.random() < COLLECTED_SHARE
     if collects is not None and (fetched or collected):
         builder.collect = collects.choice([1, 2, 3])

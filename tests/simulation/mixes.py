@@ -20,7 +20,8 @@ class Mix:
     """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``:
     replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition;
     ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is
-    lost, again and again, and goes on from a directory; 0: there is none."""
+    lost, again and again, and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have
+    positions of their own."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -30,6 +31,7 @@ class Mix:
     witnesses: int = 0
     standbys: float | None = None
     lives: int = 0
+    numbered: float = 0.0
 
 
 #: As the seed has it.
@@ -231,6 +233,10 @@ PROTECTED = Mix(
 PROTECTED_UNEVEN = replace(
     UNEVEN, faults=replace(UNEVEN.faults or Faults(), protects_per_s=5.0, patient=True), standbys=0.5
 )
+#: Sources with positions of their own, read again and again.
+NUMBERED = replace(UNEVEN, numbered=1.0)
+NUMBERED_STANDBYS = replace(NUMBERED, standbys=0.7)
+NUMBERED_LIVES = Mix(lives=4, numbered=1.0)
 #: Everything is lost at once, and workers and connections meanwhile.
 LIVES = Mix(lives=4)
 #: The same, with repairs and take-overs by the vault.

@@ -65,6 +65,7 @@ SINKS_FROM = 1000
 STANDBYS_FROM = 200_000_000
 LIVES_FROM = 400_000_000
 PROTECTS_FROM = 600_000_000
+NUMBERED_FROM = 800_000_000
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
@@ -104,12 +105,14 @@ class Simulation:
         collected: bool = False,
         standbys: float | None = None,
         life: Life | None = None,
+        numbered: float = 0.0,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
         workers say that they are; None: they do not say. ``bounded``: replicas may not be far apart; else drawn, where
         faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
-        stages that have them in place of secondaries; drawn where None."""
+        stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
+        their own."""
         self.seed = seed
         self.demand = demand
         self.life = life
@@ -143,6 +146,8 @@ class Simulation:
                 collected,
                 random.Random(f"sinks {seed}") if faults is None and seed >= SINKS_FROM else None,
                 random.Random(f"telling {seed}"),
+                random.Random(f"numbered {seed}"),
+                flows.NUMBERED_SHARE if faults is None and seed >= NUMBERED_FROM else numbered,
             )
         )
         if dataflow is None:
@@ -411,7 +416,7 @@ def run(seed: int, mix: Mix = ANY) -> Result:
     with witnesses(mix.witnesses):
         return outcome(
             Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys,
+                standbys=mix.standbys, numbered=mix.numbered,
             )
         )  # fmt: skip
 

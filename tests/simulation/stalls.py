@@ -11,7 +11,8 @@ received, not ordered       a secondary waits for its primary, and so for what t
 ordered                     the steps before these, and their commit
 its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly
 
-A log stands still while it holds batches and loses none; a partition stands still while the primary has steps that nobody
+A log stands still while it holds batches and loses none, if need be until the next checkpoint; a partition stands still while
+the primary has steps that nobody
 commits. Each is counted from the last of: what it did last, the last fault (with its after-effects), the moment when all
 went by the newest table, and the last part of a state that was copied: logs keep what a new replica will need.
 What waits for something else that waits stands still too: a law about the whole, not about who is to blame.
@@ -27,10 +28,12 @@ from typing import TYPE_CHECKING
 
 from flux.dataflow.plan import FromSource, FromStage
 from flux.host.stage_worker import StageWorker
+from flux.replicas.kinds import keeps_checkpoints, kind_of
 from flux.replicas.replica import Replica
 from flux.stream.log import Log
 from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt
 from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
@@ -75,7 +78,14 @@ class StallWatch:
 
     @property
     def limit_s(self) -> float:
-        return RESENDS_MAX * self.sim.plan.settings.resend_timeout + BESIDES_S
+        plan = self.sim.plan
+        kept = plan.durable or any(keeps_checkpoints(kind_of(r)) for r in self._listed())
+        waits_s = plan.settings.checkpoint_interval if kept else 0.0
+        return RESENDS_MAX * plan.settings.resend_timeout + BESIDES_S + waits_s
+
+    def _listed(self) -> Iterator[ReplicaAt]:
+        table = self.sim.controller.table
+        return (replica for stage in (table.stages if table else ()) for row in stage for replica in row)
 
     def copied(self) -> None:
         """A part of some state has arrived."""

@@ -22,7 +22,7 @@ from flux.stream.receiver import RowSlice
 from flux.wire.codec import decode_command, decode_data, decode_report
 from flux.wire.control import NewTable, TableChanged
 from flux.wire.messages import StepKind
-from partitioning.ids import StreamId
+from partitioning.ids import DISK, StreamId
 from partitioning.table import ReplicaAt, Table, changed_by
 from tests.simulation.evidence import batches_of
 from tests.simulation.ingress_process import IngressProcess
@@ -392,5 +392,6 @@ def _listed(replicas: tuple[ReplicaAt, ...]) -> str:
     first, *others = replicas
     text = f"primary on worker {first.worker}"
     for other in others:
-        text += f", {kind_of(other).role} on worker {other.worker}" + ("" if other.live else " (its state is to come)")
+        role = "kept in the directory by" if other.kind == DISK else f"{kind_of(other).role} on"
+        text += f", {role} worker {other.worker}" + ("" if other.live else " (its state is to come)")
     return text

@@ -1,0 +1,37 @@
+"""Readers that cut their rows elsewhere each time: every row comes once, to the same partition, whatever is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mixes import NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
+from tests.simulation.run import Result, run
+
+SEEDS = range(40)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [run(seed, mix) for mix in (NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES) for seed in SEEDS]
+
+
+@pytest.mark.timeout(3600)
+def test_numbered_rows_keep_every_law(results: list[Result]) -> None:
+    broken = [str(result) for result in results if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "rows made again",
+        "sources read by another worker",
+        "sources read again from the middle",
+        "sources read again for a standby",
+        "take-overs",
+        "losses of everything",
+        "repairs",
+    ],
+)
+def test_it_happens_to_numbered_rows(results: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in results) > 3
