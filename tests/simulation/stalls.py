@@ -33,7 +33,7 @@ from flux.replicas.replica import Replica
 from flux.stream.log import Log
 from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
-from partitioning.table import ReplicaAt
+from partitioning.table import Table
 from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class StallWatch:
         self._epoch = -1
         self._confirmed_at: float | None = None
         self._copied_at = -1.0
+        self._table: Table | None = None
+        self._kept = False  # whether some replicas in it have checkpoints
         self._hosts: dict[int, StageWorker] = {}
         self._given_way: dict[
             int, int
@@ -78,14 +80,13 @@ class StallWatch:
 
     @property
     def limit_s(self) -> float:
-        plan = self.sim.plan
-        kept = plan.durable or any(keeps_checkpoints(kind_of(r)) for r in self._listed())
-        waits_s = plan.settings.checkpoint_interval if kept else 0.0
+        plan, table = self.sim.plan, self.sim.controller.table
+        if table is not self._table:
+            self._table = table
+            listed = [replica for stage in (table.stages if table else ()) for row in stage for replica in row]
+            self._kept = plan.durable or any(keeps_checkpoints(kind_of(replica)) for replica in listed)
+        waits_s = plan.settings.checkpoint_interval if self._kept else 0.0
         return RESENDS_MAX * plan.settings.resend_timeout + BESIDES_S + waits_s
-
-    def _listed(self) -> Iterator[ReplicaAt]:
-        table = self.sim.controller.table
-        return (replica for stage in (table.stages if table else ()) for row in stage for replica in row)
 
     def copied(self) -> None:
         """A part of some state has arrived."""
