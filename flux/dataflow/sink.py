@@ -58,6 +58,9 @@ class Sink:
     exactly_once: ClassVar[bool] = False
     #: Bytes that ``write`` may leave unwritten at most (it has returned a sequence number): they are kept by the replicas.
     holds_bytes: int = 0
+    #: Batches that wait are given to ``write`` as one of up to so many bytes, under the position of the first; None means that
+    #: all of them are there. 0: one at a time.
+    joins_bytes: ClassVar[int] = 0
     #: Whether ``write`` is called for batches without rows, too.
     takes_empty: ClassVar[bool] = False
 
