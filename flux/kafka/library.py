@@ -53,11 +53,12 @@ def library() -> Any:
     )
 
 
-def to_bytes(message: Any, version: int, number: int, client: str) -> bytes:
+def to_bytes(message: Any, version: int, number: int, client: str) -> bytearray:
     """A request as it goes onto the wire."""
     message.API_VERSION = version
     message.with_header(correlation_id=number, client_id=client)
-    return bytes(message.encode(framed=True, header=True))
+    encoded: bytearray = message.encode(framed=True, header=True)
+    return encoded
 
 
 def from_bytes(message: Any, answer: memoryview) -> tuple[int, Any]:

@@ -83,6 +83,7 @@ class KafkaSink(Sink):
     """Exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
 
     exactly_once = True
+    joins_bytes = REQUEST_BYTES
 
     def __init__(
         self,
@@ -207,6 +208,7 @@ class KafkaSink(Sink):
         keys, values = self._columns.keys(batch), self._columns.values(batch)
         headers = self._headers(batch)
         times = self._columns.timestamps(batch, time.time_ns() // 1_000_000)
+        starts = np.zeros(1, np.int64)
         if partitions.min() != partitions.max():
             narrow = (
                 np.int16 if self._topic_partitions < 1 << 15 else np.int32
@@ -216,7 +218,7 @@ class KafkaSink(Sink):
             chosen = pa.array(order)
             keys = None if keys is None else keys.take(chosen)
             values, headers = values.take(chosen), None if headers is None else headers.take(chosen)
-        starts = np.flatnonzero(np.diff(partitions, prepend=-1))
+            starts = np.flatnonzero(np.diff(partitions, prepend=-1))
         lines = []
         for start, end in zip(starts, [*starts[1:], len(partitions)], strict=True):
             assert sequences[end - 1] - sequences[start] == end - start - 1, "the numbers of a partition have no gaps"
