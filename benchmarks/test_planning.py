@@ -18,6 +18,7 @@ from controller.replicas.apart import Place
 from controller.replicas.next_additions import Census, Wanted, all_additions, next_additions
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import retain, without_worker
+from controller.replicas.wishes import Wishes
 from flux.dataflow.sources import DataFrameSource
 from flux.settings import Settings
 from partitioning.table import Table
@@ -86,7 +87,7 @@ def test_plan_for_the_loss_of_ten_workers(benchmark: Any, large: Large) -> None:
 
 
 def test_look_of_the_sweep_after_a_change(benchmark: Any, large: Large) -> None:
-    census = Census(large.plan)
+    census = Census(Wishes(large.plan))
     table, _ = large.plan_for_losses()
 
     def look() -> None:

@@ -246,7 +246,7 @@ class Server:
     def _note_progress(self) -> None:
         core = self.core
         epoch = core.table.epoch if core.table else -1
-        report = self._report.make(core.members, core.inputs.total, epoch, time.monotonic(), time.time())
+        report = self._report.make(core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished)
         self.progress.append(report | core.report())
         self._service.observe()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from partitioning.ids import STANDBY
+
 
 def count(number: int, one: str, many: str = "") -> str:
     """For example "1 worker", "2 workers", "3 copies"."""
@@ -25,3 +27,10 @@ def named(one: str, numbers: Iterable[int]) -> str:
     """For example "slot 1", "workers 0, 2"."""
     known = list(numbers)
     return f"{one if len(known) == 1 else one + 's'} {listed(known)}"
+
+
+def technique(replicas: int, recovery: str) -> str:
+    """How a stage is protected, such as "2 active replicas", "1 active replica and 1 standby"."""
+    if recovery == STANDBY and replicas > 1:
+        return f"1 active replica and {count(replicas - 1, STANDBY)}"
+    return count(replicas, "active replica")

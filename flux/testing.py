@@ -14,7 +14,7 @@ from flux.dataflow.api import Stage
 from flux.dataflow.batches import conform, given_batches
 from flux.dataflow.columns import check_key
 from flux.dataflow.ddl import parse_ddl
-from flux.dataflow.operator import Context, Operator
+from flux.dataflow.operator import Context, Operator, gives_changes
 from flux.dataflow.plain import plain_schema
 from flux.errors import SchemaError, UsageError
 from flux.replicas.snapshot import decode_snapshot, encode_snapshot
@@ -25,14 +25,17 @@ def apply(
     stage: Stage | Operator,
     *batches: pa.RecordBatch | Sequence[pa.RecordBatch],
     restart_after: int | None = None,
+    checkpoint_after: int | None = None,
     times: Sequence[float] | None = None,
 ) -> pa.Table | None:
     """Send batches through a stage and return its output as one table, None for a sink.
 
     Each argument is a batch of input 0, or a sequence of batches with one argument per input. ``restart_after``: after
-    so many batches the operator is replaced by a fresh one that gets its snapshot, as a repair or a move does. ``times``:
-    when each batch comes (``context.now``) and when the input ends, in seconds, ascending; timers fire in between, each at
-    its time. Without it everything happens at 0.
+    so many batches the operator is replaced by a fresh one that gets its snapshot, as a repair or a move does.
+    ``checkpoint_after``: after so many, not later, the snapshot is taken, and what has changed since then is given by
+    ``changes`` and goes to ``apply_changes`` of the fresh one, as from a standby. ``times``: when each batch comes
+    (``context.now``) and when the input ends, in seconds, ascending; timers fire in between, each at its time. Without it
+    everything happens at 0.
 
     Checked as a query checks it: key columns, column types, the declared schema (also in DDL, with UTC as time zone)."""
     stage = _stage(stage)
@@ -46,6 +49,14 @@ def apply(
         raise UsageError(
             f"restart_after must be a number of batches from 0 to {len(ordered)}, as many as are given; got {restart_after!r}"
         )
+    if checkpoint_after is not None:
+        if restart_after is None or not (_is(checkpoint_after, int) and 0 <= checkpoint_after <= restart_after):
+            raise UsageError(
+                f"checkpoint_after must be a number of batches from 0 to restart_after ({restart_after}); "
+                f"got {checkpoint_after!r}"
+            )
+        if not gives_changes(stage.make()):
+            raise UsageError(f"stage {stage.name} defines no changes() and apply_changes(): whole snapshots travel")
     moments = [0.0] * (len(ordered) + 1) if times is None else _moments(times)
     if len(moments) != len(ordered) + 1 or sorted(moments) != moments:
         raise UsageError(
@@ -54,10 +65,14 @@ def apply(
         )
     run = _Run(stage, tuple(given[0].schema for given in inputs))
     for step, (number, batch) in enumerate(ordered):
+        if step == checkpoint_after:
+            run.checkpoint()
         if step == restart_after:
             run.restart()
         run.until(moments[step])
         run.process(number, batch)
+    if checkpoint_after == len(ordered):
+        run.checkpoint()
     if restart_after == len(ordered):
         run.restart()
     run.until(moments[-1])
@@ -116,6 +131,7 @@ class _Run:
         self.operator = stage.make()
         self.schema = self._checked()
         self.out: list[pa.RecordBatch] = []
+        self.kept: bytes | memoryview | None = None
         self.operator.open(self.context)
 
     def _checked(self) -> pa.Schema | None:
@@ -129,15 +145,26 @@ class _Run:
             raise SchemaError(f"{where}: {error}") from error
         return None if declared is None else plain_schema(_schema(declared), f"{where}, output")
 
+    def _encoded(self, state: Any) -> bytes | memoryview:
+        return encode_snapshot(state, f"stage {self.stage.name}", classes=self.operator.snapshot_classes)
+
+    def checkpoint(self) -> None:
+        self.operator.changes()
+        self.kept = self._encoded(self.operator.snapshot())
+
     def restart(self) -> None:
         """The timers travel with the state, and replace what the fresh operator sets."""
-        where, classes = f"stage {self.stage.name}", self.operator.snapshot_classes
-        state = encode_snapshot(self.operator.snapshot(), where, classes=classes)
+        found = None if self.kept is None else self.operator.changes()
+        changes = None if found is None else self._encoded(found)
+        state = self._encoded(self.operator.snapshot()) if self.kept is None or changes is None else self.kept
         pending = dict(self.context.timers.pending)
         self.operator.close()
         self.operator = self.stage.make()
         self.operator.open(self.context)
-        self.operator.restore(decode_snapshot(state, classes=self.operator.snapshot_classes))
+        classes = self.operator.snapshot_classes
+        self.operator.restore(decode_snapshot(state, classes=classes))
+        if changes is not None:
+            self.operator.apply_changes(decode_snapshot(changes, classes=classes))
         self.context.timers.replace(pending)
 
     def until(self, moment: float) -> None:

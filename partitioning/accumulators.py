@@ -78,9 +78,15 @@ class Accumulator:
         """The measure of the slots, of all slots by default."""
         return self._result(slice(0, self.size) if slots is None else slots)
 
-    def state(self) -> list[tuple[str, pa.Array]]:
-        """The whole state, as arrays of one value per slot."""
-        return [(name.strip("_"), pa.array(getattr(self, name)[: self.size])) for name in self._arrays]
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of what ``state`` gives."""
+        return tuple(name.strip("_") for name in self._arrays)
+
+    def state(self, slots: np.ndarray | None = None) -> list[tuple[str, pa.Array]]:
+        """The state of the slots, as arrays of one value per slot; of all slots by default, perhaps views of it."""
+        which = slice(0, self.size) if slots is None else slots
+        return [(name.strip("_"), pa.array(getattr(self, name)[which])) for name in self._arrays]
 
     def load(self, state: Iterable[tuple[str, pa.Array]]) -> None:
         """Replace the state by what ``state`` gave."""
@@ -91,6 +97,14 @@ class Accumulator:
             values = column.to_numpy(zero_copy_only=False).astype(dtype)
             setattr(self, name, values)
             self.size = self._room = len(values)
+
+    def put(self, slots: np.ndarray, state: Iterable[tuple[str, pa.Array]], size: int) -> None:
+        """Replace the state of some slots, each below ``size``, by what ``state(slots)`` gave after further updates of one
+        that was in this state."""
+        self._grow(size)
+        columns = dict(state)
+        for name in self._arrays:
+            getattr(self, name)[slots] = columns[name.strip("_")].to_numpy(zero_copy_only=False)
 
     @property
     def nbytes(self) -> int:
@@ -311,8 +325,22 @@ class MinBytes(Accumulator):
     def nbytes(self) -> int:
         return super().nbytes + self._arena.nbytes
 
-    def state(self) -> list[tuple[str, pa.Array]]:
-        return [("best", self._column(np.arange(self.size, dtype=np.int32), pa.large_binary()))]
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("best",)
+
+    def state(self, slots: np.ndarray | None = None) -> list[tuple[str, pa.Array]]:
+        which = np.arange(self.size, dtype=np.int32) if slots is None else slots
+        return [("best", self._column(which, pa.large_binary()))]
+
+    def put(self, slots: np.ndarray, state: Iterable[tuple[str, pa.Array]], size: int) -> None:
+        """What came later is the better one, or the same."""
+        self._grow(size)
+        (best,) = (column for name, column in state if name == "best")
+        first = 0
+        for chunk in best.chunks if isinstance(best, pa.ChunkedArray) else [best]:
+            self._keep(slots[first : first + len(chunk)], chunk)
+            first += len(chunk)
 
     def load(self, state: Iterable[tuple[str, pa.Array]]) -> None:
         (best,) = (column for name, column in state if name == "best")

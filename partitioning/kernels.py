@@ -486,6 +486,18 @@ def touched(slots: Array, marks: Array, mark: int, out: Array) -> int:
     return count
 
 
+@kernel
+def note_changed(slots: Array, marks: Array, changed: Array, count: int) -> int:
+    """Appends each slot without a mark to ``changed``, of which ``count`` are used, and marks it. Returns how many are used."""
+    for i in range(slots.size):
+        s = slots[i]
+        if marks[s] == 0:
+            marks[s] = 1
+            changed[count] = s
+            count += 1
+    return count
+
+
 # ---- accumulators --------------------------------------------------------------------------------
 
 

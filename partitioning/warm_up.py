@@ -47,6 +47,7 @@ def warm_up() -> None:
             made.result()
     kernels.count_rows(slots, np.zeros(1, np.int64))
     kernels.touched(slots, np.zeros(1, np.int64), 1, np.empty(rows, np.int32))
+    kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 
 
 if __name__ == "__main__":

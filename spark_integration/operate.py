@@ -24,6 +24,7 @@ from controller.operate.requests import (
     Followed,
     GetPartitions,
     Partitions,
+    ProtectStage,
     SetWorkers,
     StartMoves,
     Suggest,
@@ -40,6 +41,8 @@ from flux.dataflow.plan import Plan
 from flux.errors import MoveFailed, QueryFailed, QueryTimeout, UsageError
 from spark_integration.elastic import Elastic
 
+#: Characters of a name in a request (``controller.operate.requests.Name``).
+NAME_MAX = 256
 #: How often a wait looks at the status.
 LOOK_S = 0.05
 
@@ -56,9 +59,10 @@ class Operated:
     # ---- looking
 
     def partitions(self) -> list[dict[str, Any]]:
-        """Where every copy of every partition is: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary" or
-        "new"), ``safe``, ``load`` (busy seconds per second), ``queued``, ``state_bytes``, ``rows_per_s``, ``movable``, ``behind``
-        (steps, of a replica that is not safe because it lags)."""
+        """Where every copy of every partition is: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary",
+        "standby" or "new"), ``kind`` ("active" or "standby"), ``safe``, ``load`` (busy seconds per second), ``queued``,
+        ``state_bytes`` (of a standby: its newest checkpoint), ``checkpoint_behind_s`` (seconds that this lacks, None without
+        one), ``rows_per_s``, ``movable``, ``behind`` (steps, of a replica that is not safe because it lags)."""
         return [msgspec.to_builtins(row) for row in all_partitions(self._page).replicas]
 
     def members(self) -> dict[int, Member]:
@@ -74,7 +78,7 @@ class Operated:
         core = self._server.core
         if core.table is None or core.repairs.under_way or core.repairs.lags.all_beyond():
             return False
-        return not under_replicated(self._plan, core.table)
+        return not core.board.wishes.open and not under_replicated(core.wished, core.table)
 
     # ---- moves
 
@@ -143,6 +147,27 @@ class Operated:
         self._wait_until_running(end, timeout)
         self._require_done(self._ask(request, Accepted).request, end, timeout)
 
+    # ---- stages
+
+    def protect(
+        self, stage: str, replicas: int | None = None, recovery: str | None = None, timeout: float = 600.0
+    ) -> None:
+        """Have a stage with so many copies of each partition, all counted, and of another kind from now on, as in
+        ``@flux.stage``: ``recovery="active"`` or ``"standby"``. What is not given stays as it is.
+
+        Copies of the new kind are added first, and those that are too many go when the new ones are safe. The newest call
+        counts: an earlier one that still waits raises MoveFailed. UsageError with the arithmetic in it if there are too few
+        workers. A query that is started again is protected as its decorators say."""
+        end = _end(timeout)
+        if replicas is None and recovery is None:
+            raise UsageError("say what is to change: replicas, recovery, or both")
+        request = ProtectStage(
+            stage=_name(stage), replicas=None if replicas is None else _whole(replicas),
+            recovery=None if recovery is None else _name(recovery),
+        )  # fmt: skip
+        self._wait_until_running(end, timeout)
+        self._require_done(self._ask(request, Accepted).request, end, timeout)
+
     # ---- asking and waiting
 
     def _page(self, request: GetPartitions) -> Partitions:
@@ -197,6 +222,13 @@ def checked_timeout(timeout: float, least: float | None = None) -> float:
 
 def _end(timeout: float) -> float:
     return time.monotonic() + checked_timeout(timeout)
+
+
+def _name(name: str) -> str:
+    """A name as it may be in a request."""
+    if not isinstance(name, str) or len(name) > NAME_MAX:
+        raise UsageError(f"expected a name of at most {NAME_MAX} characters, got {name!r}")
+    return name
 
 
 def _whole(number: int) -> int:

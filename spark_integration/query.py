@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.explain import explain
 from controller.operate.all_available import AllAvailable
-from controller.wording import count
+from controller.wording import count, technique
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import guarantee
 from flux.dataflow.sources import Source
@@ -97,7 +97,8 @@ class Query(Operated):
     @property
     def status(self) -> dict[str, Any]:
         """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow.
-        Of a query with sinks also ``sinks``: where each goes, and what it guarantees."""
+        ``protection``: of each stage in words, as was asked for last. Of a query with sinks also ``sinks``: where each goes,
+        and what it guarantees."""
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
@@ -107,7 +108,13 @@ class Query(Operated):
         }
         progress = self.lastProgress
         waiting = bool(progress and progress["backlog"]["slices"])
-        status = {"message": messages[phase], "isDataAvailable": waiting, "isTriggerActive": phase == "running"}
+        wished = self._server.core.wished.stages
+        status = {
+            "message": messages[phase],
+            "isDataAvailable": waiting,
+            "isTriggerActive": phase == "running",
+            "protection": {stage.name: technique(stage.replicas, stage.recovery) for stage in wished},
+        }
         sinks = [(stage.name, stage.sink) for stage in self._plan.stages if stage.sink is not None]
         said = [f"{name} to {sink!r}, {guarantee(sink)}" for name, sink in sinks]
         return status | {"sinks": said} if sinks else status

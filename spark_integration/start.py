@@ -22,6 +22,7 @@ from flux.errors import UsageError
 from spark_integration import active
 from spark_integration.first_start import compile_once
 from spark_integration.follow import follow
+from spark_integration.prepare import prepared
 from spark_integration.query import Query
 from spark_integration.schema import for_spark, to_arrow
 from spark_integration.session import session_stopped
@@ -91,8 +92,9 @@ def start_query(
     check_copies(plan, need.workers, executors_at_most(spark))
     if is_local(spark):
         compile_once()
+    plan, kept = prepared(plan, None if location is None else location.kept)
     if location is not None:
-        location.take(plan)
+        location.take(plan, kept)
     query = Query(spark, plan, need, sources, name, None if location is None else location.path)
     if shared:
         _tell_of_copies(spark, plan)

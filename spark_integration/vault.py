@@ -20,9 +20,10 @@ from flux.durable.directory import check_location, write_whole
 from flux.errors import UsageError
 from flux.shell.loop import Rendezvous
 from flux.shell.vault import Task, without_code
+from spark_integration.prepare import Kept
 
 #: Of what is in the directory. Another number is not read.
-FORMAT = 1
+FORMAT = 2
 _ABOUT = "flux.json"
 _KEYS = {"format", "query", "workers", "plan"}
 #: How long its process may take to end after Stop.
@@ -65,11 +66,23 @@ class Location:
     def began_with(self, workers: int) -> int:
         return workers if self.about is None else int(self.about["workers"])
 
-    def take(self, plan: Plan) -> None:
-        """The directory is this plan's from now on. UsageError: it is another one's, and in what they differ."""
+    @property
+    def kept(self) -> Kept | None:
+        """What sources and sinks have settled; None: nothing yet."""
+        return None if self.about is None else self.about.get("kept", {})
+
+    def take(self, plan: Plan, kept: Kept | None = None) -> None:
+        """The directory is this plan's from now on, and keeps what its sources and sinks have settled. UsageError: it is another
+        one's, and in what they differ."""
         described = description(plan)
         if self.about is None:
-            about = {"format": FORMAT, "query": plan.query, "workers": plan.began_with, "plan": described}
+            about = {
+                "format": FORMAT,
+                "query": plan.query,
+                "workers": plan.began_with,
+                "plan": described,
+                "kept": kept or {},
+            }
             try:
                 write_whole(self.path / _ABOUT, json.dumps(about, indent=1).encode(), new=True)
             except FileExistsError:

@@ -20,7 +20,9 @@ from controller.replicas.elastic import held_by
 from controller.replicas.move_phases import MovePhase
 from controller.replicas.move_queue import Job, copies_by_worker
 from controller.replicas.repairs import Repairs
+from controller.replicas.wishes import Change, ChangePhase, in_words
 from controller.wording import count, named
+from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
 from partitioning.ids import PartitionKey
 
@@ -97,6 +99,17 @@ def of_scale(wanted: int, here: int, leaving: Collection[int], missing: Sequence
         left = f"workers hold {min(held)} to {max(held)} replicas, which are being evened out"
         return Standing(State.UNDER_WAY, left, done, total)
     return Standing(State.DONE, done=done, total=total)
+
+
+def of_change(change: Change | None, stage: StagePlan) -> Standing:
+    """How a change of a stage stands; None: there was nothing to change."""
+    most = stage.partitions
+    if change is None or change.phase == ChangePhase.DONE:
+        return Standing(State.DONE, done=most, total=most)
+    if change.phase == ChangePhase.GIVEN_UP:
+        return Standing(State.GIVEN_UP, done=most - change.left, total=most, why=change.ended)
+    left = f"{count(change.left, 'partition')} of {stage.name}, {change}"
+    return Standing(State.UNDER_WAY, left, most - change.left, most)
 
 
 @dataclass
@@ -176,6 +189,10 @@ class Book:
             return of_scale(workers, len(members), list(self._departures.drains), self._missing_slots(), shares)
 
         self._note(Asked(number, f"scale to {count(workers, 'worker')}", look))
+
+    def protect(self, number: int, wish: StagePlan, change: Change | None) -> None:
+        what = f"protection of {wish.name} by {in_words(wish)}"
+        self._note(Asked(number, what, lambda: of_change(change, wish)))
 
     def fail(self, number: int, worker: int) -> None:
         self._note(Asked(number, f"loss of worker {worker}", lambda: Standing(State.DONE)))

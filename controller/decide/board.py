@@ -15,6 +15,7 @@ from controller.replicas.columns import Columns
 from controller.replicas.disks import Disks
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
+from controller.replicas.wishes import Wishes
 from controller.report.events import Event, History
 from controller.wording import some
 from flux.dataflow.plan import Plan
@@ -36,10 +37,12 @@ class Tell:
 
 class Board:
     """``phase`` of the query; ``error``: with which it ended; ``complete``: partitions of the edges whose Spark jobs
-    are over; ``changed``: the sweep may have something to begin."""
+    are over; ``changed``: the sweep may have something to begin; ``wishes``: how stages are protected by now, which
+    ``plan`` says as of the start."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.wishes = Wishes(plan)
         self.phase = QueryPhase.STARTING
         self.error: FluxError | None = None
         self.members = Membership()

@@ -50,7 +50,7 @@ class Departures:
             raise UsageError(
                 "cannot drain: replicas that do not keep one order (spark.flux.replicas.ordered) do not move"
             )
-        problem = board.placement().too_few(board.plan, {*self.drains, *workers})
+        problem = board.placement().too_few(board.wishes, {*self.drains, *workers})
         if problem is not None:
             raise UsageError(f"cannot drain: {problem}")
         for worker in workers:

@@ -182,7 +182,8 @@ class Losses:
 
     def _all_gone(self, member: Member, orphans: list[PartitionKey], why: str) -> QueryFailed:
         lost = [f"{self._plan.stages[stage].name}/{partition}" for stage, partition in orphans]
-        fewest = min(self._plan.stages[stage].replicas for stage, _ in orphans)
+        wished = [self._board.wishes.plan.stages[stage] for stage, _ in orphans]
+        fewest = min(stage.replicas for stage in wished)
         who = f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid})"
         if self._plan.durable:
             return QueryFailed(
@@ -191,7 +192,7 @@ class Losses:
             )
         advice = (
             "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
-            if not all(replicated(self._plan.stages[stage]) for stage, _ in orphans)
+            if not all(map(replicated, wished))
             else f"More losses at once than replicas={fewest} survives; a higher number, or more executors, would have helped"
         )
         return QueryFailed(

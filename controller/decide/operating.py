@@ -14,6 +14,7 @@ from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.losing import Losses
 from controller.decide.phases import QueryPhase
+from controller.decide.protecting import Protecting
 from controller.decide.sweeping import Sweeper
 from controller.replicas.elastic import Slots, held_by
 from controller.replicas.move_queue import Moving
@@ -37,6 +38,7 @@ class People:
         departures: Departures,
         losses: Losses,
         sweeper: Sweeper,
+        protecting: Protecting,
         rounds: Callable[[], Rounds],
     ) -> None:
         self._board = board
@@ -46,6 +48,7 @@ class People:
         self._departures = departures
         self._losses = losses
         self._sweeper = sweeper
+        self._protecting = protecting
         self._room: tuple[int | None, str] = None, ""
         self.book = Book(board, repairs, departures, rounds, self.missing_slots)
 
@@ -63,6 +66,16 @@ class People:
         if request:
             self.book.moves(request, jobs)
         board.changed = True
+        self._sweeper.sweep(now)
+
+    # ---- how stages are protected
+
+    def protect(self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int) -> None:
+        """Have a stage with so many replicas, and of these kinds, from now on; None: as it is. UsageError, and nothing
+        changes, if that is impossible. If the stage is like that already, the request is done at once."""
+        change = self._protecting.ask(stage, replicas, recovery, now, request)
+        if request:
+            self.book.protect(request, self._board.wishes.plan.stages[stage], change)
         self._sweeper.sweep(now)
 
     # ---- fewer workers

@@ -24,6 +24,7 @@ from controller.decide.departures import Departures
 from controller.decide.losing import Losses
 from controller.decide.operating import People
 from controller.decide.phases import QueryEvent, QueryPhase
+from controller.decide.protecting import Protecting
 from controller.decide.sweeping import Sweeper
 from controller.replicas.apart import APART, Shared, closest
 from controller.replicas.elastic import Drain, Slots
@@ -66,9 +67,10 @@ class Controller:
     leads to.
 
     ``board``: the table, the processes that take part, and the commands; ``repairs``, ``moving``, ``places``: state of
-    replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``losses``: workers that are given
-    up, and take-overs; ``departures``: workers that leave; ``attendance``: processes that register; ``balancer``: loads
-    for policies, and their suggestions; ``people``: requests. No part knows this class."""
+    replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose
+    replicas become others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave;
+    ``attendance``: processes that register; ``balancer``: loads for policies, and their suggestions; ``people``:
+    requests. No part knows this class."""
 
     def __init__(self, plan: Plan, slots: int, now: float) -> None:
         self.plan = plan
@@ -76,13 +78,16 @@ class Controller:
         self.inputs = InputRows()
         self.board = board = Board(plan)
         self.places = places = Slots(slots)
-        self.repairs = repairs = Repairs(plan, board.events)
+        self.repairs = repairs = Repairs(plan, board.events, board.wishes)
         self.moving = moving = Moving(plan, repairs)
         self.balancer = balancer = Balancer(board, repairs, moving)
         self.departures = departures = Departures(board, places, repairs, moving, balancer)
-        self.sweeper = sweeper = Sweeper(board, repairs, moving, departures)
+        self.protecting = protecting = Protecting(board, repairs, moving)
+        self.sweeper = sweeper = Sweeper(board, repairs, moving, departures, protecting)
         self.losses = losses = Losses(board, repairs, moving, balancer, departures, sweeper)
-        self.people = People(board, places, repairs, moving, departures, losses, sweeper, lambda: balancer.rounds)
+        self.people = People(
+            board, places, repairs, moving, departures, losses, sweeper, protecting, lambda: balancer.rounds
+        )
         self.attendance = Attendance(board, places, departures, losses, sweeper, balancer, self._start)
         #: Partitions of the last stages whose end has not been reported.
         self.unfinished = {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
@@ -110,6 +115,11 @@ class Controller:
     @property
     def members(self) -> Membership:
         return self.board.members
+
+    @property
+    def wished(self) -> Plan:
+        """The plan with the numbers and kinds of replicas that people ask for by now."""
+        return self.board.wishes.plan
 
     @property
     def drains(self) -> dict[int, Drain]:
@@ -140,7 +150,7 @@ class Controller:
         """How far apart the replicas of each partition are at least, such as "different hosts". Empty if no partition
         has two."""
         columns = self.board.columns()
-        most = None if columns is None else closest(self.plan, columns, self.members.places)
+        most = None if columns is None else closest(self.wished, columns, self.members.places)
         labelled = any(member.about.domain for member in self.members.workers.values())
         return "" if most is None else APART[most if labelled else max(most, Shared.DOMAIN)]
 
@@ -155,6 +165,7 @@ class Controller:
         if self.phase == QueryPhase.RUNNING:
             self.repairs.validate(self.table)
             self.sweeper.validate()
+            self.protecting.validate()
 
     # ---- reports of processes
 
@@ -354,7 +365,7 @@ class Controller:
         """How well each stage is replicated."""
         table = self.board.table
         low = [] if table is None else self.repairs.low(table)
-        return levels(self.plan, self.board.columns(), self.repairs.doubtful(), low)
+        return levels(self.wished, self.board.columns(), self.repairs.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
         """All moves that a policy would make now. UsageError if there is no policy of that name."""
@@ -395,6 +406,14 @@ class Controller:
     def scale(self, workers: int, now: float, request: int = 0) -> list[Tell]:
         """Change the number of workers. UsageError, and nothing changes, if that is impossible."""
         self.people.scale(workers, now, request)
+        return self.board.take()
+
+    def protect(
+        self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int = 0
+    ) -> list[Tell]:
+        """Change how many replicas the partitions of a stage have, and of which kind; None: as it is. UsageError, and
+        nothing changes, if that is impossible."""
+        self.people.protect(stage, replicas, recovery, now, request)
         return self.board.take()
 
     def fail(self, worker: int, now: float, request: int = 0) -> list[Tell]:

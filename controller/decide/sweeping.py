@@ -10,9 +10,9 @@ from __future__ import annotations
 from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.phases import QueryPhase
+from controller.decide.protecting import Protecting
 from controller.replicas.addition_phases import Heard, Phase
 from controller.replicas.batches import LISTED_EVERY_S
-from controller.replicas.kinds import wanted as wanted_kinds
 from controller.replicas.move_queue import Moving
 from controller.replicas.next_additions import Addition, Wanted
 from controller.replicas.placement import Placement
@@ -29,11 +29,14 @@ LOOK_EVERY_S = 0.25
 
 
 class Sweeper:
-    def __init__(self, board: Board, repairs: Repairs, moving: Moving, departures: Departures) -> None:
+    def __init__(
+        self, board: Board, repairs: Repairs, moving: Moving, departures: Departures, protecting: Protecting
+    ) -> None:
         self.board = board
         self.repairs = repairs
         self.moving = moving
         self._departures = departures
+        self._protecting = protecting
         self._look_at = 0.0
         self._apart_as_of = -1  # epoch of a table whose replicas are as far apart as they can be
 
@@ -104,11 +107,16 @@ class Sweeper:
         if due:
             self._list(waiting, changes, now)
         # What has ended may have made room. Once the query is finished, nothing begins.
-        begun = board.phase == QueryPhase.RUNNING and (looks or board.changed) and self._begin(changes, now)
+        begins = board.phase == QueryPhase.RUNNING and (looks or board.changed)
+        if begins and board.wishes.open:
+            self._protecting.shed(changes, changes.of(board.table), now)
+        begun = begins and self._begin(changes, now)
         if begun and not due:
             self._list(waiting, changes, now)
         if changes:
             board.publish(changes.of(board.table))
+        if begins and board.wishes.open:
+            self._protecting.settle(now)
 
     def _waiting(self, table: Table, now: float) -> tuple[list[Addition], bool]:
         """Additions that the next table takes further, and whether it is due for them: they have waited long enough, or
@@ -205,12 +213,12 @@ class Sweeper:
             self._apart_as_of = board.table.epoch
 
     def validate(self) -> None:
-        """No partition has more replicas than its stage wants and a move needs, and none has two that may not be side
-        by side."""
+        """No partition has more replicas than its stage wants, a change of the stage allows, and a move needs, and none has
+        two that may not be side by side."""
         board = self.board
         assert board.table is not None
         placement = board.members.placement(board.plan.settings.same_executor, leaving=())
-        for stage in board.plan.stages:
+        for stage in board.wishes.plan.stages:
             for partition, replicas in enumerate(board.table.stages[stage.id]):
                 addition = self.repairs.under_way.get(PartitionKey(stage.id, partition))
                 going = None
@@ -218,7 +226,7 @@ class Sweeper:
                     # Either the source or the target goes, so these two may share an executor until another replica is
                     # lost.
                     going = None if self.moving.replaces_another(addition, replicas) else addition.from_worker
-                asked_for = len(wanted_kinds(stage)) + (addition is not None and addition.from_worker is not None)
+                asked_for = board.wishes.most(stage) + (addition is not None and addition.from_worker is not None)
                 assert len(replicas) <= asked_for, f"{stage.name}/{partition}: more copies than asked for"
                 workers = [replica.worker for replica in replicas if replica.worker != going]
                 for number, worker in enumerate(workers):
@@ -258,6 +266,7 @@ class Sweeper:
         waiting = [a for a in self.repairs.under_way.values() if a.phase in (Phase.RETAIN, Phase.READY) and not a.moves]
         moving = [self.repairs.under_way[key] for key in self.moving.under_way]
         self._abandon([*waiting, *moving], why, now, failed=False)
+        self._protecting.wind_down(why, now)
         self.moving.clear(why, now)
 
     def drop_standing(self, now: float) -> None:

@@ -36,6 +36,7 @@ from controller.operate.requests import (
     MetricsText,
     MoveStatus,
     Partitions,
+    ProtectStage,
     Refused,
     RepairStatus,
     ReplicaStatus,
@@ -60,7 +61,7 @@ from controller.report.replication import Level
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, UsageError
 from flux.wire.frames import encode
-from partitioning.ids import ACTIVE, PartitionKey
+from partitioning.ids import STANDBY, PartitionKey
 from partitioning.table import Table
 
 log = logging.getLogger("flux")
@@ -75,6 +76,8 @@ class Core(Protocol):
     plan: Plan
     repairs: Repairs
 
+    @property
+    def wished(self) -> Plan: ...
     @property
     def phase(self) -> str: ...
     @property
@@ -95,6 +98,9 @@ class Core(Protocol):
     def drain(self, worker: int, now: float, request: int) -> list[Tell]: ...
     def fail(self, worker: int, now: float, request: int) -> list[Tell]: ...
     def scale(self, workers: int, now: float, request: int) -> list[Tell]: ...
+    def protect(
+        self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int
+    ) -> list[Tell]: ...
     def moves_pending(self) -> list[Move]: ...
     def missing_slots(self) -> list[int]: ...
 
@@ -166,6 +172,10 @@ class Desk:
                 case SetWorkers():
                     number = core.next_request()
                     return Accepted(request=number), self._running().scale(request.workers, now, number)
+                case ProtectStage():
+                    stage, wish = self._stage(request.stage), (request.replicas, request.recovery)
+                    number = core.next_request()
+                    return Accepted(request=number), self._running().protect(stage, *wish, now, number)
             return self._look(request, now), []
         except UsageError as error:
             return Refused(kind="usage", reason=str(error)), []
@@ -251,7 +261,7 @@ class Desk:
         core = self._core
         counted = report.get("stages") or [{}] * len(core.plan.stages)
         rows = []
-        for plan, level, stats in zip(core.plan.stages, core.levels(), counted, strict=True):
+        for plan, level, stats in zip(core.wished.stages, core.levels(), counted, strict=True):
             p50, p99 = stats.get("latencyMs") or (None, None)
             rows.append(
                 StageStatus(
@@ -270,10 +280,14 @@ class Desk:
                     sink=stats.get("sink", ""),
                     sink_bytes=stats.get("sinkBytes", 0),
                     wait_for_sink=stats.get("waitForSink", 0),
-                    recovery=stats.get("recovery", ACTIVE),
+                    recovery=plan.recovery,
                     checkpoint_bytes=stats.get("checkpointBytes", 0),
                     checkpoint_behind_s=stats.get("checkpointBehindSeconds", 0.0),
                     replay_s=stats.get("replaySeconds", 0.0),
+                    active=level.active,
+                    standbys=level.standbys,
+                    kept_bytes=stats.get("keptBytes", 0),
+                    loss_s=stats.get("lossSeconds"),
                 )
             )
         return rows
@@ -340,14 +354,16 @@ class Desk:
             first = min(first + request.first, end)
             page = min(first + PAGE, end)
             found, following = loads.replicas(first, page), request.first + PAGE if page < end else None
+        behind: dict[int, dict[PartitionKey, float]] = {}
         return Partitions(
-            replicas=[self._replica(load) for load in found],
+            replicas=[self._replica(load, behind) for load in found],
             seconds=loads.seconds,
             following=following,
             total=loads.columns.replicas_of(wanted),
         )
 
-    def _replica(self, load: ReplicaLoad) -> ReplicaStatus:
+    def _replica(self, load: ReplicaLoad, behind: dict[int, dict[PartitionKey, float]]) -> ReplicaStatus:
+        """``behind``: what the checkpoints on workers lack, kept from replica to replica."""
         repairs, table = self._core.repairs, self._core.table
         assert table is not None
         replicas = table.replicas(load.stage, load.partition)
@@ -366,7 +382,22 @@ class Desk:
             rows_per_s=round(load.rows_per_s, 1),
             movable=load.movable,
             behind=lag.steps if heir and lag is not None else 0,
+            kind=replica.kind,
+            checkpoint_behind_s=self._behind(load, behind) if replica.kind == STANDBY else None,
         )
+
+    def _behind(self, load: ReplicaLoad, known: dict[int, dict[PartitionKey, float]]) -> float | None:
+        """Seconds that the newest checkpoint of a standby lacks, by the last report of its worker; None: it has said
+        nothing of it yet."""
+        if load.worker not in known:
+            member = self._core.members.workers.get(load.worker)
+            reports = member.stats.get("stages", ()) if member is not None else ()
+            known[load.worker] = {
+                PartitionKey(stage, partition): behind_s
+                for stage, report in enumerate(reports)
+                for partition, _, behind_s in report.get("checkpoints", ())
+            }
+        return known[load.worker].get(PartitionKey(load.stage, load.partition))
 
     # ---- history
 

@@ -98,6 +98,15 @@ class SetWorkers(Request, frozen=True):
     workers: Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
+class ProtectStage(Request, frozen=True):
+    """Have the partitions of a stage with so many replicas, of other kinds, from now on; None: as it is. Answered by
+    ``Accepted`` at once."""
+
+    stage: Name
+    replicas: Natural | None = None
+    recovery: Name | None = None
+
+
 class Follow(Request, frozen=True):
     """How the request with this number stands; answered by ``Followed``."""
 
@@ -114,6 +123,7 @@ AnyRequest = (
     | DrainWorker
     | FailWorker
     | SetWorkers
+    | ProtectStage
     | Follow
 )
 
@@ -128,8 +138,10 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """``replicas``: wanted; ``safe``: safe replicas of the partition that has the fewest; ``short``: partitions with
     fewer replicas than wanted. Latencies are those of the slowest worker. ``sink``: where the output goes and what that
     guarantees, empty without one; ``sink_bytes``: output that it does not have yet; ``wait_for_sink``: partitions that it
-    holds back. ``recovery``: "active" or "standby"; of standbys: bytes of their checkpoints, seconds that the oldest lacks, and
-    seconds that a loss would cost to repeat these."""
+    holds back. ``recovery``: "active" or "standby", as is wished now; ``active``, ``standbys``: replicas that there are, in
+    all partitions. Of standbys: bytes of their checkpoints, seconds that the oldest lacks, and seconds that it would take to
+    repeat these. ``kept_bytes``: rows for the stage in producers' logs; ``loss_s``: what the loss of a worker would cost now,
+    by estimate, None: the query, or nothing is known yet."""
 
     name: str
     partitions: int
@@ -150,6 +162,10 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_bytes: int = 0
     checkpoint_behind_s: float = 0.0
     replay_s: float = 0.0
+    active: int = 0
+    standbys: int = 0
+    kept_bytes: int = 0
+    loss_s: float | None = None
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,9 +288,10 @@ class Status(Answer, frozen=True):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """``role``: "primary", "secondary", "new" (not live yet); ``movable``: see ``balance.load``; ``safe``: it could
-    take over at once; ``behind``: steps that it would have to apply before, if it does not count as safe for this
-    reason."""
+    """``role``: "primary", "secondary", "standby", "new" (not live yet); ``kind``: "active" or "standby"; ``movable``:
+    see ``balance.load``; ``safe``: it could take over; ``behind``: steps that it would have to apply before, if it does not
+    count as safe for this reason. Of a standby, ``state_bytes`` is the size of its newest checkpoint, and
+    ``checkpoint_behind_s`` are the seconds that this lacks."""
 
     stage: str
     partition: int
@@ -287,6 +304,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_s: float
     movable: bool
     behind: int = 0
+    kind: str = ACTIVE
+    checkpoint_behind_s: float | None = None
 
 
 class Partitions(Answer, frozen=True):

@@ -106,6 +106,20 @@ def wanted(stage: StagePlan) -> list[str]:
     return [kind.name for kind in _known.values() for _ in range(kind.wanted(stage))]
 
 
+def counts(stage: StagePlan) -> dict[str, int]:
+    """How many of each kind that is wanted at all, in the same order."""
+    return {kind.name: number for kind in _known.values() if (number := kind.wanted(stage))}
+
+
+def surplus(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> list[ReplicaAt]:
+    """Replicas of kinds of which a partition has too many; the primary is not among them."""
+    return [
+        replica
+        for replica in replicas[1:]
+        if sum(other.kind == replica.kind for other in replicas) > _known[replica.kind].wanted(stage)
+    ]
+
+
 def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
     """The first kind of which a partition has too few; None: it has enough of each."""
     for kind in _known.values():
@@ -114,10 +128,13 @@ def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
     return None
 
 
-def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]]) -> list[int]:
-    """Partitions of a stage that have too few of some kind. ``rows``: the replicas of each."""
+def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]], mixed: bool = True) -> list[int]:
+    """Partitions of a stage that have too few of some kind. ``rows``: the replicas of each; ``mixed``: there may be
+    replicas of other kinds than those that are wanted."""
     kinds = wanted(stage)
-    if len(set(kinds)) == 1:  # this is asked of every partition, and counting by kind takes several times as long
+    if (
+        len(set(kinds)) == 1 and not mixed
+    ):  # of every partition of a query: to count by kind takes several times as long
         enough = len(kinds)
         return [partition for partition, replicas in enumerate(rows) if len(replicas) < enough]
     return [partition for partition, replicas in enumerate(rows) if missing(stage, replicas) is not None]

@@ -79,6 +79,11 @@ class Moving:
     def __bool__(self) -> bool:
         return bool(self.pending or self.under_way)
 
+    @property
+    def _wished(self) -> Plan:
+        """The plan with the numbers and kinds of replicas that are wished now."""
+        return self._repairs.wishes.plan
+
     def jobs(self) -> list[Job]:
         return [*self.under_way.values(), *self.pending]
 
@@ -174,7 +179,7 @@ class Moving:
             return loads.get(worker, 0), worker
 
         resting = self._repairs.attempts.resting(now)
-        for stage in self.plan.stages:
+        for stage in self._wished.stages:
             copies = len(wanted(stage))
             for partition, replicas in enumerate(table.stages[stage.id] if copies > 1 else ()):
                 key = PartitionKey(stage.id, partition)
@@ -270,7 +275,7 @@ class Moving:
     def _enough(self, addition: Addition) -> int:
         """Replicas of its kind that the partition must have at the end of the move: as many as when it began, but no
         more than wanted."""
-        asked_for = wanted(self.plan.stages[addition.stage]).count(addition.kind)
+        asked_for = wanted(self._wished.stages[addition.stage]).count(addition.kind)
         return min(self.under_way[addition.key].whole, asked_for)
 
     # ---- the second half
@@ -291,7 +296,7 @@ class Moving:
         left = [r for r in table.replicas(*addition.key) if r.worker != job.move.from_worker]
         heirs = [r for r in left if may_lead(r)]
         behind = [r.worker for r in heirs if self._repairs.is_behind(*addition.key, r)]
-        needed = min(job.keeping_up, len(heirs), self.plan.stages[addition.stage].replicas)
+        needed = min(job.keeping_up, len(heirs), self._wished.stages[addition.stage].replicas)
         return addition.worker in behind or len(heirs) - len(behind) < needed
 
     def replaces_another(self, addition: Addition, replicas: Iterable[ReplicaAt]) -> bool:

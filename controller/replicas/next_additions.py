@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from controller.replicas.addition_phases import Heard, Phase, after
 from controller.replicas.kinds import incomplete, missing
 from controller.replicas.lags import Life
 from controller.replicas.placement import Placement
-from flux.dataflow.plan import Plan
+from controller.replicas.wishes import Wishes
+from flux.dataflow.plan import Plan, StagePlan
 from flux.replicas.kinds import Acks, kind_named
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import ReplicaAt, Table
@@ -34,7 +35,7 @@ class Addition:
     ``phase`` began. ``ask_at``: when the copy is ordered next, and again ``patience_s`` later; ``asked``: how often it
     was ordered. ``from_worker``: in a move, the worker whose replica this one replaces; None: a repair.
     ``arrived_at``: when the replica had all that is committed; None: it has not. The move then waits only for the next
-    table, and for replicas that are far behind."""
+    table, and for replicas that are far behind. ``request``: number of the request that changes the stage, 0: none."""
 
     stage: int
     partition: int
@@ -52,6 +53,7 @@ class Addition:
     arrived_at: float | None = None
     bytes: int = 0
     kind: str = ACTIVE
+    request: int = 0
 
     @property
     def key(self) -> PartitionKey:
@@ -75,7 +77,7 @@ class Addition:
 
 @dataclass(frozen=True)
 class Wanted:
-    """An addition to begin. ``from_worker``: as in Addition."""
+    """An addition to begin. ``from_worker``, ``request``: as in Addition."""
 
     stage: int
     partition: int
@@ -83,6 +85,7 @@ class Wanted:
     from_worker: int | None = None
     why: str = "too few replicas"
     kind: str = ACTIVE
+    request: int = 0
 
     @property
     def key(self) -> PartitionKey:
@@ -102,21 +105,24 @@ def first_phase(kind: str) -> Phase:
 
 
 class Census:
-    """The numbers of replicas on workers, and the partitions with too few. The first table is counted as a whole, later
-    ones only in the stages that have changed: the sweep looks far more often than a stage changes."""
+    """The numbers of replicas on workers, and the partitions with too few of some kind. The first table is counted as a
+    whole, later ones only in the stages that have changed: the sweep looks far more often than a stage changes."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._stages = plan.stages
-        self._counted: list[Rows] = [()] * len(plan.stages)
-        self._low: list[list[int]] = [[] for _ in plan.stages]
-        self._held: list[dict[int, int]] = [{} for _ in plan.stages]
+    def __init__(self, wishes: Wishes) -> None:
+        self.wishes = wishes
+        stages = wishes.plan.stages
+        self._counted: list[Rows] = [()] * len(stages)
+        self._wished: list[StagePlan | None] = [None] * len(stages)
+        self._low: list[list[int]] = [[] for _ in stages]
+        self._held: list[dict[int, int]] = [{} for _ in stages]
         self._total: Counter[int] = Counter()
 
     def look(self, table: Table) -> None:
         for stage, rows in enumerate(table.stages):
-            if rows is not self._counted[stage]:
-                self._counted[stage] = rows
-                self._low[stage] = incomplete(self._stages[stage], rows)
+            wish = self.wishes.plan.stages[stage]
+            if rows is not self._counted[stage] or wish is not self._wished[stage]:
+                self._counted[stage], self._wished[stage] = rows, wish
+                self._low[stage] = incomplete(wish, rows, mixed=stage in self.wishes.open)
                 held = Counter([replica.worker for replicas in rows for replica in replicas])
                 self._total.subtract(self._held[stage])
                 self._total.update(held)
@@ -127,10 +133,18 @@ class Census:
         return self._low
 
     def low(self) -> Iterator[PartitionKey]:
-        """Partitions with fewer replicas than their stage wants, in topological order."""
-        return (
-            PartitionKey(stage, partition) for stage, partitions in enumerate(self._low) for partition in partitions
-        )
+        """Partitions with fewer replicas than their stage wants, in topological order. Where the stage changes, those that
+        have as many as are kept safe come after all others, and those that have to drop one first are left out."""
+        later: list[PartitionKey] = []
+        for stage, partitions in enumerate(self._low):
+            change = self.wishes.open.get(stage)
+            rows = self._counted[stage]
+            for partition in partitions:
+                if change is None or len(rows[partition]) < change.least:
+                    yield PartitionKey(stage, partition)
+                elif len(rows[partition]) < change.most:
+                    later.append(PartitionKey(stage, partition))
+        yield from later
 
     def held(self) -> dict[int, int]:
         """Replicas on each worker that has any."""
@@ -156,13 +170,14 @@ def next_additions(
     resting: AbstractSet[PartitionKey] = frozenset(),
 ) -> list[Wanted]:
     """The additions to begin now. Stages go in order: none begins while another has an addition under way. ``census``:
-    keep one from call to call to save counting. ``resting``: partitions that are skipped for now."""
+    keep one from call to call to save counting; it knows what is wished now, ``plan`` only what was at first. ``resting``:
+    partitions that are skipped for now."""
     busy = list(under_way)
     if len(busy) >= at_once:
         return []
     stage = min((addition.stage for addition in busy), default=None)
     wanted: list[Wanted] = []
-    for each in _additions(plan, table, busy, placement, census or Census(plan), stage, resting):
+    for each in _additions(table, busy, placement, census or Census(Wishes(plan)), stage, resting):
         # Partitions that no worker can take are skipped, and so is a stage that has no others.
         if wanted and each.stage != wanted[0].stage:
             break
@@ -174,13 +189,12 @@ def next_additions(
 
 def all_additions(plan: Plan, table: Table, placement: Placement) -> list[Wanted]:
     """All additions that the sweep will make, in order, if nothing else happens meanwhile."""
-    return list(_additions(plan, table, [], placement, Census(plan), None, frozenset()))
+    return list(_additions(table, [], placement, Census(Wishes(plan)), None, frozenset()))
 
 
 def _additions(
-    plan: Plan,
     table: Table,
-    busy: list[Addition],
+    busy: Sequence[Addition],
     placement: Placement,
     census: Census,
     stage: int | None,
@@ -193,6 +207,7 @@ def _additions(
     emptiest = [Held(held.get(worker, 0), worker) for worker in {**table.endpoints, **held}]
     heapq.heapify(emptiest)
     taken = {addition.key for addition in busy} | resting
+    wishes = census.wishes
     hopeless: set[tuple[int, ...]] = set()
     for key in census.low():
         if stage is not None and key.stage != stage:
@@ -207,7 +222,12 @@ def _additions(
         if worker is None:
             hopeless.add(holders)
         else:
-            yield Wanted(*key, worker, kind=missing(plan.stages[key.stage], replicas) or ACTIVE)
+            kind = missing(wishes.plan.stages[key.stage], replicas) or ACTIVE
+            change = wishes.open.get(key.stage)
+            if change is None:
+                yield Wanted(*key, worker, kind=kind)
+            else:
+                yield Wanted(*key, worker, why=f"change {change}", kind=kind, request=change.request)
 
 
 def _emptiest(emptiest: list[Held], key: PartitionKey, holders: tuple[int, ...], placement: Placement) -> int | None:

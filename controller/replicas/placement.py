@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from controller.replicas.apart import Place, Spread
 from controller.replicas.first_table import first_table
-from controller.replicas.kinds import wanted
+from controller.replicas.wishes import Wishes
 from controller.wording import count, listed, named
 from flux.dataflow.plan import Plan
 from partitioning.ids import PartitionKey
@@ -61,7 +61,10 @@ class Placement(Protocol):
         """A holder whose replica had better be elsewhere; None: all places are as good as possible. ``holders``: the
         primary first; a secondary is preferred."""
 
-    def too_few(self, plan: Plan, leaving: AbstractSet[int]) -> str | None:
+    def room(self) -> int:
+        """The largest number of replicas of one partition that the workers can hold that do not leave."""
+
+    def too_few(self, wishes: Wishes, leaving: AbstractSet[int]) -> str | None:
         """Why the other workers could not hold all replicas if those left; None: they could."""
 
 
@@ -137,14 +140,20 @@ class FarApart:
                 return worker
         return None
 
-    def too_few(self, plan: Plan, leaving: AbstractSet[int]) -> str | None:
+    def room(self) -> int:
+        staying = {worker: place for worker, place in self._places.items() if worker not in self.leaving}
+        return len(staying) if self._same_executor else len({place.executor for place in staying.values()})
+
+    def too_few(self, wishes: Wishes, leaving: AbstractSet[int]) -> str | None:
         staying = [place for worker, place in self._places.items() if worker not in leaving]
         executors = len({place.executor for place in staying})
         room = len(staying) if self._same_executor else executors
-        for stage in plan.stages:
-            if room < len(wanted(stage)):
+        for stage in wishes.plan.stages:
+            if room < wishes.places(stage):
+                changes = f", and {wishes.places(stage)} while they change" if stage.id in wishes.open else ""
                 return (
-                    f"stage {stage.name} has replicas={stage.replicas}, and without {named('worker', sorted(leaving))} there "
+                    f"stage {stage.name} has replicas={stage.replicas}{changes}, and without "
+                    f"{named('worker', sorted(leaving))} there "
                     f"would be {count(len(staying), 'worker')} on {count(executors, 'executor')}: add workers first"
                 )
         return None

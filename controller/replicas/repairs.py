@@ -27,6 +27,7 @@ from controller.replicas.next_additions import (
     next_additions,
 )
 from controller.replicas.placement import Placement
+from controller.replicas.wishes import Wishes
 from controller.report.events import Event, History
 from flux.dataflow.plan import Plan
 from flux.wire.control import ReplicaCaughtUp, ReplicaDiverged
@@ -59,8 +60,9 @@ class Divergences(NamedTuple):
 
 
 class Repairs:
-    def __init__(self, plan: Plan, events: History) -> None:
+    def __init__(self, plan: Plan, events: History, wishes: Wishes | None = None) -> None:
         self.plan = plan
+        self.wishes = wishes or Wishes(plan)
         self.under_way: dict[PartitionKey, Addition] = {}
         self.events = events
         self.attempts = Attempts()
@@ -69,7 +71,7 @@ class Repairs:
         self._unsafe: set[Life] = set()
         self._divergences: dict[PartitionKey, Divergences] = {}
         self.lags = Lags(plan.settings)
-        self._census = Census(plan)
+        self._census = Census(self.wishes)
         self.batches = Batches(plan.settings)
         #: Epochs of tables that dropped a replica while its partition was copied. Until all go by them, the copy may go on.
         self._lapsing: list[int] = []
@@ -180,7 +182,7 @@ class Repairs:
         key = wanted.key
         self.under_way[key] = Addition(
             *key, wanted.worker, epoch, now, self.attempts.patience_s(key), phase=first_phase(wanted.kind), why=wanted.why,
-            from_worker=wanted.from_worker, since=now, kind=wanted.kind,
+            from_worker=wanted.from_worker, since=now, kind=wanted.kind, request=wanted.request,
         )  # fmt: skip
         self._unsafe.add(self.under_way[key].life)
 
@@ -287,7 +289,7 @@ class Repairs:
         self.done += 1
         self.note(
             "repair", now, *addition.key, addition.worker, addition.why, seconds=now - addition.started,
-            stall_ms=addition.stall_ms, nbytes=addition.bytes,
+            stall_ms=addition.stall_ms, nbytes=addition.bytes, request=addition.request,
         )  # fmt: skip
 
     def _meant(self, message: ReplicaCaughtUp) -> Addition | None:

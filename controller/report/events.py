@@ -15,9 +15,10 @@ RECENT = 20
 @dataclass(frozen=True)
 class Event:
     """``kind`` of a partition: "take-over", "repair", "move", "divergence", "behind" (a replica that lags) and "caught
-    up", "drop" (a replica that stood still), "failed attempt" to add a replica, "move given up"; of a worker (``stage``
-    is empty and ``partition`` -1): "join", "loss", "drain"; of the query: "scale", "balance" (a note of a policy); of
-    any of these: "warning".
+    up", "drop" (a replica that stood still), "failed attempt" to add a replica, "move given up"; of a stage
+    (``partition`` -1): "protect" (somebody asks for other replicas), "protected", "protect given up"; of a worker
+    (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"; of the query: "scale", "balance" (a note of a
+    policy); of any of these: "warning".
 
     ``worker``: where the replica is from now on; ``source``: where it was; -1: nowhere. ``bytes`` of state copied;
     ``seconds`` from the beginning to the end; ``stall_ms``: how long the primary stood still for the copy; ``request``:
@@ -36,7 +37,9 @@ class Event:
     request: int = 0
 
     def __str__(self) -> str:
-        text = f"{self.kind} of {self.stage}/{self.partition}" if self.stage else self.kind
+        text = self.kind
+        if self.stage:
+            text += f" of {self.stage}" + (f"/{self.partition}" if self.partition >= 0 else "")
         if self.source >= 0:
             text += f" from worker {self.source}" + (f" to worker {self.worker}" if self.worker >= 0 else "")
         elif self.worker >= 0:

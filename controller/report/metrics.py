@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from controller.replicas.repairs import Event
 from controller.report.replication import Level
 from flux.dataflow.plan import Plan
+from partitioning.ids import ACTIVE, STANDBY
 
 #: Upper bounds in seconds: from stalls that nobody notices to stalls that everybody notices.
 STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -29,6 +30,7 @@ COUNTED = {
     "repair": ("flux_repairs", "Replicas added because there were too few"),
     "move": ("flux_moves", "Replicas moved to another worker"),
     "divergence": ("flux_divergences", "Replicas that gave other output than their primary"),
+    "protected": ("flux_protections_changed", "Changes of the number or the kinds of replicas that are done"),
 }
 #: A worker's name for what it refuses -> name and meaning of the metric.
 REFUSALS = {
@@ -155,6 +157,11 @@ class Metrics(Collector):
         wanted = self._gauge("flux_replicas_wanted", "Replicas that each partition shall have", "stage")
         safe = self._gauge("flux_replicas_safe_min", "Safe replicas of the partition that has the fewest", "stage")
         short = self._gauge("flux_under_replicated_partitions", "Partitions short of replicas", "stage")
+        replicas = self._gauge("flux_replicas", "Replicas of each kind that there are", "stage", "kind")
+        kept = self._gauge("flux_stage_log_bytes", "Rows for the stage that producers keep in their logs", "stage")
+        size = self._gauge("flux_checkpoint_bytes", "Newest checkpoints of its standbys", "stage")
+        age = self._gauge("flux_checkpoint_age_seconds", "What the checkpoint lacks that lacks most", "stage")
+        loss = self._gauge("flux_loss_seconds", "What a loss would cost now, by estimate", "stage")
         for stage, level in zip(stages, levels, strict=True):
             name = stage["name"]
             self._add(rows_in, stage["rowsIn"], name)
@@ -166,7 +173,17 @@ class Metrics(Collector):
             self._add(wanted, level.wanted, name)
             self._add(safe, level.safe, name)
             self._add(short, level.short, name)
-        return [rows_in, rows_out, rate, queued, latency, wanted, safe, short]
+            for kind, there in ((ACTIVE, level.active), (STANDBY, level.standbys)):
+                self._add(replicas, there, name, kind)
+            for gauge, key in (
+                (kept, "keptBytes"),
+                (size, "checkpointBytes"),
+                (age, "checkpointBehindSeconds"),
+                (loss, "lossSeconds"),
+            ):
+                if stage.get(key) is not None:
+                    self._add(gauge, stage[key], name)
+        return [rows_in, rows_out, rate, queued, latency, wanted, safe, short, replicas, kept, size, age, loss]
 
     def _of_workers(self, workers: list[dict[str, Any]], busy: Mapping[int, float]) -> list[Metric]:
         cpu = self._counter("flux_worker_cpu_seconds", "CPU time of the worker's process", "worker")

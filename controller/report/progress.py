@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from controller.replicas.membership import Membership
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import guarantee
+from flux.wire.statistics import Lag
 from partitioning.ids import STANDBY
 
 
@@ -59,14 +61,29 @@ class Progress:
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
 
-    def make(self, members: Membership, rows: int, epoch: int, now: float, wall: float | None = None) -> dict[str, Any]:
+    def make(
+        self,
+        members: Membership,
+        rows: int,
+        epoch: int,
+        now: float,
+        wall: float | None = None,
+        wished: Plan | None = None,
+    ) -> dict[str, Any]:
         """``rows``: read by the query so far, each counted once. ``now`` is for rates, ``wall`` (the wall clock) for
-        the timestamp."""
+        the timestamp. ``wished``: the plan with the replicas that stages are to have by now."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
         everyone = [stats for _, stats in workers] + ingress
-        stages = [self._stage(stage, [stats for _, stats in workers], now) for stage in range(len(self.plan.stages))]
+        logged = Counter[int]()  # bytes of rows for each stage, in logs of ingress tasks
+        for member in members.ingress.values():
+            for edge in member.about.edges[:1]:  # it keeps the same rows for all
+                logged[self.plan.edges[edge].consumer] += int(member.stats.get("log_bytes", 0))
+        stages = [
+            self._stage(stage, [stats for _, stats in workers], logged[stage.id], now)
+            for stage in (wished or self.plan).stages
+        ]
         before = self._counts.get("input", 0)
         shown = datetime.fromtimestamp(wall or now, UTC)
         result = {
@@ -114,7 +131,7 @@ class Progress:
     def _kept(vault: dict[str, Any], workers: list[dict[str, Any]]) -> dict[str, Any]:
         """What the checkpoint location holds, and how long the repetition would take of what came after that."""
         kept = vault.get("stages", [])
-        again = [stage.get("replay_s", 0.0) for stats in workers for stage in stats.get("stages", [])]
+        again = [stage.get("vault_replay_s", 0.0) for stats in workers for stage in stats.get("stages", [])]
         return {
             "bytes": int(_total(kept, "checkpoint_bytes")),
             "behindSeconds": max((stage.get("checkpoint_behind_s", 0.0) for stage in kept), default=0.0),
@@ -122,8 +139,9 @@ class Progress:
             "writtenBytes": int(vault.get("written_bytes", 0)),
         }
 
-    def _stage(self, stage: int, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
-        plan = self.plan.stages[stage]
+    def _stage(self, plan: StagePlan, reports: list[dict[str, Any]], logged: int, now: float) -> dict[str, Any]:
+        """``plan``: as is wished now; ``logged``: bytes in logs of ingress tasks."""
+        stage = plan.id
         mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
         self._by_stage[stage].add(report["primaries"] for report in mine)
         totals = self._by_stage[stage].totals()
@@ -131,9 +149,8 @@ class Progress:
         if plan.sink is not None:
             sink = {"sink": f"{plan.sink!r}, {guarantee(plan.sink)}", "sinkBytes": int(_total(mine, "sink_bytes"))}
             sink["waitForSink"] = int(_total(mine, "sink_full"))
-        if plan.recovery == STANDBY:
+        if plan.recovery == STANDBY or _total(mine, "standbys"):
             sink |= {
-                "recovery": plan.recovery,
                 "checkpointBytes": int(_total(mine, "checkpoint_bytes")),
                 "checkpointBehindSeconds": max((stats.get("checkpoint_behind_s", 0.0) for stats in mine), default=0.0),
                 "replaySeconds": max((stats.get("replay_s", 0.0) for stats in mine), default=0.0),
@@ -141,6 +158,10 @@ class Progress:
         return sink | {
             "name": plan.name,
             "partitions": plan.partitions,
+            "replicas": plan.replicas,
+            "recovery": plan.recovery,
+            "lossSeconds": self._loss_s(plan, reports, mine),
+            "keptBytes": logged + int(_total(mine, "kept_bytes")),
             "finished": totals.finished,
             "rowsIn": totals.rows_in,
             "rowsOut": totals.rows_out,
@@ -150,6 +171,17 @@ class Progress:
             # Of the slowest worker: percentiles of percentiles would mean nothing.
             "latencyMs": max((stats["latency_ms"] for stats in mine if stats.get("latency_ms")), default=None),
         }
+
+    def _loss_s(self, plan: StagePlan, reports: list[dict[str, Any]], mine: list[dict[str, Any]]) -> float | None:
+        """Seconds of work that would be repeated, by estimate, if a primary of the stage were lost now; None: the query
+        would not survive it. Active replicas go on at once, unless they lag."""
+        if plan.replicas == 1:
+            again = max((stats.get("vault_replay_s", 0.0) for stats in mine), default=0.0)
+            return again if self.plan.durable else None
+        if plan.recovery == STANDBY:
+            return max((stats.get("replay_s", 0.0) for stats in mine), default=0.0)
+        lags = chain.from_iterable(stats.get("behind", ()) for stats in reports)
+        return max((Lag(*lag).seconds for lag in lags if lag[0] == plan.id), default=0.0)
 
     def _rate(self, what: str, count: float, now: float) -> float:
         before = self._counts.get(what, 0)

@@ -15,11 +15,14 @@ from flux.dataflow.plan import Plan
 @dataclass(frozen=True, slots=True)
 class Level:
     """The replication of one stage. ``wanted``: replicas of each partition; ``safe``: safe replicas of the partition
-    that has the fewest; ``short``: partitions with fewer replicas than wanted."""
+    that has the fewest; ``short``: partitions with fewer replicas than wanted; ``active``, ``standbys``: replicas of these
+    kinds that there are, in all partitions."""
 
     wanted: int
     safe: int
     short: int
+    active: int = 0
+    standbys: int = 0
 
 
 def levels(plan: Plan, columns: Columns | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]) -> list[Level]:
@@ -29,4 +32,12 @@ def levels(plan: Plan, columns: Columns | None, doubtful: Iterable[Life], low: S
         return [Level(stage.replicas, 0, stage.partitions) for stage in plan.stages]
     safe = columns.count(columns.without(columns.live & columns.safe, doubtful))
     fewest = np.minimum.reduceat(safe, columns.starts[:-1])
-    return [Level(stage.replicas, int(fewest[stage.id]), len(low[stage.id])) for stage in plan.stages]
+    listed = np.add.reduceat(columns.count(columns.listed), columns.starts[:-1])
+    active = np.add.reduceat(columns.count(columns.applies), columns.starts[:-1])
+    return [
+        Level(
+            stage.replicas, int(fewest[stage.id]), len(low[stage.id]), int(active[stage.id]),
+            int(listed[stage.id] - active[stage.id]),
+        )
+        for stage in plan.stages
+    ]  # fmt: skip

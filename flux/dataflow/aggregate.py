@@ -16,6 +16,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from flux.dataflow.operator import Batches, Context, Operator
 from flux.errors import SchemaError, UsageError
 from partitioning import kernels
 from partitioning.accumulators import Accumulator, accumulator
+from partitioning.changed import Changed
 from partitioning.hashing import check_key_type
 from partitioning.keyed_state import KeyIndex
 
@@ -86,7 +88,10 @@ class Aggregate(Operator):
     restores_in_background = True
     snapshot_classes = ()
     _measures: dict[str, Measure] = {}
+    #: Changes of more than this part of the keys are not told: the whole snapshot is not much more.
+    _told_share = 1 / 2
     _index: KeyIndex | None
+    _told: int
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -170,7 +175,9 @@ class Aggregate(Operator):
         self._size = size
         for made, at in zip(self._accumulators, self._columns_at[which], strict=True):
             made.update(slots, None if at is None else batch.column(at), size)
-        return [self._results(self._touched(slots, size))] if self._updates else None
+        touched = self._touched(slots, size) if self._updates else slots
+        self._changed.note(touched, size)
+        return [self._results(touched)] if self._updates else None
 
     def finish(self) -> Batches:
         if self._updates:
@@ -205,8 +212,39 @@ class Aggregate(Operator):
             keys = pa.Table.from_arrays(snapshot.columns[: len(fields)], schema=pa.schema(fields))
             self._index = KeyIndex.from_arrow(keys)
         for name, made in zip(self._measures, self._accumulators, strict=True):
-            made.load([(part, snapshot.column(f"{name}.{part}")) for part, _ in made.state()])
+            made.load([(part, snapshot.column(f"{name}.{part}")) for part in made.parts])
         self._size = snapshot.num_rows
+
+    def changes(self) -> dict[str, Any] | None:
+        """Of slots that were there: their numbers and the state of each measure; of new ones the key too. All in all a row per
+        slot. None: they are too many."""
+        whole = not self._changed.noting
+        first = self._told
+        slots = self._changed.take()
+        self._told = self._size
+        if whole or len(slots) > self._told_share * self._size:
+            return None
+        old, new = slots[slots < first], np.arange(first, self._size, dtype=np.int32)
+        rows = np.concatenate([old, new])
+        keys = [] if self._index is None else self._index.keys(new)
+        state = {
+            f"{name}.{part}": values
+            for name, made in zip(self._measures, self._accumulators, strict=True)
+            for part, values in made.state(rows)
+        }
+        return {"first": first, "size": self._size, "slots": old, "keys": keys, "state": pa.table(state)}
+
+    def apply_changes(self, changes: dict[str, Any]) -> None:
+        first, size, old, keys = (changes[part] for part in ("first", "size", "slots", "keys"))
+        new = np.arange(first, size, dtype=np.int32)
+        if self._size != first:
+            raise SchemaError(f"changes of a state of {first} keys cannot be applied to one of {self._size}")
+        if self._index is not None and len(new) and not np.array_equal(self._index.slots(keys), new):
+            raise SchemaError("changes of another state: keys that are new to it are there already")
+        rows = np.concatenate([old, new])
+        for name, made in zip(self._measures, self._accumulators, strict=True):
+            made.put(rows, [(part, changes["state"][f"{name}.{part}"]) for part in made.parts], size)
+        self._size = size
 
     def state_bytes(self) -> int:
         """Memory held by keys and accumulators."""
@@ -218,6 +256,8 @@ class Aggregate(Operator):
         self._accumulators = self._new_accumulators(schema)
         self._index = KeyIndex([self._output.field(i) for i in range(len(key))]) if key else None
         self._size = 0
+        self._changed = Changed()
+        self._told = 0  # keys at the last call of ``changes``
         self._marks = np.zeros(0, np.int64)
         self._mark = 0
 

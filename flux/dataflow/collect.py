@@ -13,6 +13,9 @@ import pyarrow as pa
 
 from flux.dataflow.operator import Batches, Context, Operator
 
+#: Of an Arrow IPC stream.
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
 
 class Part(NamedTuple):
     """Some bytes of the output, and the size of the whole."""
@@ -29,6 +32,7 @@ class Collect(Operator):
         self._file: IO[bytes] | None = None
         self._writer: pa.RecordBatchStreamWriter | None = None
         self._size: int | None = None
+        self._told = -1  # bytes at the last call of ``changes``; -1: there was none
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -70,12 +74,39 @@ class Collect(Operator):
         if not data:
             return  # the schema is only written with the first batch
         if snapshot["size"] is None:
-            data += b"\xff\xff\xff\xff\x00\x00\x00\x00"  # end of an Arrow IPC stream
+            data += _END
         with pa.ipc.open_stream(data) as reader:
             for batch in reader:
                 self._writer.write_batch(batch)
         if snapshot["size"] is not None:
             self.finish()
+
+    def changes(self) -> Any:
+        """What was appended."""
+        start, self._told = self._told, self.state_bytes()
+        if start < 0:
+            return None
+        assert self._file is not None
+        self._file.seek(start)
+        data = self._file.read(self._told - start)
+        self._file.seek(self._told)
+        return {"data": data, "size": self._size}
+
+    def apply_changes(self, changes: Any) -> None:
+        """Batches without their schema, but where nothing came before them."""
+        if self._size is not None:
+            return  # nothing comes behind the end
+        assert self._file is not None
+        begun = self._file.tell() > 0
+        self.restore({**changes, "data": self._schema() + changes["data"]} if begun else changes)
+
+    def _schema(self) -> bytes:
+        """How a stream begins."""
+        empty = pa.BufferOutputStream()
+        with pa.ipc.new_stream(empty, self.context.schemas[0]):
+            pass
+        begun: bytes = empty.getvalue().to_pybytes()
+        return begun.removesuffix(_END)
 
     def state_bytes(self) -> int:
         assert self._file is not None

@@ -1,9 +1,9 @@
 """What a stage does with its rows: the contract between the exchange and the user's code.
 
 One operator instance lives per partition (and, with replicas, per copy of a partition). The exchange calls it from
-one thread only, in this order: ``open`` once, perhaps ``restore``, then ``process`` for every slice of rows of that
-partition and ``on_timer`` for every timer whose time has come, ``finish`` when every input has ended, ``close`` once. It
-must be deterministic: the same batches in the same order give the same output, because a replica or a repaired copy
+one thread only, in this order: ``open`` once, perhaps ``restore`` and then ``apply_changes``, then ``process`` for every slice
+of rows of that partition and ``on_timer`` for every timer whose time has come, ``finish`` when every input has ended, ``close``
+once. It must be deterministic: the same batches in the same order give the same output, because a replica or a repaired copy
 repeats what another one did. Take time, timers and randomness from the context, never from the clock.
 """
 
@@ -74,11 +74,12 @@ class Operator:
 
     #: Schema of the output: DDL string, pyarrow schema or pyspark StructType. None: the stage is a sink.
     schema: Any = None
-    #: True: ``restore`` may be called from another thread than the one that calls the rest, after ``open`` and before
-    #: anything else, so that a large state does not hold up other partitions of its worker.
+    #: True: ``restore`` and ``apply_changes`` may be called from another thread than the one that calls the rest, after ``open``
+    #: and before anything else, so that a large state does not hold up other partitions of its worker.
     restores_in_background: bool = False
-    #: Classes whose objects a snapshot may hold beside plain data (numbers, strings, collections, dates, decimals, numpy,
-    #: pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer. They may be of a notebook.
+    #: Classes whose objects a snapshot, or changes, may hold beside plain data (numbers, strings, collections, dates, decimals,
+    #: numpy, pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer. They may be of
+    #: a notebook.
     snapshot_classes: tuple[type, ...] | None = None
 
     def __init_subclass__(cls, **options: object) -> None:
@@ -90,6 +91,19 @@ class Operator:
             )
         if "snapshot" in cls.__dict__ and "snapshot_classes" not in cls.__dict__:
             cls.snapshot_classes = None  # another snapshot than that of a built-in operator that it derives from
+        own = cls.__dict__.keys() & {"changes", "apply_changes"}
+        if not own and cls.__dict__.keys() & {
+            "snapshot",
+            "restore",
+        }:  # the inherited changes are not those of this state
+            cls.changes, cls.apply_changes = Operator.changes, Operator.apply_changes  # type: ignore[method-assign]
+        gives, takes = cls.changes is not Operator.changes, cls.apply_changes is not Operator.apply_changes
+        if gives != takes:
+            has, lacks = ("changes", "apply_changes") if gives else ("apply_changes", "changes")
+            raise UsageError(
+                f"{cls.__name__} defines {has}() and not {lacks}(): define both, so that what changes() gives can be applied to "
+                "an earlier snapshot, or neither, so that whole snapshots travel"
+            )
 
     #: The stage that it was made by when it was made by calling one, as in ``Sessions(gap=30)``.
     _stage: Any = None
@@ -138,6 +152,25 @@ class Operator:
     def restore(self, snapshot: Any) -> None:
         """Replace the state by that of an earlier ``snapshot``; called after ``open`` on a fresh instance."""
 
+    def changes(self) -> Any:
+        """What has changed since the last call of ``changes``, in any form that a snapshot may have: for states that are large
+        and change little. None: not known, or too much to be worth it; then the whole snapshot travels. Called between two
+        steps, with or without a call of ``snapshot`` beside it, only where checkpoints are kept (standbys, a checkpoint
+        location). What the first call gives is not used, because there was none before: mark changes from then on, for ever.
+
+        Law, for any steps a, b, c in this order: who restores the snapshot taken at ``a``, where ``changes`` was called too, and
+        applies what ``changes`` gave at ``b`` and at ``c``, has the state of ``c``. Define ``apply_changes`` with it, or neither
+        of them. A subclass with a ``snapshot`` or ``restore`` of its own needs its own ``changes`` too; else whole
+        snapshots travel."""
+        return None
+
+    def apply_changes(self, changes: Any) -> None:
+        """Make the state of one call of ``changes`` that of the next one, which has given ``changes``. Called after ``restore``,
+        for each of them in turn, and before any row."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines changes() and must define apply_changes(self, changes)"
+        )
+
     def state_bytes(self) -> int:
         """About how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
         last copy is taken. Load balance weighs it, nothing depends on it."""
@@ -149,3 +182,8 @@ class Operator:
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
         """Schema of the output given the inputs'; called at planning time, before ``open``. None: a sink."""
         return self.schema
+
+
+def gives_changes(operator: Operator) -> bool:
+    """Whether it defines ``changes`` and ``apply_changes``."""
+    return type(operator).changes is not Operator.changes

@@ -67,6 +67,12 @@ class Sink:
     def check(self, schema: pa.Schema) -> None:
         """Called before the query starts, in the program that starts it. What it raises refuses the schema of the output."""
 
+    def prepare(self, partitions: int, kept: Any) -> Any:
+        """Called on a copy of the pattern, in the program that starts the query, before it starts: settle what all primaries
+        of the ``partitions`` and all later lives of the query need alike, and remember it. ``kept``: None, or what this
+        returned when a query with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold."""
+        return None
+
     def open(self, context: SinkContext) -> None:
         """Called before everything else, when a replica of the partition becomes primary."""
 

@@ -73,7 +73,7 @@ class Handing:
     def _begin(self, to: To, standby: Standby, now: float) -> None:
         self._number += 1
         data = image.encode(standby)
-        signature = sign(self._secret, (*to.key, to.incarnation, self._number), data)
+        signature = sign(self._secret, (*to.key, to.incarnation, self._number, -1), data)
         self._given[to] = _Given(self._number, Parts(data, signature, heard=now))
 
     def follow(self, table: Table) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from flux.durable.records import Fenced, KeptState, Ordered, Record, Seen, Taken, Whole, frame, frames
 from flux.errors import SnapshotError
 from flux.replicas.copy_state import decode_state
-from flux.replicas.order import OrderLog
+from flux.replicas.order import Claim, OrderLog
 from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.messages import PartitionOrder, PartitionSeen
@@ -59,9 +59,21 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Written(Checkpoint):
-    """As it is in the journal. ``data`` is not there while the journal is read: most are replaced by later ones."""
+    """As it is in the journal. ``data`` is not there while the journal is read: most are replaced by later ones. ``earlier``: the
+    pieces before the newest one, where that is what has changed since."""
 
     as_kept: KeptState = field(kw_only=True)
+    earlier: tuple[KeptState, ...] = field(kw_only=True, default=())
+
+    def after(self, base: Checkpoint) -> Checkpoint:
+        made = super().after(base)
+        assert isinstance(made, Written)
+        assert isinstance(base, Written)
+        return replace(made, earlier=base.all_kept)
+
+    @property
+    def all_kept(self) -> tuple[KeptState, ...]:
+        return (*self.earlier, self.as_kept)
 
 
 class Kept(Standby):
@@ -102,36 +114,43 @@ class Kept(Standby):
 
     def whole(self) -> Whole:
         order = self.order
-        checkpoint = self.checkpoint.as_kept if isinstance(self.checkpoint, Written) else None
-        beside = self.beside.as_kept if isinstance(self.beside, Written) else None
+        checkpoint = [*self.checkpoint.all_kept] if isinstance(self.checkpoint, Written) else []
+        beside = [*self.beside.all_kept] if isinstance(self.beside, Written) else []
         return Whole(
             *self.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, self.left,
-            order.since(order.base),
+            order.since(order.base), self.claim,
         )  # fmt: skip
 
     def restore(self, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
-        if whole.checkpoint is not None:
-            self.checkpoint = load(whole.checkpoint)
-        self.beside = None if whole.beside is None else load(whole.beside)
+        def chain(pieces: list[KeptState]) -> Checkpoint | None:
+            found: Checkpoint | None = None
+            for piece in pieces:
+                found = load(piece) if found is None else load(piece).after(found)
+            return found
+
+        self.checkpoint, self.beside = chain(whole.checkpoint) or Checkpoint(), chain(whole.beside)
         self.order = OrderLog(whole.step)
         self.order.adopt(whole.entries, whole.committed)
         self.order.term, self.order.verified, self.left = whole.term, whole.verified, whole.left
+        self.claim = Claim(*whole.claim)
 
     @property
     def files(self) -> set[str]:
         """Those that it needs."""
         held = (self.checkpoint, self.beside)
-        return {kept.as_kept.file for kept in held if isinstance(kept, Written)} - {""}
+        return {piece.file for kept in held if isinstance(kept, Written) for piece in kept.all_kept} - {""}
 
 
 class Journal(Shelf):
     """``standbys`` by partition. ``highest``: no epoch, term or incarnation in what is kept is above this; -1: nothing is kept.
-    ``bytes`` that were written, files too. SnapshotError: what is kept cannot be read."""
+    ``bytes`` that were written, files too. ``left_out``: what is damaged of what nobody was told that it is kept. SnapshotError:
+    what is kept cannot be read."""
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
         self.standbys: dict[PartitionKey, Kept] = {}
         self.highest = -1
         self.bytes = 0
+        self.left_out: list[str] = []
         self._store = store
         self._where = where
         self._pending: list[Record] = []
@@ -165,11 +184,11 @@ class Journal(Shelf):
             data = self._store.put(name, data)
         kept = KeptState(
             checkpoint.step, checkpoint.term, checkpoint.number, checkpoint.at, highest, len(data), crc, name,
-            b"" if name else bytes(data),
+            b"" if name else bytes(data), checkpoint.base,
         )  # fmt: skip
         return Written(
             checkpoint.step, data, checkpoint.positions, checkpoint.term, checkpoint.number, checkpoint.next, checkpoint.at,
-            as_kept=kept,
+            base=checkpoint.base, as_kept=kept,
         )  # fmt: skip
 
     def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:
@@ -241,8 +260,7 @@ class Journal(Shelf):
         self._pending.clear()  # what the standbys noted of it is in the journal already
         for kept in self.standbys.values():
             kept.checkpoint = self._loaded(kept.key, kept.checkpoint)
-            if kept.beside is not None:
-                kept.beside = self._loaded(kept.key, kept.beside)
+            kept.beside = self._loaded_beside(kept.key, kept.beside)
 
     def _replay(self, record: Record) -> None:
         self._highest_of(record)
@@ -258,12 +276,29 @@ class Journal(Shelf):
 
     @staticmethod
     def _described(kept: KeptState) -> Checkpoint:
-        return Written(kept.step, None, (), kept.term, kept.number, {}, kept.at, as_kept=kept)
+        return Written(
+            kept.step, memoryview(b""), (), kept.term, kept.number, {}, kept.at, base=kept.base, as_kept=kept
+        )  # fmt: skip
+
+    def _loaded_beside(self, key: PartitionKey, found: Checkpoint | None) -> Checkpoint | None:
+        """Rows are acked by the checkpoint before it: so that one will do where this one is damaged."""
+        try:
+            return None if found is None else self._loaded(key, found)
+        except SnapshotError as error:
+            self.left_out.append(str(error))
+            return None
 
     def _loaded(self, key: PartitionKey, found: Checkpoint) -> Checkpoint:
         if not isinstance(found, Written):
             return found
-        kept = found.as_kept
+        whole, *changes = [self._piece(key, piece) for piece in found.all_kept]
+        state = Checkpoint.of(whole, decode_state(changes[-1] if changes else whole), found.term, found.number)
+        return Written(
+            state.step, whole, state.positions, state.term, state.number, state.next, state.at, tuple(changes),
+            as_kept=found.as_kept, earlier=found.earlier,
+        )  # fmt: skip
+
+    def _piece(self, key: PartitionKey, kept: KeptState) -> memoryview:
         data = self._store.get(kept.file) if kept.file else memoryview(kept.data)
         if data is None or len(data) != kept.nbytes or zlib.crc32(data) != kept.crc:
             what = "is not there" if data is None else "is damaged"
@@ -271,8 +306,7 @@ class Journal(Shelf):
                 f"{self._where}: the checkpoint of partition {key.partition} of stage {key.stage} ({kept.file}, {kept.nbytes:,} "
                 f"bytes) {what}. Restore the directory from a copy, or begin anew in an empty one"
             )
-        state = Checkpoint.of(data, decode_state(data), kept.term, kept.number)
-        return Written(state.step, data, state.positions, state.term, state.number, state.next, state.at, as_kept=kept)
+        return data
 
     def _highest_of(self, record: Record) -> None:
         match record:

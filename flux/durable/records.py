@@ -48,7 +48,8 @@ class Fenced(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 
 
 class KeptState(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint, in ``data`` or in a ``file``. ``highest``: incarnation of any stream in it; ``at``: as in ``Checkpoint``."""
+    """A checkpoint, in ``data`` or in a ``file``. ``highest``: incarnation of any stream in it; ``at``, ``base``: as in
+    ``Checkpoint``."""
 
     step: int
     term: int
@@ -59,6 +60,7 @@ class KeptState(msgspec.Struct, frozen=True, array_like=True):
     crc: int
     file: str = ""
     data: bytes = b""
+    base: int = -1
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -70,18 +72,20 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """All that is held of a partition, at the beginning of a segment."""
+    """All that is held of a partition, at the beginning of a segment. ``checkpoint``, ``beside``: the whole copy, if there is
+    one, and those of what has changed since."""
 
     stage: int
     partition: int
-    checkpoint: KeptState | None
-    beside: KeptState | None
+    checkpoint: list[KeptState]
+    beside: list[KeptState]
     step: int
     term: int
     verified: int
     committed: int
     left: int
     entries: list[OrderEntry]
+    claim: tuple[int, int] = (0, 0)
 
 
 Record = Seen | Ordered | Fenced | Taken | Whole

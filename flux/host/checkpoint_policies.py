@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 class Due(NamedTuple):
     """A checkpoint that is due. ``since``: when the last one of this partition began; ``replay_s``: seconds that the repetition
-    of what has come since then would take; ``nbytes`` of the state that is to be copied."""
+    of what has come since then would take; ``nbytes`` that are to be copied: of the state, or of what has changed."""
 
     since: float
     replay_s: float

@@ -140,7 +140,8 @@ class Checkpoints:
             )
             if pressed or (now >= sent.at + self._interval_s and now >= self._rests_until):
                 replay_s = (replica.applied - peer.applied) * replica.step_s
-                wanted.append((not pressed, self._rank(Due(sent.at, replay_s, replica.state_bytes)), to, replica, peer))
+                nbytes = replica.cuts.expected(to.worker, replica.state_bytes)
+                wanted.append((not pressed, self._rank(Due(sent.at, replay_s, nbytes)), to, replica, peer))
         wanted.sort(key=lambda each: each[:2])
         begun = wanted[: max(AT_ONCE - busy, 0)]
         if len(wanted) > len(begun):
@@ -150,5 +151,6 @@ class Checkpoints:
         for calm, _, to, replica, peer in begun:
             self._sent[to] = Sent(peer.incarnation, replica.applied, now)
             self.pressed += not calm
-            self._rests_until = max(self._rests_until, now) + replica.state_bytes / self._rate
+            nbytes = replica.cuts.expected(to.worker, replica.state_bytes)
+            self._rests_until = max(self._rests_until, now) + nbytes / self._rate
         return [to for _, _, to, _, _ in begun]

@@ -108,6 +108,8 @@ class Housing:
             outlets.append(Outlet(producer, edge.key))
         kind = self._hosted.kind_here(key)
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, kind)
+        if self._plan.durable:
+            replica.compare()  # the vault may give it to somebody who repeats its steps
         replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
         self._leaving.open(replica)
         return replica

@@ -109,7 +109,7 @@ class Newcomers:
         replica.reads_since = standby.reads_since
         if state is not None:
             restore(state, replica)
-        replica.succeed(standby.order, standby.left)
+        replica.succeed(standby.order, standby.left, standby.claim)
         self._housing.add(replica)
         self._lead(replica)
         self._read_on(replica, () if state is None else state.positions, now)

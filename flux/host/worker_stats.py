@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Standby
 from flux.settings import Settings
 from flux.wire.statistics import (
+    KeptCheckpoint,
     Lag,
     Load,
     PartitionRead,
@@ -23,6 +23,7 @@ from flux.wire.statistics import (
     Statistics,
     Unapplied,
 )
+from partitioning.ids import DISK, STANDBY
 
 if TYPE_CHECKING:
     from flux.host.stage_worker import StageWorker
@@ -119,6 +120,9 @@ def load(core: StageWorker, now: float) -> Load:
 
 def _of_stages(core: StageWorker) -> list[StageStatistics]:
     found: list[StageStatistics] = []
+    logged = [0] * len(core.plan.stages)  # bytes of the rows that each consumes
+    for stream, producer in core.producers.items():
+        logged[core.plan.edges[stream.edge].consumer] += producer.log.bytes
     for stage in core.plan.stages:
         mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
         kept = core.hosted.standbys_of(stage.id)
@@ -138,16 +142,22 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
                 "standbys": len(kept),
                 "checkpoint_bytes": sum(standby.checkpoint.nbytes for standby in kept),
                 "checkpoint_behind_s": round(max((standby.behind_s for standby in kept), default=0.0), 3),
-                "replay_s": round(max(map(_replay_s, mine.values()), default=0.0), 3),
+                "checkpoints": [
+                    KeptCheckpoint(standby.key.partition, standby.checkpoint.nbytes, round(standby.behind_s, 3))
+                    for standby in kept
+                ],
+                "replay_s": round(max((_replay_s(replica, STANDBY) for replica in mine.values()), default=0.0), 3),
+                "vault_replay_s": round(max((_replay_s(replica, DISK) for replica in mine.values()), default=0.0), 3),
+                "kept_bytes": logged[stage.id],
             }
         )
     return found
 
 
-def _replay_s(replica: Replica) -> float:
-    """What the standby of a primary that is farthest behind would have to repeat, in seconds."""
+def _replay_s(replica: Replica, kind: str) -> float:
+    """What the replica of this kind that is farthest behind would have to repeat, if its primary here were lost."""
     peers = replica.order.peers.values()
-    steps = max((replica.applied - peer.applied for peer in peers if keeps_checkpoints(peer.kind)), default=0)
+    steps = max((replica.applied - peer.applied for peer in peers if peer.live and peer.kind.name == kind), default=0)
     return max(steps, 0) * replica.step_s
 
 

@@ -8,6 +8,7 @@ It blocks, and belongs to one thread; only ``abort`` may come from another.
 
 from __future__ import annotations
 
+import math
 import random
 import ssl
 import threading
@@ -33,6 +34,8 @@ EARLIEST, LATEST = -2, -1
 _PORT = 9092
 #: Of one attempt to connect or to ask: a broker that is there answers in milliseconds.
 ATTEMPT_S = 10.0
+#: There may be others to connect to.
+CONNECT_S = 5.0
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
 #: How long a topic that was just made may be unknown to the broker that is asked.
 _NEW_TOPIC_S = 1.0
@@ -82,6 +85,7 @@ class Client:
         self._connections: dict[Address, Connection] = {}
         self._asking: Connection | None = None
         self._ended = threading.Event()
+        self._until = math.inf  # no attempt takes longer
 
     def partitions(self, topics: Sequence[str], timeout: float) -> dict[str, list[int]]:
         """Numbers of the partitions of each topic, in order. UsageError for a topic that is not there."""
@@ -185,14 +189,21 @@ class Client:
 
     def keep_trying(self, attempt: Callable[[], T], doing: str, timeout: float) -> T:
         """What an attempt returns, once one is good. BrokerUnreachable after ``timeout`` seconds."""
-        began, pause = time.monotonic(), _PAUSE_S
+        self._until = time.monotonic() + timeout
+        try:
+            return self._keep_trying(attempt, doing, timeout)
+        finally:
+            self._until = math.inf
+
+    def _keep_trying(self, attempt: Callable[[], T], doing: str, timeout: float) -> T:
+        pause = _PAUSE_S
         while True:
             try:
                 return attempt()
             except (OSError, Passing) as error:
-                left = began + timeout - time.monotonic()
-                if left <= 0:
-                    raise self.unreachable(doing, time.monotonic() - began, error) from error
+                left = self._until - time.monotonic()
+                if left <= _PAUSE_S:  # too short for another attempt, which would say no more than that
+                    raise self.unreachable(doing, timeout, error) from error
                 if self._ended.wait(min(pause * random.uniform(0.8, 1.2), left)):
                     raise
                 pause = min(2 * pause, _PAUSE_MAX_S)
@@ -287,6 +298,7 @@ class Client:
         if address is None:
             known = [*self._connections, *random.sample(self._bootstrap, len(self._bootstrap)), *self._brokers.values()]
             return self._ask_any(list(dict.fromkeys(known)), message, timeout)
+        timeout = min(timeout, max(self._until - time.monotonic(), _PAUSE_S))
         connection = self._asking = self._connection(address, timeout)
         if self._ended.is_set():
             raise Passing("it was ended")
@@ -304,7 +316,7 @@ class Client:
             if connection is not None:
                 connection.close()
             try:
-                connection = self._connections[address] = Connection(address, self._security, min(timeout, ATTEMPT_S))
+                connection = self._connections[address] = Connection(address, self._security, min(timeout, CONNECT_S))
             except ssl.SSLEOFError:
                 raise
             except ssl.SSLError as error:  # it will not be another certificate the next time

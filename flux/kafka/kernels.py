@@ -267,14 +267,16 @@ def _put_varint(at: int, value: int) -> Any:
 
 
 @kernel
-def scan(data: int, size: int, batches: Array) -> Any:
-    """The heads of whole record batches, checked, with their checksums. Fills a row of ``batches`` for each, until it is full.
+def scan(data: int, size: int, chunk_bytes: int, batches: Array) -> Any:
+    """The heads of whole record batches, checked, with their checksums. Fills a row of ``batches`` for each, until it is full,
+    or the batches have ``chunk_bytes``; what is compressed counts four times, as it will have about so much.
 
     Returns how it ended, batches, and bytes up to the end of the last whole one; the last batch of an answer may be cut off.
     After an error the row behind the last has the base offset of the bad one."""
     at = np.int64(0)
     found = 0
-    while found < len(batches) and size - at > 16:
+    counted = np.int64(0)
+    while found < len(batches) and counted < chunk_bytes and size - at > 16:
         head = data + at
         length = np.int64(_big_i32(head + 8))
         row = batches[found]
@@ -306,6 +308,7 @@ def scan(data: int, size: int, batches: Array) -> Any:
             return BAD_COUNT, found, at
         found += 1
         at += PREFIX + length
+        counted += (4 if row[ATTRIBUTES] & CODEC else 1) * length
     return OK, found, at
 
 

@@ -231,7 +231,7 @@ class ProducerClient(Client):
                     return found
                 at = earliest
                 continue
-            code, count, _ = kernels.scan(got.address, got.size, heads)
+            code, count, _ = kernels.scan(got.address, got.size, _FETCH_BYTES << 4, heads)
             if code != kernels.OK:
                 raise CorruptRecords(
                     f"partition {partition} of topic {topic!r} from offset {at}: {kernels.REASONS[code]}"

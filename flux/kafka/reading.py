@@ -37,8 +37,6 @@ AHEAD_BYTES = 16 << 20
 WAIT_S = 0.5
 #: Pauses after something that may pass.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
-#: How long ``close`` waits for the thread, which may be connecting.
-_CLOSE_S = 1.0
 #: Bytes of a bad record that a message shows.
 _SHOWN = 60
 
@@ -91,13 +89,12 @@ class PartitionReader:
         return None
 
     def close(self) -> None:
+        """Does not wait for the thread, which may be connecting: the worker has other things to do."""
         with self._changed:
             self._closed = True
             self._ready.clear()
             self._changed.notify()
         self._client.abort()
-        self._thread.join(_CLOSE_S)
-        lag.forget(self._topic, self._partition)
 
     def _run(self) -> None:
         try:
@@ -108,6 +105,7 @@ class PartitionReader:
                     self._error = error
         finally:
             self._client.close()
+            lag.forget(self._topic, self._partition)
 
     def _read(self) -> None:
         """Until it is closed. What passes is tried again, until nothing has come for ``retry_s``."""

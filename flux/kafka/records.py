@@ -36,8 +36,9 @@ SCHEMA = pa.schema(
 )
 COLUMNS = tuple(SCHEMA.names)
 
-#: Of one record batch when decompressed: brokers take 1 MiB compressed unless told otherwise, and 30 MB records are known.
-BATCH_BYTES_MAX = 256 << 20
+#: Of one record batch when decompressed: brokers take 1 MiB compressed unless told otherwise, and records of 100 MB are known. As
+#: columns it may take four times as much, if its records are as short as can be.
+BATCH_BYTES_MAX = 128 << 20
 #: A chunk of columns ends behind the record batch that reaches this: what fits the caches of a processor is decoded fastest.
 CHUNK_BYTES = 4 << 20
 #: Heads that are looked at in one go. Compaction and slow producers make batches of one record.
@@ -85,7 +86,7 @@ class Decoder:
 
         Records before offset ``start`` are left out. A batch that is cut off at the end is not looked at: ``used`` says what
         to go on with, 0 means that there is no whole batch. ``transactions``: of the whole answer, the same for each part."""
-        code, found, _ = kernels.scan(data.address, data.size, self._batches)
+        code, found, _ = kernels.scan(data.address, data.size, chunk_bytes, self._batches)
         if code != kernels.OK and not found:
             raise self._corrupt(kernels.REASONS[code], int(self._batches[0, kernels.BASE]))
         # What is wrong behind good batches is found again when they are through.

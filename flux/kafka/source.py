@@ -1,7 +1,8 @@
 """``flux.kafka``: topics as a source of a flow, read inside the workers.
 
-What a query begins with is decided once, where it is made: partitions, and the first offset of each. A worker that reads a
-partition again later, in another process, begins with the same one, whatever has been written meanwhile.
+What a query begins with is decided once, in the program that starts it: partitions, and the first offset of each. A worker that
+reads a partition again later, in another process, begins with the same one, whatever has been written meanwhile; so does a
+query that is started again on its checkpoint location.
 """
 
 from __future__ import annotations
@@ -36,12 +37,55 @@ _FETCH_MIN, _FETCH_MAX = 1 << 10, 1 << 28
 
 class KafkaReader:
     """``read(partition, start)`` of a source. Number i stands for the i-th of ``partitions``, topic and partition, in order;
-    ``starts`` has the first offset of each. Can be pickled; connections are made where it is called."""
+    ``starts`` has the first offset of each, as ``starting`` says. Can be pickled; connections are made where it is called.
+
+    timeout: of brokers in ``prepare``, in seconds."""
 
     def __init__(
-        self, how: Reading, partitions: Sequence[tuple[str, int]], starts: Sequence[int], group: str | None
+        self, how: Reading, partitions: Sequence[tuple[str, int]], starting: Any, group: str | None, timeout: float
     ) -> None:
-        self.how, self.partitions, self.starts, self.group = how, tuple(partitions), tuple(starts), group
+        self.how, self.partitions, self.starting, self.group, self.timeout = how, partitions, starting, group, timeout
+        self.starts = self._first_offsets(partitions, starting)  # wrong ones are refused at once
+
+    def prepare(self, kept: Any) -> Any:
+        """Settles where all lives of a query begin: at its first start, and not when the flow was written. A query that goes on
+        from a checkpoint keeps the numbers of its partitions; what a topic has got since is read from its beginning."""
+        if kept is None:
+            self.starts = self._first_offsets(self.partitions, self.starting)
+        else:
+            began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
+            new = [each for each in self.partitions if each not in began]
+            self._check_kept(list(began), new)
+            self.partitions = [*began, *new]
+            self.starts = [*began.values(), *self._first_offsets(new, "earliest")]
+        return {"partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)]}
+
+    def _check_kept(self, began: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> None:
+        for topic, partition in began:
+            if (topic, partition) not in self.partitions:
+                raise UsageError(
+                    f"the checkpoint location knows partition {partition} of topic {topic!r}, which is not read any more. Name "
+                    "the same topics, or start with another checkpointLocation"
+                )
+        if new and len({topic for topic, _ in self.partitions}) > 1:
+            # Only the first start is remembered: after the next growth, these could get other numbers.
+            raise UsageError(
+                f"topic {new[0][0]!r} has partition {new[0][1]}, which the checkpoint location does not know. A source of "
+                "several topics cannot grow; read each topic with a source of its own"
+            )
+
+    def _first_offsets(self, partitions: Sequence[tuple[str, int]], starting: Any) -> list[int]:
+        found: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            found.setdefault(topic, []).append(partition)
+        wanted = {each: start_of(starting, each, sorted(found), found) for each in partitions}
+        asked = {each: when for each, (when, told) in wanted.items() if not told}
+        client = Client(self.how.bootstrap, self.how.security)
+        try:
+            looked_up = client.offsets(asked, self.timeout, self.how.read_committed)
+        finally:
+            client.close()
+        return [looked_up.get(each, wanted[each][0]) for each in partitions]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A worker gets it before it joins: there is time to load the kernels, or to compile them where they are not yet."""
@@ -121,25 +165,18 @@ def kafka(
     if group is not None and (not isinstance(group, str) or not group):
         raise UsageError(f"group must be the name of a consumer group, got {group!r}")
     limit = _above_zero("timeout", parse_seconds("timeout", timeout))
-    partitions, starts = _resolved(reading, names, starting, limit)
-    read = KafkaReader(reading, partitions, starts, group)
+    read = KafkaReader(reading, _partitions(reading, names, limit), starting, group, limit)
     called = name or f"kafka {', '.join(names)}"
-    return source(read, reading.schema, len(partitions), called, positions=True)
+    return source(read, reading.schema, len(read.partitions), called, positions=True)
 
 
-def _resolved(
-    how: Reading, topics: Sequence[str], starting: Any, timeout: float
-) -> tuple[list[tuple[str, int]], list[int]]:
-    """The partitions in order, and the first offset of each."""
+def _partitions(how: Reading, topics: Sequence[str], timeout: float) -> list[tuple[str, int]]:
     client = Client(how.bootstrap, how.security)
     try:
         found = client.partitions(topics, timeout)
-        partitions = [(topic, partition) for topic in topics for partition in found[topic]]
-        wanted = {each: start_of(starting, each, topics, found) for each in partitions}
-        looked_up = client.offsets({e: at for e, (at, told) in wanted.items() if not told}, timeout, how.read_committed)
     finally:
         client.close()
-    return partitions, [looked_up.get(each, wanted[each][0]) for each in partitions]
+    return [(topic, partition) for topic in topics for partition in found[topic]]
 
 
 def start_of(

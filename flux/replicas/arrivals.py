@@ -1,7 +1,8 @@
 """Copies of state that arrive at a worker, as a state machine without I/O (design: copy, standby).
 
-Parts are put together, checked, and made a replica of; or kept as a checkpoint, where the replica is a standby. A standby that
-is to be primary restores what it keeps.
+Parts are put together, checked, and made a replica of; or kept as a checkpoint, where the replica is a standby. What has changed
+since a checkpoint is kept with that one; a standby that has not got it says so. A standby that is to be primary restores what it
+keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flux.wire.handshake import MAC_BYTES, mac, same
 from flux.wire.messages import Install
 from partitioning.ids import PartitionKey
 
-_ABOUT = struct.Struct("!4q")
+_ABOUT = struct.Struct("!5q")
 
 
 class Host(Protocol):
@@ -67,13 +68,14 @@ class Host(Protocol):
 
 @dataclass
 class Incoming:
-    """A copy that arrives. ``received`` of ``total`` bytes are here."""
+    """A copy that arrives. ``received`` of ``total`` bytes are here. ``base``: as in ``Install``."""
 
     incarnation: int
     term: int
     number: int
     total: int
     connection: Hashable
+    base: int = -1
     parts: list[bytes | memoryview] = field(default_factory=list)
     received: int = 0
     phase: InPhase = InPhase.RECEIVING
@@ -82,14 +84,15 @@ class Incoming:
         self.phase = after_in(self.phase, event)
 
 
-def sign(secret: bytes, about: tuple[int, int, int, int], data: memoryview) -> bytes:
-    """Of the copy of a replica: stage, partition, incarnation and number of the copy."""
+def sign(secret: bytes, about: tuple[int, int, int, int, int], data: memoryview) -> bytes:
+    """Of the copy of a replica: stage, partition, incarnation, number of the copy, and of the one that it is the changes to; -1:
+    it is whole."""
     return mac(secret, b"copy of state", _ABOUT.pack(*about), data)
 
 
 class Arrivals:
-    """Of one worker. ``answer`` on the connection by which a part came: how many bytes are here, and whether the replica lives.
-    ``inline_bytes``: as in ``transfers.Limits``."""
+    """Of one worker. ``answer`` on the connection by which a part came: how many bytes are here, whether the replica lives, and
+    whether the checkpoint is lacking that the copy is the changes to. ``inline_bytes``: as in ``transfers.Limits``."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Arrivals:
         secret: bytes,
         inline_bytes: int,
         aside: Aside,
-        answer: Callable[[Hashable, Install, int, bool], None],
+        answer: Callable[..., None],
     ) -> None:
         self.forged = 0  # copies that did not bear the right signature
         self._host = host
@@ -118,6 +121,11 @@ class Arrivals:
             if not standby.wants(*name):
                 self._answer(connection, message, message.total, True)
                 return True
+            if message.base >= 0 and standby.holds(message.term, message.base) is None:
+                self._answer(connection, message, 0, False, lacks=True)
+                return True
+        elif message.base >= 0:
+            return False
         elif self._host.awaited.get(key) != message.incarnation:
             known = self._host.replicas.get(key)
             if known is None or known.incarnation != message.incarnation:
@@ -129,7 +137,9 @@ class Arrivals:
             self._forget(key)
             found = None
         if found is None:
-            found = self._incoming[key] = Incoming(message.incarnation, *name, message.total, connection)
+            found = self._incoming[key] = Incoming(
+                message.incarnation, *name, message.total, connection, message.base
+            )  # fmt: skip
         elif (found.term, found.number) > name:
             return False
         found.connection = connection
@@ -163,8 +173,9 @@ class Arrivals:
         """All parts in one piece; None: the signature is wrong."""
         whole = joined(found.parts)
         found.parts.clear()  # here, because to free so much takes its time too
+        about = (*key, found.incarnation, found.number, found.base)
         data, signature = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
-        return data if same(signature, sign(self._secret, (*key, found.incarnation, found.number), data)) else None
+        return data if same(signature, sign(self._secret, about, data)) else None
 
     def _usable(self, key: PartitionKey, found: Incoming, read: Any) -> bool:
         """Whether what was ``read`` of a copy is of use: not if it is None, because the signature is wrong."""
@@ -220,7 +231,8 @@ class Arrivals:
             if data is None:
                 return None
             state = decode_state(data)
-            return self._host.shelf.put(key, Checkpoint.of(data, state, found.term, found.number)), state
+            made = Checkpoint.of(data, state, found.term, found.number, found.base)
+            return self._host.shelf.put(key, made), state
 
         def keep(kept: tuple[Checkpoint, ReplicaState] | None, now: float) -> None:
             if not self._usable(key, found, kept) or kept is None:
@@ -231,8 +243,11 @@ class Arrivals:
             del self._incoming[key]
             standby = self._standby(key, found.incarnation)
             if standby is not None:
-                standby.take(kept[0])
+                used = standby.take(kept[0])
                 self._host.shelf.landed(key, kept[0])
+                if found.base >= 0 and not used:
+                    self._answer(found.connection, message, 0, False, lacks=True)
+                    return
             else:
                 del self._host.awaited[key]
                 self._host.keep(key, found.incarnation, *kept)
@@ -281,7 +296,7 @@ class Arrivals:
             self._host.take_over(replica, state, standby, now)
 
         inline = kept.nbytes <= self._inline_bytes
-        self._read("decode", key, inline, partial(decode, data, classes), build, now)
+        self._read("decode", key, inline, partial(decode, data, classes, kept.changes), build, now)
 
     # ---- both
 

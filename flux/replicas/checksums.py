@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from flux.errors import QueryFailed
 from flux.replicas.order import Peer
 
 #: Kept in any case: for a replica that may become primary. A primary keeps those that another replica has not been compared
@@ -45,3 +46,12 @@ class Checksums:
     def validate(self, applied: int) -> None:
         """What holds between any two events. AssertionError says what does not."""
         assert not self._kept or self.steps == applied, f"the newest is that of {self.steps} steps of {applied}"
+
+
+def other_output(where: str, steps: int) -> QueryFailed:
+    """The first ``steps`` steps were repeated after a loss, and differ from what the lost primary has said of them."""
+    return QueryFailed(
+        f"{where}: the steps through {steps - 1} were repeated after a loss and gave other output than before, some of which may "
+        "have been shown: the operator is not deterministic. Take times from context.now, use no random numbers, and nothing "
+        "from sets or from outside whose order or content may be another the next time"
+    )

@@ -3,6 +3,7 @@
 At the worker of the primary:
 
     ROOM --ready--> BOUNDARY --between steps--> COPYING --copied--> SENDING --alive--> OVER
+    SENDING --lacking--> OVER
     ROOM, BOUNDARY, SENDING --dropped--> OVER
 
 A copy that is small, or of unknown size, begins in BOUNDARY. It is not dropped while it is COPYING: another thread reads the
@@ -40,6 +41,7 @@ class OutEvent(Enum):
     BETWEEN_STEPS = "the partition is between two steps"
     COPIED = "the state is copied"
     ALIVE = "the other end says that the replica lives"
+    LACKING = "the other end has not what these are the changes of"
     DROPPED = "the replica is gone, or has a state, or the partition has another primary"
 
 
@@ -68,6 +70,7 @@ OUT_STEPS: dict[tuple[OutPhase, OutEvent], OutPhase] = {
     (OutPhase.BOUNDARY, OutEvent.BETWEEN_STEPS): OutPhase.COPYING,
     (OutPhase.COPYING, OutEvent.COPIED): OutPhase.SENDING,
     (OutPhase.SENDING, OutEvent.ALIVE): OutPhase.OVER,
+    (OutPhase.SENDING, OutEvent.LACKING): OutPhase.OVER,
     (OutPhase.ROOM, OutEvent.DROPPED): OutPhase.OVER,
     (OutPhase.BOUNDARY, OutEvent.DROPPED): OutPhase.OVER,
     (OutPhase.SENDING, OutEvent.DROPPED): OutPhase.OVER,

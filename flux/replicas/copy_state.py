@@ -3,6 +3,9 @@
 Taken by the primary between two steps: operator state, input positions, output logs, step number, the order received
 but not yet applied, and where uncommitted output begins, so that the new replica holds back what the primary holds back.
 
+A standby that has an earlier copy gets one of what has changed since: the operator's changes, and the rest as ever, because that
+is small and all of it may have changed.
+
 Two parts, because the second takes long where there is much state: ``photograph`` refers to everything as it is, and
 ``Photograph.encode`` makes bytes of it, in any thread, as long as the replica takes no step meanwhile.
 """
@@ -19,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.replicas.replica import Replica
-from flux.replicas.snapshot import decode_snapshot, encode_snapshot
+from flux.replicas.snapshot import decode_snapshot, encode_snapshot, laid_out, laid_pieces
 from flux.stream.elements import WORDS, End, Rows
 from flux.stream.log import LogEntry
 from flux.stream.producer import Producer
@@ -63,10 +66,11 @@ class ReplicaState:
 
 @dataclass(frozen=True)
 class StateCopy:
-    """As it came: ``snapshot`` of the operator."""
+    """As it came: ``snapshot`` of the operator, and its ``changes`` after that, up to the moment of ``state``."""
 
     state: ReplicaState
     snapshot: Any
+    changes: tuple[Any, ...] = ()
 
     @property
     def outputs(self) -> tuple[OutputLog, ...]:
@@ -89,8 +93,8 @@ class _OutputNow:
 
 @dataclass(frozen=True)
 class Photograph:
-    """What ``encode`` makes bytes of. ``snapshot`` may be a view of the operator's state. ``classes``: as
-    ``Operator.snapshot_classes``."""
+    """What ``encode`` makes bytes of, or ``encode_changes``. ``snapshot`` may be a view of the operator's state; ``changes``:
+    what it said has changed. ``classes``: as ``Operator.snapshot_classes``."""
 
     where: str
     replica: dict[str, object]
@@ -98,27 +102,39 @@ class Photograph:
     outputs: tuple[_OutputNow, ...]
     snapshot: Any
     classes: tuple[type, ...] | None
+    changes: Any = None
 
     def encode(self, room: np.ndarray | None = None) -> bytes | memoryview:
-        """``room``: memory to use for it if that is enough."""
+        """A whole copy. ``room``: memory to use for it if that is enough."""
+        return encode_snapshot(self.snapshot, self.where, self._head(), room, self.classes)
+
+    def encode_changes(self) -> memoryview:
+        """Of this cut alone."""
+        return memoryview(encode_snapshot(self.changes, self.where, classes=self.classes)).cast("B")
+
+    def encode_since(self, changes: Sequence[memoryview]) -> memoryview:
+        """What goes to a standby that lacks these changes; the rest of the state is whole in it."""
+        return laid_out(self._head(), changes)
+
+    def _head(self) -> bytes:
         outputs = tuple(
             OutputLog(log.base, log.finished, log.gone, tuple(map(_pack, log.entries))) for log in self.outputs
         )
         state = ReplicaState(self.replica, self.positions, outputs)
         pickled = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
-        head = _LENGTH.pack(len(pickled)) + pickled
-        return encode_snapshot(self.snapshot, self.where, head, room, self.classes)
+        return _LENGTH.pack(len(pickled)) + pickled
 
 
-def photograph(replica: Replica, inbounds: Iterable[Inbound]) -> Photograph:
-    """Of a replica between two steps."""
+def photograph(replica: Replica, inbounds: Iterable[Inbound], changes: Any = None, whole: bool = True) -> Photograph:
+    """Of a replica between two steps. ``changes``: what its operator has just said. ``whole``: with a snapshot of it."""
     return Photograph(
         replica.where,
         replica.state(),
         tuple(_position(inbound, replica.partition) for inbound in inbounds),
         tuple(_output(outlet.producer) for outlet in replica.outlets),
-        replica.snapshot(),
+        replica.snapshot() if whole else None,
         replica.operator.snapshot_classes,
+        changes,
     )
 
 
@@ -148,11 +164,14 @@ def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
     return whole.data
 
 
-def decode(data: bytes | memoryview, classes: Sequence[type] | None = ()) -> StateCopy:
+def decode(
+    data: bytes | memoryview, classes: Sequence[type] | None = (), since: Sequence[bytes | memoryview] = ()
+) -> StateCopy:
     """Only of bytes signed with the query's secret. Arrow data stays a view into ``data``. ``classes``: as
-    ``Operator.snapshot_classes``."""
+    ``Operator.snapshot_classes``. ``since``: copies of what has changed after it, each after the one before."""
     view, end = _head(data)
-    return StateCopy(decode_state(data), decode_snapshot(view, end, classes))
+    changes = [decode_snapshot(each, 0, classes) for piece in since for each in laid_pieces(*_head(piece))]
+    return StateCopy(decode_state(since[-1] if since else data), decode_snapshot(view, end, classes), tuple(changes))
 
 
 def decode_state(data: bytes | memoryview) -> ReplicaState:

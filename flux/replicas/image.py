@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from flux.replicas.copy_state import decode_state
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.messages import OrderEntry
 from partitioning.ids import PartitionKey
 
 _LENGTH = struct.Struct("<Q")
-#: The checkpoint begins at a multiple of this: arrays in it are used where they are.
+#: Each piece of the checkpoint begins at a multiple of this: arrays in it are used where they are.
 _ALIGNMENT = 64
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """``whole``: there is a checkpoint; else the standby began empty."""
+    """``pieces``: bytes of the whole copy and of each copy of what has changed since; none: the standby began empty."""
 
-    whole: bool
+    pieces: list[int]
     term: int
     number: int
     step: int
     entries: list[OrderEntry]
     committed: int
     left: int
+    claim: tuple[int, int] = NO_CLAIM
 
 
 _head = msgspec.msgpack.Decoder(_Head)
@@ -37,15 +39,16 @@ def encode(standby: Standby) -> memoryview:
     kept, order = standby.checkpoint, standby.order
     head = msgspec.msgpack.encode(
         _Head(
-            kept.data is not None, kept.term, kept.number, kept.step, order.since(order.base), order.committed, standby.left
+            [piece.nbytes for piece in kept.pieces], kept.term, kept.number, kept.step, order.since(order.base), order.committed,
+            standby.left, standby.claim,
         )
     )  # fmt: skip
-    start = _aligned(_LENGTH.size + len(head))
-    whole = bytearray(start + kept.nbytes)
+    starts, end = _places(_LENGTH.size + len(head), [piece.nbytes for piece in kept.pieces])
+    whole = bytearray(end)
     whole[: _LENGTH.size] = _LENGTH.pack(len(head))
     whole[_LENGTH.size : _LENGTH.size + len(head)] = head
-    if kept.data is not None:
-        whole[start:] = kept.data
+    for start, piece in zip(starts, kept.pieces, strict=True):
+        whole[start : start + piece.nbytes] = piece
     return memoryview(whole)
 
 
@@ -56,13 +59,24 @@ def decode(
     (length,) = _LENGTH.unpack_from(data)
     head = _head.decode(data[_LENGTH.size : _LENGTH.size + length])
     standby = Standby(key, incarnation, taken)
-    if head.whole:
-        kept = data[_aligned(_LENGTH.size + length) :]
-        standby.checkpoint = Checkpoint.of(kept, decode_state(kept), head.term, head.number)
+    if head.pieces:
+        starts, _ = _places(_LENGTH.size + length, head.pieces)
+        whole, *changes = [data[start : start + size] for start, size in zip(starts, head.pieces, strict=True)]
+        newest = Checkpoint.of(whole, decode_state(changes[-1] if changes else whole), head.term, head.number)
+        standby.checkpoint = replace(newest, changes=tuple(changes))
     standby.order = OrderLog(head.step)
     standby.order.adopt(head.entries, head.committed)
-    standby.left = head.left
+    standby.left, standby.claim = head.left, Claim(*head.claim)
     return standby
+
+
+def _places(end: int, sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each of the pieces begins that come behind ``end``, and where the last of them ends."""
+    starts = []
+    for size in sizes:
+        starts.append(_aligned(end))
+        end = starts[-1] + size
+    return starts, end
 
 
 def _aligned(offset: int) -> int:

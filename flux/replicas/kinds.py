@@ -164,8 +164,8 @@ def keeps_checkpoints(kind: Kind) -> bool:
 
 
 def compared(stage: StagePlan) -> bool:
-    """Whether several replicas of a partition apply the same steps, so that their output can be compared."""
-    return stage.replicas > 1 and stage.recovery == ACTIVE
+    """Whether there are others that apply the same steps, or may repeat them later, so that their output can be compared."""
+    return stage.replicas > 1
 
 
 def replicated(stage: StagePlan) -> bool:

@@ -24,10 +24,13 @@ from partitioning.table import ReplicaAt
 
 
 class Claim(NamedTuple):
-    """A replica says that its output of the first ``steps`` steps has this checksum."""
+    """The output of the first ``steps`` steps of a partition has this checksum, a replica says."""
 
     steps: int
     checksum: int
+
+
+NO_CLAIM = Claim(0, 0)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flux.replicas.kinds import Follower
-from flux.replicas.order import Claim, Peer
+from flux.replicas.order import NO_CLAIM, Claim, Peer
 from flux.replicas.replica import Replica
 from flux.settings import Settings
 from flux.stream.producer import ToWorker
@@ -194,9 +194,10 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
             entries = order.since(first)[:ENTRIES_MAX]
             peer.sent = first + len(entries)
             peer.told = order.promise(peer, peer.sent) if order.alone(peer) else committed
+            claim = NO_CLAIM if peer.kind.applies else replica.claim()
             item = PartitionOrder(
                 replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told,
-                left,
+                left, claim.steps, claim.checksum,
             )  # fmt: skip
             by_worker.setdefault(worker, []).append(item)
     return by_worker

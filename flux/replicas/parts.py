@@ -15,11 +15,15 @@ from flux.wire.handshake import MAC_BYTES
 @dataclass(frozen=True)
 class Limits:
     """``part_bytes`` of one message; ``parts`` that may be under way; states of up to ``inline_bytes`` are copied and
-    restored at once: to give them away would take longer."""
+    restored at once: to give them away would take longer. ``changes_max``: checkpoints in a row that are only what has
+    changed, because whoever takes over applies each of them; ``changes_share``: bytes of these, as a part of the whole one before
+    them, because a standby keeps all of them, and beyond it another whole one is not much more."""
 
     part_bytes: int = 1 << 20
     parts: int = 4
     inline_bytes: int = 1 << 20
+    changes_max: int = 64
+    changes_share: float = 1 / 2
 
 
 class Part(NamedTuple):

@@ -14,21 +14,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from flux.dataflow.batches import conform, given_batches, split
-from flux.dataflow.operator import Batches, Context, Operator
+from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import closed
 from flux.errors import SchemaError, UserCodeError
 from flux.replicas.blame import Blame, joined
-from flux.replicas.checksums import Checksums
+from flux.replicas.checksums import Checksums, other_output
+from flux.replicas.cuts import Cuts
 from flux.replicas.exit import Exit
 from flux.replicas.kinds import Kind, active, compared
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.outlet import Outlet
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
@@ -71,6 +73,8 @@ class Replica:
         self.busy_s = 0.0
         self.slices = 0
         self.copy_bytes = 0  # size of the last copy of its state
+        self._claim = NO_CLAIM  # while it repeats what a lost primary has done
+        self.cuts = Cuts()  # while it leads: which changes its standbys have
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
@@ -101,6 +105,7 @@ class Replica:
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
         self._blame = Blame(self.where, stage, self.context)
         self.operator: Operator = self._blame.guard("open", None, self._open)
+        self.gives_changes = gives_changes(self.operator)
         # A state that cannot travel cannot be repaired or moved: say so before there is any.
         check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
         self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
@@ -144,6 +149,7 @@ class Replica:
             self.exit.validate()
         assert not (self.finished and self._waiting), "rows wait behind the end"
         self.waits.validate()
+        self.cuts.validate()
 
     def _open(self) -> Operator:
         operator = self.stage.make()
@@ -172,6 +178,7 @@ class Replica:
         return {
             "applied": self.applied,
             "checksum": self.checksum,
+            "compared": self._compared,
             "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
             "committed": self.order.committed,
             "marks": list(self._held.marks),
@@ -186,6 +193,7 @@ class Replica:
     def adopt(self, state: dict[str, Any]) -> None:
         """Become what ``state`` describes; the operator has been restored."""
         self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
+        self._compared = state.get("compared", self._compared)
         self._alive_since = self.applied
         self._checksums.note(self.applied, self.checksum)
         self.order = OrderLog(self.applied)
@@ -200,11 +208,11 @@ class Replica:
         self.follow()
         self.release()
 
-    def succeed(self, order: OrderLog, left: int) -> None:
+    def succeed(self, order: OrderLog, left: int, claim: Claim = NO_CLAIM) -> None:
         """It has the state of a standby's checkpoint, and goes on with the order that the standby has. ``left``: the outside has
-        the positions of the output below."""
+        the positions of the output below; ``claim``: what the steps that it repeats have given before."""
         self.follow()
-        self.order = order
+        self.order, self._claim = order, claim
         if self.exit is not None:
             self.exit.forget(left)
 
@@ -217,8 +225,15 @@ class Replica:
     def snapshot(self) -> Any:
         return self._blame.guard("snapshot", None, self.operator.snapshot)
 
-    def restore(self, snapshot: Any) -> None:
-        self._blame.guard("restore", None, lambda: self.operator.restore(snapshot))
+    def changes(self) -> Any:
+        """What has changed since the last call. None: not known."""
+        return self._blame.guard("changes", None, self.operator.changes)
+
+    def restore(self, snapshot: Any, changes: Iterable[Any] = ()) -> None:
+        if snapshot is not None:
+            self._blame.guard("restore", None, lambda: self.operator.restore(snapshot))
+        for each in changes:
+            self._blame.guard("apply_changes", None, partial(self.operator.apply_changes, each))
 
     # ---- roles
 
@@ -232,7 +247,16 @@ class Replica:
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
+        if self._compared and not self.order.peers:
+            self._compared, self._checksums = False, Checksums()  # until somebody gets a copy
         self.release()
+
+    def compare(self) -> None:
+        """Another replica gets a copy of the state that is here now: what both give after it is compared. The plan does not
+        say so where a stage has got other replicas since (design: compared-since)."""
+        if not self._compared:
+            self._compared, self._checksums = True, Checksums()
+            self._checksums.note(self.applied, self.checksum)
 
     def follow(self) -> None:
         """Be secondary: somebody else decides the order."""
@@ -368,6 +392,8 @@ class Replica:
         self.slices += len(self.applying)
         if self._compared and self._checksums.note(self.applied, self.checksum):
             self._checksums.forget(self.order.peers.values())
+        if self.applied == self._claim.steps:
+            self._check_repetition()
         self.order.trim(self.applied)
         return self.applying
 
@@ -379,6 +405,17 @@ class Replica:
     @property
     def last_checksum(self) -> int:
         return self._checksums.newest
+
+    def claim(self) -> Claim:
+        """What those may check one day who keep checkpoints: of the newest committed output."""
+        steps = min(self.applied, self.order.committed)
+        checksum = self.checksum_at(steps) if self._compared else None
+        return NO_CLAIM if checksum is None else Claim(steps, checksum)
+
+    def _check_repetition(self) -> None:
+        """What the lost primary has given may be outside: it cannot be taken back."""
+        if self._compared and self.checksum != self._claim.checksum:
+            raise other_output(self.where, self.applied)
 
     def checksum_at(self, applied: int) -> int | None:
         """Checksum of the output of the first ``applied`` steps; None: not there yet, or long ago."""

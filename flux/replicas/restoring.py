@@ -38,12 +38,13 @@ class Restoring:
         """Build a replica of this state, and bring it to life ``then``, if it is ``wanted`` when it is done. ``inline``: it is
         small, so do it at once."""
         replica = self._host.build(key, incarnation, [output.base for output in state.outputs])
-        restore = partial(replica.restore, state.snapshot)
+        stateful = state.snapshot is not None or bool(state.changes)
+        restore = partial(replica.restore, state.snapshot, state.changes)
         self._waiting[id(replica)] = replica
-        if state.snapshot is not None and replica.operator.restores_in_background and not inline:
+        if stateful and replica.operator.restores_in_background and not inline:
             self._aside("restore", key, restore, lambda _, now: self._alive(replica, state, wanted, then, now))
             return
-        if state.snapshot is not None:
+        if stateful:
             restore()
         self._alive(replica, state, wanted, then, now)
 

@@ -57,11 +57,11 @@ def encode_snapshot(
             "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",
             user_traceback(error),
         ) from error
-    return _laid_out(head + _PICKLE, [memoryview(pickled), *raw], room)
+    return laid_out(head + _PICKLE, [memoryview(pickled), *raw], room)
 
 
-def _laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None) -> memoryview:
-    """One behind the other, each at a multiple of ALIGNMENT, after their number and lengths."""
+def laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None = None) -> memoryview:
+    """``head``, the number of the pieces and their lengths, then the pieces, each at a multiple of ALIGNMENT."""
     lengths = [_LENGTH.pack(len(pieces)), *(_LENGTH.pack(piece.nbytes) for piece in pieces)]
     front = head + b"".join(lengths)
     starts = []
@@ -76,7 +76,8 @@ def _laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None
     return buffer.data
 
 
-def _pieces(view: memoryview, start: int) -> list[memoryview]:
+def laid_pieces(view: memoryview, start: int) -> list[memoryview]:
+    """Those of ``laid_out``, whose head ends at ``start``. Views."""
     (count,) = _LENGTH.unpack_from(view, start)
     end = start + _LENGTH.size * (1 + count)
     pieces = []
@@ -119,7 +120,7 @@ def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[
             table = reader.read_all()
         return table if kind == _TABLE else (table.combine_chunks().to_batches() or [_empty(table.schema)])[0]
     if kind == _PICKLE:
-        pickled, *arrays = _pieces(view, start + 1)
+        pickled, *arrays = laid_pieces(view, start + 1)
         # What is restored may be changed in place.
         return loads(pickled, classes, [memoryview(bytearray(a)) if a.readonly else a for a in arrays])
     raise SnapshotError(f"not a snapshot: it starts with {kind!r}")

@@ -8,12 +8,12 @@ replaces it: a later primary may commit other steps with the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from flux.replicas.copy_state import Position, ReplicaState
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey, StreamId
 
@@ -22,7 +22,9 @@ from partitioning.ids import PartitionKey, StreamId
 class Checkpoint:
     """State after ``step`` steps. ``data``: the copy as it came, without its signature; None: the empty state at the start.
     ``next``: where each stream goes on, 0 of those that are not named. ``term`` and ``number`` of the copy, by which newer ones
-    are known; ``at``: time of the last step in it, by the wall clock of its primary."""
+    are known; ``at``: time of the last step in it, by the wall clock of its primary. ``changes``: copies of what has changed
+    after ``data``, each after the one before. ``base``: as it came, ``data`` is what has changed since the checkpoint of the same
+    term and this number; -1: it is whole."""
 
     step: int = 0
     data: memoryview | None = None
@@ -31,24 +33,37 @@ class Checkpoint:
     number: int = -1
     next: dict[StreamId, int] = field(default_factory=dict)
     at: float = 0.0
+    changes: tuple[memoryview, ...] = ()
+    base: int = -1
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.data is None else self.data.nbytes
+        return 0 if self.data is None else sum(piece.nbytes for piece in self.pieces)
+
+    @property
+    def pieces(self) -> tuple[memoryview, ...]:
+        """The whole copy and those of what has changed since."""
+        return () if self.data is None else (self.data, *self.changes)
+
+    def after(self, base: Checkpoint) -> Checkpoint:
+        """The whole, of the checkpoint that this one is the changes to."""
+        assert self.data is not None
+        return replace(self, data=base.data, changes=(*base.changes, self.data), base=-1)
 
     @classmethod
-    def of(cls, data: memoryview, state: ReplicaState, term: int, number: int) -> Checkpoint:
+    def of(cls, data: memoryview, state: ReplicaState, term: int, number: int, base: int = -1) -> Checkpoint:
         applied, at = state.replica["applied"], state.replica["now"]
         assert isinstance(applied, int)
         assert isinstance(at, float)
         where = {position.stream: position.next for position in state.positions}
-        return cls(applied, data, state.positions, term, number, where, at)
+        return cls(applied, data, state.positions, term, number, where, at, base=base)
 
 
 class Standby:
     """``checkpoint``: the newest whose steps are all committed, ``beside``: a newer one that may not be. ``order`` of the steps
     after the checkpoint. ``leads``: it is to take over, and hears nobody any more. ``left``: the outside has the positions of
-    its partition's output below. ``taken``: called with each new checkpoint."""
+    its partition's output below. ``claim``: the newest that it has heard of
+    committed output. ``taken``: called with each new checkpoint."""
 
     def __init__(
         self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
@@ -60,6 +75,7 @@ class Standby:
         self.order = OrderLog()
         self.leads = False
         self.left = 0
+        self.claim = NO_CLAIM
         self.reads_since = -1  # as primary: the epoch in which it became that
         self._taken = taken
 
@@ -90,6 +106,7 @@ class Standby:
         if self.leads or not order.on_orders(item.term, item.first, item.entries, item.committed, self.checkpoint.step):
             return None
         self.left = max(self.left, item.left)
+        self.claim = max(self.claim, Claim(item.checked, item.checksum), key=lambda claim: claim.steps)
         self.settle()
         return PartitionSeen(
             *self.key, self.incarnation, order.term, order.verified, self.checkpoint.step, checked=0, checksum=0,
@@ -101,10 +118,23 @@ class Standby:
         newest = self.beside or self.checkpoint
         return not self.leads and term >= self.order.term and (term, number) > (newest.term, newest.number)
 
+    def holds(self, term: int, number: int) -> Checkpoint | None:
+        """The checkpoint with this name, as far as it is here."""
+        for kept in (self.beside, self.checkpoint):
+            if kept is not None and (kept.term, kept.number) == (term, number):
+                return kept
+        return None
+
     def take(self, checkpoint: Checkpoint) -> bool:
-        """A checkpoint has come. Whether it is used, now or when its steps are committed."""
+        """A checkpoint has come. Whether it is used, now or when its steps are committed. Changes are of use only to what they
+        are the changes of: that may be beside, and then what becomes of them waits there too."""
         if not self.wants(checkpoint.term, checkpoint.number) or checkpoint.step < self.checkpoint.step:
             return False
+        if checkpoint.base >= 0:
+            base = self.holds(checkpoint.term, checkpoint.base)
+            if base is None:
+                return False
+            checkpoint = checkpoint.after(base)
         self.beside = checkpoint
         self.settle()
         return True

@@ -2,8 +2,9 @@
 
 The primary stands still while its state is copied to a memory of its own, and goes on; from there it travels in parts, a
 few at a time, so that rows on the same connection need not wait behind it. The new worker puts the parts together and
-makes a replica of them (``arrivals``), or keeps them if it is a standby, which gets further copies while it lives. What takes
-long is given away as ``Aside``: other partitions of the worker go on meanwhile.
+makes a replica of them (``arrivals``), or keeps them if it is a standby, which gets further copies while it lives: of what has
+changed since one that it has, where the operator can tell and that is less (``cuts``). What takes long is given away as
+``Aside``: other partitions of the worker go on meanwhile.
 
 Which phase follows which is in ``copy_phases``.
 
@@ -82,13 +83,16 @@ class Name(NamedTuple):
 
 @dataclass
 class Outgoing:
-    """A copy that leaves. ``checkpoint``: for a live standby, which hears the order meanwhile."""
+    """A copy that leaves. ``checkpoint``: for a live standby, which hears the order meanwhile. ``cuts``: for a standby, by an
+    operator that can tell what has changed. ``base``: it is what has changed since the copy of this number; -1: it is whole."""
 
     command: CopyState
     replica: Replica
     number: int
     phase: OutPhase
     checkpoint: bool = False
+    cuts: bool = False
+    base: int = -1
     inline: bool = False
     room: np.ndarray | None = None
     began: float = 0.0
@@ -159,11 +163,21 @@ class Transfers:
         self._number += 1
         size = replica.state_bytes + (0 if replica.exit is None else replica.exit.bytes)
         large = size > self._limits.inline_bytes
-        phase = OutPhase.ROOM if large else OutPhase.BOUNDARY
+        cuts = replica.gives_changes and keeps_checkpoints(replica.order.peers[command.worker].kind)
+        if cuts:
+            self._follow(replica)
+        makes_room = large and replica.cuts.base(command.worker) is None
+        phase = OutPhase.ROOM if makes_room else OutPhase.BOUNDARY
         inline = size > 0 and not large
-        out = self._outgoing[name] = Outgoing(command, replica, self._number, phase, checkpoint, inline)
-        if large:
+        out = self._outgoing[name] = Outgoing(command, replica, self._number, phase, checkpoint, cuts, inline=inline)
+        if makes_room:
             self._aside("room", key, partial(room_for, size), partial(self._on_room, out))
+
+    def _follow(self, replica: Replica) -> None:
+        """What is known of its standbys is of its term, and of their lives."""
+        peers = replica.order.peers
+        lives = {worker: peer.incarnation for worker, peer in peers.items()}
+        replica.cuts.follow(replica.leads_since, lives, self._limits)
 
     def _on_room(self, out: Outgoing, room: np.ndarray, _now: float) -> None:
         out.room = room
@@ -178,6 +192,9 @@ class Transfers:
             return None
         return peer if not peer.live or keeps_checkpoints(peer.kind) else None
 
+    def _wanted(self, out: Outgoing) -> bool:
+        return self._host.replicas.get(out.key) is out.replica and self._peer(out.replica, out.command) is not None
+
     @property
     def active(self) -> bool:
         """Whether ``poll`` may have something to do."""
@@ -187,11 +204,12 @@ class Transfers:
         for out in list(self._outgoing.values()):
             if out.phase is OutPhase.COPYING:
                 continue  # also if nobody wants it any more: its state is being read
-            if self._host.replicas.get(out.key) is not out.replica or self._peer(out.replica, out.command) is None:
+            if not self._wanted(out):
                 out.on(OutEvent.DROPPED)
                 self._over(out)
                 continue
-            if out.phase is OutPhase.BOUNDARY and out.replica.between_steps:
+            # One cut after the other: the changes of the next one come behind those of this one.
+            if out.phase is OutPhase.BOUNDARY and out.replica.between_steps and not (out.cuts and out.replica.frozen):
                 self._copy(out, now)
             if out.phase is OutPhase.SENDING:
                 yield from self._parts(out, now)
@@ -210,29 +228,69 @@ class Transfers:
     def _copy(self, out: Outgoing, now: float) -> None:
         out.on(OutEvent.BETWEEN_STEPS)
         out.began = self._clock()
-        picture = photograph(out.replica, self._host.inbounds_of(out.replica))
+        replica = out.replica
+        replica.compare()
+        held = None
+        changes = self._changes(out) if out.cuts else None
+        if changes is not None:
+            held = replica.cuts.base(out.command.worker)
+        picture = photograph(replica, self._host.inbounds_of(replica), changes, whole=held is None)
         if not out.checkpoint:
-            out.replica.order.copied(out.command.worker, out.replica.applied)
-            self._host.copied(out.replica, out.command.worker, out.command.incarnation, picture.positions)
-        out.replica.frozen += 1
-        if out.inline:
-            self._copied(out, picture.encode(), now)
-        else:
-            self._aside(
-                "checkpoint" if out.checkpoint else "copy",
-                out.key,
-                partial(Photograph.encode, picture, out.room),
-                partial(self._copied, out),
+            replica.order.copied(out.command.worker, replica.applied)
+            self._host.copied(replica, out.command.worker, out.command.incarnation, picture.positions)
+        replica.frozen += 1
+        if held is not None:
+            out.base = held.number
+            since = replica.cuts.since(held)
+            self._encode(out, lambda: _of_changes(picture, since), partial(self._changed, out), now)
+        elif changes is not None and replica.cuts.wanted:
+            self._encode(
+                out, lambda: (picture.encode_changes(), picture.encode(out.room)), partial(self._changed, out), now
             )
+        else:
+            if changes is not None:
+                replica.cuts.add(memoryview(b""))  # of use to nobody
+            self._encode(out, partial(Photograph.encode, picture, out.room), partial(self._copied, out), now)
+
+    def _changes(self, out: Outgoing) -> Any:
+        """What has changed since the last cut; None: it is not known."""
+        self._follow(out.replica)
+        changes = out.replica.changes()
+        if changes is None:
+            out.replica.cuts.add(None)
+        return changes
+
+    def _encode(self, out: Outgoing, job: Callable[[], Any], then: Callable[[Any, float], None], now: float) -> None:
+        if out.inline:
+            then(job(), now)
+        else:
+            self._aside("checkpoint" if out.checkpoint else "copy", out.key, job, then)
+
+    def _changed(self, out: Outgoing, made: tuple[memoryview, bytes | memoryview], now: float) -> None:
+        """The partition still stands where it was cut."""
+        changes, data = made
+        replica, worker = out.replica, out.command.worker
+        replica.cuts.add(changes)
+        held = replica.cuts.base(worker)
+        here = self._host.replicas.get(out.key) is replica  # else it has been closed meanwhile
+        if here and out.base >= 0 and (held is None or len(data) > held.room):
+            out.base = -1  # so much has changed that the whole is better
+            picture = photograph(replica, self._host.inbounds_of(replica))
+            self._encode(out, partial(Photograph.encode, picture, out.room), partial(self._copied, out), now)
+            return
+        self._copied(out, data, now)
 
     def _copied(self, out: Outgoing, data: bytes | memoryview, now: float) -> None:
         replica = out.replica
         replica.frozen -= 1
-        replica.copy_bytes = len(data)
+        if out.base < 0:
+            replica.copy_bytes = len(data)
+        if out.cuts and self._host.replicas.get(out.key) is replica:
+            self._note_sent(out, len(data))
         out.on(OutEvent.COPIED)
         parts = out.parts = Parts(memoryview(data).cast("B"), heard=now)
         out.room = None
-        about = *out.key, out.command.incarnation, out.number
+        about = *out.key, out.command.incarnation, out.number, out.base
         if out.inline:
             parts.signature = sign(self._secret, about, parts.data)
         else:
@@ -243,6 +301,14 @@ class Transfers:
         self._host.goes_on(out.key)
 
     @staticmethod
+    def _note_sent(out: Outgoing, nbytes: int) -> None:
+        cuts, worker = out.replica.cuts, out.command.worker
+        if out.base >= 0:
+            cuts.sent_changes(worker, out.number, nbytes)
+        else:
+            cuts.sent_whole(worker, out.command.incarnation, out.number, nbytes)
+
+    @staticmethod
     def _signed(parts: Parts, signature: bytes, now: float) -> None:
         parts.signature, parts.heard = signature, now
 
@@ -250,7 +316,7 @@ class Transfers:
         stage, partition, worker, incarnation = out.name
         for offset, payload in out.parts.due(now, self._again_s, self._limits):
             message = Install(
-                stage, partition, incarnation, out.number, offset, out.parts.total, out.replica.leads_since
+                stage, partition, incarnation, out.number, offset, out.parts.total, out.replica.leads_since, out.base
             )  # fmt: skip
             yield ToWorker(worker, message, payload=payload)
 
@@ -260,7 +326,15 @@ class Transfers:
         if out is None or out.number != answer.copy or out.phase is not OutPhase.SENDING:
             return
         out.parts.on_received(answer.received_bytes, now)
-        if answer.done:
+        if answer.lacks:
+            out.replica.cuts.forget(worker)
+            out.on(OutEvent.LACKING)
+            self._over(out)
+            if self._wanted(out):
+                self._begin(out.name, out.command, out.replica, out.checkpoint)  # a whole one
+        elif answer.done:
+            if out.cuts:
+                out.replica.cuts.confirm(worker, out.number)
             out.on(OutEvent.ALIVE)
             self._over(out)
 
@@ -295,6 +369,12 @@ class Transfers:
             raise result.error
         then(result, now)
 
-    def _answer(self, connection: Hashable, message: Install, through: int, done: bool) -> None:
-        answer = Installed(message.stage, message.partition, message.incarnation, message.copy, through, done)
+    def _answer(self, connection: Hashable, message: Install, through: int, done: bool, lacks: bool = False) -> None:
+        answer = Installed(message.stage, message.partition, message.incarnation, message.copy, through, done, lacks)
         self._effects.append(ToSender(connection, answer))
+
+
+def _of_changes(picture: Photograph, since: list[memoryview]) -> tuple[memoryview, memoryview]:
+    """The changes of this cut, and the copy of them and all ``since`` the one that a standby has."""
+    newest = picture.encode_changes()
+    return newest, picture.encode_since([*since, newest])

@@ -207,7 +207,9 @@ class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied. ``term`` is the
-    epoch in which the sender became primary. The outside has the batches of the output at positions below ``left``."""
+    epoch in which the sender became primary. The outside has the batches of the output at positions below ``left``.
+    ``checksum``: of the output of the first ``checked`` steps, all of them committed; 0 of 0 steps for a replica that applies
+    them itself, and is asked."""
 
     stage: Id
     partition: Id
@@ -217,6 +219,8 @@ class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     entries: list[OrderEntry]
     committed: Natural
     left: Natural = 0
+    checked: Natural = 0
+    checksum: Checksum = 0
 
 
 class Orders(Message, frozen=True):
@@ -251,8 +255,9 @@ class Install(Message, frozen=True):
     """Primary to a new replica: part of a copy of its state at a step boundary, in one payload frame (design: copy).
 
     Or to a standby, which keeps it as a checkpoint. ``copy`` numbers the copies that this primary takes, ``offset`` says where
-    in it the part begins, ``total`` how many bytes it has; the last of them are its signature (``transfers.sign``). ``term``:
-    the epoch in which the sender became primary. An empty part asks how far it has come."""
+    in it the part begins, ``total`` how many bytes it has; the last of them are its signature (``arrivals.sign``). ``term``:
+    the epoch in which the sender became primary. An empty part asks how far it has come. ``base``: the copy is what has changed
+    since the checkpoint of this term and number, which the standby has; -1: it is whole (design: changes)."""
 
     stage: Id
     partition: Id
@@ -261,10 +266,12 @@ class Install(Message, frozen=True):
     offset: Natural
     total: Natural
     term: Sequence = 0
+    base: Sequence = -1
 
 
 class Installed(Message, frozen=True):
-    """Answer to Install: ``received_bytes`` of the copy are there; ``done``: the replica has come to life and follows."""
+    """Answer to Install: ``received_bytes`` of the copy are there; ``done``: the replica has come to life and follows, or the
+    standby has the checkpoint. ``lacks``: the standby has not what these are the changes of."""
 
     stage: Id
     partition: Id
@@ -272,6 +279,7 @@ class Installed(Message, frozen=True):
     copy: Natural
     received_bytes: Natural
     done: bool
+    lacks: bool = False
 
 
 class Restore(Message, frozen=True):

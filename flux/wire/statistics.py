@@ -60,6 +60,14 @@ class PrimaryRows(NamedTuple):
     finished: Natural
 
 
+class KeptCheckpoint(NamedTuple):
+    """The newest checkpoint of a standby here: its ``size`` in bytes, and the seconds that it lacks."""
+
+    partition: Natural
+    size: Natural
+    behind_s: float
+
+
 class ReplicaWork(NamedTuple):
     """What a replica here has done since it came to life, and what waits for it now."""
 
@@ -84,8 +92,9 @@ class Load(TypedDict, total=False):
 class StageStatistics(TypedDict, total=False):
     """``latency_ms``: median and 99th percentile of the last steps, None before the first; ``sink_bytes``: of output that
     the sink does not have yet; ``sink_full``: partitions that wait for it. Of the ``standbys`` here: ``checkpoint_bytes`` in all,
-    ``checkpoint_behind_s`` of the one that lacks most; ``replay_s``: by estimate, what a standby of a primary here would need
-    to repeat."""
+    ``checkpoint_behind_s`` of the one that lacks most, ``checkpoints`` of each; ``replay_s``: by estimate, what a standby of a
+    primary here would need to repeat, ``vault_replay_s``: the same from a checkpoint location; ``kept_bytes``: rows for the
+    stage in logs of producers here."""
 
     primaries: list[PrimaryRows]
     queued: Natural
@@ -96,7 +105,10 @@ class StageStatistics(TypedDict, total=False):
     standbys: Natural
     checkpoint_bytes: Natural
     checkpoint_behind_s: float
+    checkpoints: list[KeptCheckpoint]
     replay_s: float
+    vault_replay_s: float
+    kept_bytes: Natural
 
 
 class Statistics(TypedDict, total=False):

@@ -130,6 +130,11 @@ class Cluster:
         """Of what has happened since the last time."""
         return [event.kind for event in self.core.repairs.news()]
 
+    def has(self, partition: int = 0, stage: int = 0) -> str:
+        """Kinds of the replicas, such as "a s"; one that is not live yet in brackets."""
+        short = [(replica.kind[0], replica.live) for replica in self.replicas(partition, stage)]
+        return " ".join(kind if live else f"({kind})" for kind, live in short)
+
     def events(self, kind: str) -> list[Any]:
         return [event for event in self.core.repairs.history if event.kind == kind]
 
@@ -146,6 +151,12 @@ class Cluster:
 
     def scale(self, workers: int) -> None:
         self.take(self.core.scale(workers, self.now))
+
+    def protect(self, replicas: int | None = None, recovery: str | None = None, stage: int = 0) -> int:
+        """The number of the request."""
+        number = self.core.next_request()
+        self.take(self.core.protect(stage, replicas, recovery, self.now, number))
+        return number
 
     # ---- what primaries report
 
@@ -170,13 +181,18 @@ class Cluster:
         if addition is not None and (addition.phase == Phase.FOLLOWS or addition.arrived):
             self.tick(LISTED_EVERY_S)
 
+    def settle_one(self) -> tuple[int, int] | None:
+        """One addition that is under way comes to its end; of which partition."""
+        key = next(iter(self.core.repairs.under_way), None)
+        if key is not None:
+            self.complete(key.partition, key.stage)
+        return key
+
     def settle(self) -> list[tuple[int, int]]:
         """Everything that is under way comes to its end; which partitions, in which order."""
         order = []
-        while self.core.repairs.under_way:
-            stage, partition = next(iter(self.core.repairs.under_way))
-            order.append((stage, partition))
-            self.complete(partition, stage)
+        while (key := self.settle_one()) is not None:
+            order.append(key)
         return order
 
 

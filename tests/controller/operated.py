@@ -22,7 +22,7 @@ from controller.balance.load import Loads, Move, Suggestion, WorkerLoad
 from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.dag import compile_plan
-from controller.decide.asked import Asked, Standing, State, of_drain, of_moves, of_scale
+from controller.decide.asked import Asked, Standing, State, of_change, of_drain, of_moves, of_scale
 from controller.decide.board import Tell
 from controller.operate.connection_file import find_all
 from controller.operate.desk import About, Desk
@@ -34,6 +34,7 @@ from controller.replicas.move_phases import MovePhase
 from controller.replicas.move_queue import Job
 from controller.replicas.placement import FarApart
 from controller.replicas.repairs import Repairs
+from controller.replicas.wishes import wished
 from controller.report.events import Event, History
 from controller.report.metrics import Metrics
 from controller.report.replication import Level, levels
@@ -120,7 +121,7 @@ class FakeCore:
     def levels(self) -> list[Level]:
         columns = None if self.table is None else Columns(self.plan).look(self.table)
         low = [] if self.table is None else self.repairs.low(self.table)
-        return levels(self.plan, columns, self.repairs.doubtful(), low)
+        return levels(self.wished, columns, self.repairs.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
         if policy not in ("pairing", "even", "nothing"):
@@ -190,6 +191,23 @@ class FakeCore:
             self.members.workers[member.node] = member
         return []
 
+    @property
+    def wished(self) -> Any:
+        return self.repairs.wishes.plan
+
+    def protect(self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int) -> list[Tell]:
+        """Done when ``finish_move`` is called."""
+        before = self.wished.stages[stage]
+        wish = wished(before, replicas, recovery)
+        if wish.replicas > 3:
+            raise UsageError(f"cannot protect {wish.name}: replicas must be 1 to 3; got {wish.replicas}")
+        assert self.table is not None
+        self.told.append(("protect", stage, replicas, recovery, now))
+        change = self.repairs.wishes.ask(wish, self.table.stages[stage], now, request)
+        change.left = wish.partitions
+        self.asked[request] = Asked(request, f"protection of {wish.name}", lambda: of_change(change, wish))
+        return []
+
     def moves_pending(self) -> list[Move]:
         return list(self.pending)
 
@@ -203,6 +221,8 @@ class FakeCore:
     # ---- what happens to it
 
     def finish_move(self) -> None:
+        for stage in list(self.repairs.wishes.open):
+            self.repairs.wishes.done(stage)
         if not self.pending:
             return
         move = self.pending.pop(0)
@@ -237,8 +257,9 @@ REPORT: dict[str, Any] = {
     "backlog": {"slices": 3, "bytes": 3 << 20},
     "stages": [
         {"name": "Delays", "finished": 1, "rowsIn": 4000, "rowsOut": 40, "rowsPerSecond": 150.0, "queued": 2,
-         "latencyMs": [1.5, 20.0]},
-        {"name": "Worst", "finished": 0, "rowsIn": 40, "rowsOut": 0, "rowsPerSecond": 50.0, "queued": 1, "latencyMs": None},
+         "latencyMs": [1.5, 20.0], "lossSeconds": 0.5, "keptBytes": 2 << 20},
+        {"name": "Worst", "finished": 0, "rowsIn": 40, "rowsOut": 0, "rowsPerSecond": 50.0, "queued": 1, "latencyMs": None,
+         "lossSeconds": None},
     ],
     "workers": [
         {

@@ -18,7 +18,20 @@ def test_the_version_is_the_packages() -> None:
     assert run("--version").output == f"flux {flux.__version__}\n"
 
 
-OPERATING = ("list", "status", "top", "partitions", "rebalance", "move", "drain", "scale", "fail", "history", "metrics")
+OPERATING = (
+    "list",
+    "status",
+    "top",
+    "partitions",
+    "rebalance",
+    "move",
+    "drain",
+    "scale",
+    "protect",
+    "fail",
+    "history",
+    "metrics",
+)
 
 
 @pytest.mark.parametrize(

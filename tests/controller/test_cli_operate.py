@@ -69,6 +69,7 @@ def test_without_any_query_list_is_empty_and_all_else_exits_with_3() -> None:
     for command in (
         ("status",), ("top", "--once"), ("partitions",), ("history",), ("metrics",), ("rebalance",), ("move", "A/0", "--to", "1"),
         ("drain", "1"), ("scale", "--workers", "2"), ("fail", "1"),
+        ("protect", "A", "--replicas", "2"),
     ):  # fmt: skip
         result = run(*command)
         assert (result.exit_code, result.stdout) == (UNREACHABLE, "")
@@ -94,11 +95,16 @@ def test_the_status_has_stages_workers_replication_and_latency(core: FakeCore) -
         "40",
         "150",
         "2",
+        "2.0",
+        "MiB",
         "1.5",
         "/",
         "20.0",
         "ms",
+        "0.5",
+        "s",
     ]
+    assert shown.splitlines()[shown.splitlines().index(delays) + 1].endswith("the query"), "it has one copy"
     status = parsed("status")
     assert (status["id"], status["name"], status["epoch"], status["rows_per_s"]) == (ID, "clicks", 0, 200.0)
     assert [stage["name"] for stage in status["stages"]] == ["Delays", "Worst"]
@@ -129,7 +135,8 @@ def test_partitions_are_shown_with_role_load_and_state(core: FakeCore) -> None:
     assert len(replicas) == 10
     assert replicas[0] == {
         "stage": "Delays", "partition": 0, "worker": 0, "role": "primary", "safe": True, "load": 0.1, "queued": 1,
-        "state_bytes": 0, "rows_per_s": 50.0, "movable": True, "behind": 0,
+        "state_bytes": 0, "rows_per_s": 50.0, "movable": True, "behind": 0, "kind": "active",
+        "checkpoint_behind_s": None,
     }  # fmt: skip
     assert run("partitions", "--stage", "Nope").exit_code == REFUSED
     refused = parsed("partitions", "--stage", "Nope", code=REFUSED)["error"]
@@ -300,6 +307,36 @@ def test_a_worker_is_drained_until_it_has_left(core: FakeCore) -> None:
     assert result.stdout == "worker 1 has left the query\n"
     assert sorted(core.members.workers) == [0, 2]
     assert run("drain", "1").exit_code == REFUSED
+
+
+def test_a_stage_gets_other_replicas() -> None:
+    with served() as core:
+        done = run("protect", "Delays", "--recovery", "standby")
+        assert (done.exit_code, done.stdout) == (
+            DONE, "Delays is protected by 1 active replica and 1 standby of each partition\n"
+        )  # fmt: skip
+        document = parsed("protect", "Worst", "--replicas", "3")
+        assert document["waited"]
+        assert [(stage["replicas"], stage["recovery"]) for stage in document["status"]["stages"]] == [
+            (2, "standby"), (3, "active"),
+        ]  # fmt: skip
+        assert [told[:4] for told in core.told] == [("protect", 0, None, "standby"), ("protect", 1, 3, None)]
+        refused = parsed("protect", "Worst", "--replicas", "4", code=REFUSED)["error"]
+        assert refused == {"kind": "refused", "message": "cannot protect Worst: replicas must be 1 to 3; got 4"}
+        assert "there is no stage Nope; there are Delays, Worst" in run("protect", "Nope", "--replicas", "2").stderr
+        assert run("protect", "Delays").exit_code == USAGE, "nothing is said to change"
+        assert run("protect", "Delays", "--replicas", "many").exit_code == USAGE
+
+
+def test_a_change_that_takes_longer_goes_on_and_one_that_is_replaced_has_failed() -> None:
+    with served(tick=lambda core: None) as core:
+        late = run("protect", "Delays", "--recovery", "standby", "--timeout", "0.1")
+        assert late.exit_code == REFUSED
+        assert "4 partitions of Delays, from 2 active replicas to 1 active replica and 1 standby" in late.stderr
+        begun = run("protect", "Delays", "--replicas", "3", "--no-wait")
+        assert (begun.exit_code, begun.stdout) == (DONE, "asked for as request 2; look at it with flux status\n")
+        assert "protection of Delays" in run("status").stdout
+        assert core.request(1).standing.why == "request 2 asks for 1 active replica and 2 standbys"
 
 
 def test_workers_are_scaled_and_slots_that_stay_empty_are_named() -> None:

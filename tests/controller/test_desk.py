@@ -20,6 +20,7 @@ from controller.operate.requests import (
     History,
     MetricsText,
     Partitions,
+    ProtectStage,
     Refused,
     Request,
     SetWorkers,
@@ -224,6 +225,19 @@ def test_moves_that_cannot_be_are_refused_and_none_of_the_request_is_begun(move:
     refused = answer(at, StartMoves(moves=[good, move], why=""))
     assert (refused.kind, refused.reason) == ("usage", reason)
     assert at.core.told == []
+
+
+def test_a_change_of_protection_goes_to_the_controller_with_the_number_of_its_stage() -> None:
+    at = counter()
+    asked(at, ProtectStage(stage="Worst", replicas=2))
+    assert at.core.told == [("protect", 1, 2, None, NOW)]
+    status = answer(at, GetStatus())
+    assert [(stage.replicas, stage.recovery) for stage in status.stages] == [(2, "active"), (2, "active")]
+    assert status.requests[0].left == "2 partitions of Worst, from 1 active replica to 2 active replicas"
+    assert (
+        answer(at, ProtectStage(stage="Nope", replicas=2)).reason == "there is no stage Nope; there are Delays, Worst"
+    )
+    assert answer(at, ProtectStage(stage="Worst", replicas=9)).kind == "usage"
 
 
 def test_drain_fail_and_scale_go_to_the_controller() -> None:

@@ -22,7 +22,7 @@ from controller.report.metrics import STALL_BUCKETS_S, Metrics, merged
 from controller.report.replication import Level, levels
 from flux.errors import UsageError
 
-LEVELS = [Level(2, 2, 0), Level(1, 1, 0)]
+LEVELS = [Level(2, 2, 0, 8, 0), Level(1, 1, 0, 2, 0)]
 
 
 def observed(metrics: Metrics, report: dict[str, Any] | None = REPORT, **changes: Any) -> Metrics:
@@ -130,7 +130,7 @@ def test_the_level_of_replication_is_that_of_the_worst_partition() -> None:
     assert core.table is not None
     unsafe = core.table.replicas(0, 1)[1]
     columns, low = Columns(core.plan).look(core.table), core.repairs.low(core.table)
-    assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, unsafe.incarnation)], low)[0] == Level(2, 1, 0)
+    assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, unsafe.incarnation)], low)[0] == Level(2, 1, 0, 8, 0)
     assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, 99)], low) == LEVELS, "another life of it"
 
 

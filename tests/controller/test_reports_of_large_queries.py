@@ -17,6 +17,7 @@ from controller.replicas.kinds import missing
 from controller.report.replication import Level
 from flux.errors import UsageError
 from flux.replicas.kinds import replicated
+from partitioning.ids import STANDBY
 from tests.controller.cluster import Cluster
 from tests.controller.test_loads import reports
 
@@ -26,7 +27,8 @@ def one_by_one(c: Cluster) -> list[Level]:
     for stage, rows in zip(c.core.plan.stages, c.table.stages, strict=True):
         safe = [sum(c.core.repairs.keeps_up(stage.id, p, r) for r in replicas) for p, replicas in enumerate(rows)]
         short = sum(missing(stage, replicas) is not None for replicas in rows)
-        found.append(Level(stage.replicas, min(safe), short))
+        standbys = sum(replica.kind == STANDBY for replicas in rows for replica in replicas)
+        found.append(Level(stage.replicas, min(safe), short, sum(map(len, rows)) - standbys, standbys))
     return found
 
 

@@ -8,12 +8,16 @@ import pytest
 
 import flux
 from controller.explain import explain
+from controller.operate.desk import About, Desk
+from controller.operate.requests import GetPartitions
+from controller.report.metrics import Metrics
 from controller.report.progress import Progress
 from flux.errors import UsageError
 from flux.wire.control import CopyState, Heartbeat
+from flux.wire.statistics import Lag
 from partitioning.ids import ACTIVE, STANDBY
 from partitioning.table import ReplicaAt
-from tests.controller.cluster import Cluster
+from tests.controller.cluster import Cluster, register
 
 
 def cluster(slots: int = 4, replicas: int = 2, **more: Any) -> Cluster:
@@ -133,3 +137,48 @@ def test_reports_say_what_a_loss_would_cost() -> None:
     assert {key: shown[key] for key in ("recovery", "checkpointBytes", "checkpointBehindSeconds", "replaySeconds")} == {
         "recovery": STANDBY, "checkpointBytes": 1 << 20, "checkpointBehindSeconds": 1.5, "replaySeconds": 0.25,
     }  # fmt: skip
+    assert shown["lossSeconds"] == 0.25
+
+
+def shown_of(replicas: int, recovery: str = ACTIVE, **stats: Any) -> Any:
+    c = Cluster(replicas=replicas, recovery=recovery)
+    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None}
+    c.report(0, Heartbeat(node=0, progress=1, stats={"stages": [stage | stats.pop("stage", {})], **stats}))
+    return Progress(c.core.plan, "id", None).make(c.core.members, 0, 1, c.now, wished=c.core.wished)["stages"][0]
+
+
+def test_a_loss_costs_the_query_where_there_is_no_other_replica() -> None:
+    assert shown_of(1)["lossSeconds"] is None
+
+
+def test_a_loss_costs_what_the_secondary_that_is_far_behind_has_still_to_apply() -> None:
+    assert shown_of(2)["lossSeconds"] == 0.0
+    assert shown_of(2, behind=[Lag(0, 0, 1, 0, 100, 0.75, 5, False)])["lossSeconds"] == 0.75
+
+
+def test_rows_in_the_logs_of_workers_and_of_ingress_tasks_count_for_the_stage_that_is_to_get_them() -> None:
+    c = Cluster()
+    c.take(c.core.on_report("ingress", register(0, "ingress"), c.now))
+    node = next(iter(c.core.members.ingress.values())).node
+    c.take(c.core.on_report("ingress", Heartbeat(node=node, progress=1, stats={"log_bytes": 1000}), c.now))
+    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "kept_bytes": 234}
+    c.report(0, Heartbeat(node=0, progress=1, stats={"stages": [stage]}))
+    assert Progress(c.core.plan, "id", None).make(c.core.members, 0, 1, c.now)["stages"][0]["keptBytes"] == 1234
+
+
+def test_reports_go_by_what_is_wished_now() -> None:
+    c = Cluster(slots=4)
+    c.protect(recovery=STANDBY)
+    (stage,) = Progress(c.core.plan, "id", None).make(c.core.members, 0, 1, c.now, wished=c.core.wished)["stages"]
+    assert (stage["replicas"], stage["recovery"]) == (2, STANDBY)
+
+
+def test_partitions_show_the_age_and_size_of_each_checkpoint() -> None:
+    c = cluster()
+    worker = c.holders()[1]
+    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "checkpoints": [(0, 77, 1.25)]}
+    c.report(worker, Heartbeat(node=worker, progress=1, stats={"stages": [stage]}))
+    desk = Desk(c.core, About("q", None, "a", 1, 0.0), lambda: None, Metrics(c.core.plan, "q", None), lambda: None)
+    answer, _ = desk.answer(GetPartitions(), c.now)
+    said = [(row.role, row.kind, row.checkpoint_behind_s) for row in answer.replicas]
+    assert said == [("primary", ACTIVE, None), ("standby", STANDBY, 1.25)]

@@ -15,6 +15,7 @@ from controller.replicas.apart import Place
 from controller.replicas.next_additions import Addition, Census, Wanted, all_additions, next_additions, under_replicated
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import drop, retain, without_worker
+from controller.replicas.wishes import Wishes
 from flux.dataflow.plan import Plan
 from flux.dataflow.sources import DataFrameSource
 from flux.settings import Settings
@@ -132,7 +133,7 @@ def test_a_census_kept_from_table_to_table_changes_no_answer(
 ) -> None:
     plan = planned(*copies[: len(placed)])
     now = table(*placed, workers=(0, 1, 2, 3))
-    census = Census(plan)
+    census = Census(Wishes(plan))
     for stage, partition, worker, added in [(0, 0, 9, False), *changes]:
         change = retain if added else drop
         now = change(now, stage % len(placed), partition, worker)

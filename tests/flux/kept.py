@@ -39,13 +39,13 @@ def orders(
 
 
 def checkpoint(
-    step: int, term: int, number: int, incarnation: int = 0, size: int = 0, text: bytes = b"s"
+    step: int, term: int, number: int, incarnation: int = 0, size: int = 0, text: bytes = b"s", base: int = -1
 ) -> Checkpoint:
-    """As it comes from a primary. ``size``: bytes of its operator's state."""
+    """As it comes from a primary. ``size``: bytes of its operator's state. ``base``: what has changed since that number."""
     about: dict[str, object] = {"applied": step, "now": float(step), "entries": b"\x90", "committed": step}
     pickled = pickle.dumps(ReplicaState(about, (Position(STREAM, step, incarnation, ((step, 7),)),), ()))
     data = struct.pack("<Q", len(pickled)) + pickled + b"B" + text * size
-    return Checkpoint.of(memoryview(data), decode_state(data), term, number)
+    return Checkpoint.of(memoryview(data), decode_state(data), term, number, base)
 
 
 def take(journal: Journal, given: Checkpoint, key: PartitionKey = KEY) -> bool:
@@ -63,7 +63,7 @@ def standby(journal: Journal, key: PartitionKey = KEY) -> Standby:
 def held_checkpoint(kept: Checkpoint | None) -> Any:
     if kept is None:
         return None
-    data = None if kept.data is None else bytes(kept.data)
+    data = [bytes(piece) for piece in kept.pieces]
     return kept.step, kept.term, kept.number, kept.at, kept.next, kept.positions, data
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import flux
 from flux.dataflow import aggregate as agg
-from flux.dataflow.operator import Context
+from flux.dataflow.operator import Context, gives_changes
 from flux.errors import SchemaError, UsageError
 from partitioning.errors import ColumnTypeError, KeyTypeError, SumOverflowError
 
@@ -264,3 +264,56 @@ def test_count_of_a_star_counts_rows_as_in_spark() -> None:
     assert flux.count("*") == flux.count()
     with pytest.raises(flux.SchemaError, match=r"no column '\*'"):
         flux.testing.apply(flux.stage(type("Total", (flux.Aggregate,), {"n": flux.sum("*")})), batch)
+
+
+def test_changes_hold_only_the_keys_that_changed() -> None:
+    schema = pa.schema([("k", pa.int64()), ("delay", pa.int32())])
+    many = pa.record_batch([list(range(1000)), [1] * 1000], schema=schema)
+    operator = opened(batch=many, key=("k",))
+    operator.process(many)
+    assert operator.changes() is None, "nobody has asked before"
+    operator.process(many.slice(5, 3))
+    operator.process(pa.record_batch([[5, 2000], [9, 9]], schema=schema))
+    changes = operator.changes()
+    assert changes is not None
+    assert changes["slots"].tolist() == [5, 6, 7]
+    assert [key.to_pylist() for key in changes["keys"]] == [[2000]]
+    assert changes["state"]["flights.counts"].to_pylist() == [3, 2, 2, 1]
+    again = operator.changes()
+    assert again is not None
+    assert len(again["state"]) == 0, "nothing since"
+    operator.process(many.slice(0, 600))
+    assert operator.changes() is None, "more than half: the whole snapshot is less"
+
+
+def test_changes_of_another_state_are_not_applied() -> None:
+    schema = pa.schema([("k", pa.int64()), ("delay", pa.int32())])
+    rows = [pa.record_batch([[k], [1]], schema=schema) for k in range(10)]
+    operator, other, longer = (opened(batch=rows[0], key=("k",)) for _ in range(3))
+    for row in rows[:5]:
+        operator.process(row)
+        longer.process(row)
+    for row in rows[5:]:
+        other.process(row)
+    operator.changes()
+    operator.process(rows[5])
+    changes = operator.changes()
+    assert changes is not None
+    longer.process(rows[7])
+    with pytest.raises(SchemaError, match="a state of 5 keys cannot be applied to one of 6"):
+        longer.apply_changes(changes)
+    with pytest.raises(SchemaError, match="new to it are there already"):
+        other.apply_changes(changes)
+
+
+def test_an_aggregate_with_a_state_of_its_own_gives_no_changes_of_the_rest_alone() -> None:
+    class Noted(Delays):
+        def snapshot(self) -> object:
+            return {"rest": super().snapshot(), "seen": self.seen}
+
+        def restore(self, snapshot: dict) -> None:  # type: ignore[override]
+            super().restore(snapshot["rest"])
+            self.seen = snapshot["seen"]
+
+    assert gives_changes(Delays())
+    assert not gives_changes(Noted())

@@ -65,6 +65,7 @@ from flux.wire.messages import (
     Resume,
 )
 from flux.wire.statistics import (
+    KeptCheckpoint,
     Lag,
     Load,
     PartitionRead,
@@ -107,7 +108,10 @@ EVERYTHING: Statistics = {
             "standbys": 2,
             "checkpoint_bytes": 5,
             "checkpoint_behind_s": 0.5,
+            "checkpoints": [KeptCheckpoint(0, 1, 0.5)],
             "replay_s": 1.5,
+            "vault_replay_s": 2.5,
+            "kept_bytes": 6,
         }
     ],
     "rss_bytes": 10,
@@ -120,8 +124,9 @@ ASKED = [
     Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM, batches=[0, 1], counts=[5, 10, 5, 10]),
     Data(0, 1, 2, 0, 0, 9, [0, 1], [4, 6], [2], 1000, checksum=CHECKSUM, begin=0, position=b"at"),
     Fetch(0, 1, 2),
-    Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
+    Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5, 0, 4, CHECKSUM)]),
     Install(0, 1, 2, 3, 0, 64),
+    Install(0, 1, 2, 3, 0, 64, 5, base=1),
     Press(0, 1, [2]),
     Restore(0, 1, 2, 3),
 ]
@@ -135,6 +140,7 @@ ANSWERED = [
     Chunk(0, 1, 2, 3),
     OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)]),
     Installed(0, 1, 2, 3, 64, False),
+    Installed(0, 1, 2, 3, 0, False, lacks=True),
 ]
 REPORTS = [
     Register(role="worker", index=0, attempt=1, host="h", pid=3, edges=[1], node=2),

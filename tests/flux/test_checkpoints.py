@@ -10,6 +10,7 @@ import pytest
 
 from flux.errors import UsageError
 from flux.host.checkpoints import AT_ONCE, Checkpoints, To
+from flux.replicas.cuts import Cuts
 from flux.replicas.kinds import active, standby
 from flux.settings import Settings
 from partitioning.ids import PartitionKey
@@ -40,7 +41,7 @@ def peer(applied: int = 0, kind: Any = standby) -> Any:
 def replica(applied: int, state_bytes: int = 0, **more: Any) -> Any:
     order = SimpleNamespace(peers={AT: peer()}, end=applied)
     about = {"primary": True, "finished": False, "between_steps": True, "step_s": 0.01} | more
-    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, **about)
+    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, cuts=Cuts(), **about)
 
 
 class Scene:

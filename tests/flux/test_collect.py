@@ -67,3 +67,23 @@ def test_an_empty_output_has_its_schema() -> None:
     operator = collecting()
     operator.finish()
     assert read(operator) == []
+
+
+def test_what_was_appended_is_a_change_also_behind_the_end() -> None:
+    for begun_after in range(4):
+        operator, copy, applied = collecting(), collecting(), 0
+        for step, rows in enumerate([batch(1), batch(2, 3), batch(4), None]):
+            if step == begun_after:
+                assert operator.changes() is None, "nobody has asked before"
+                copy.restore(operator.snapshot())
+            if rows is None:
+                operator.finish()
+            else:
+                operator.process(rows)
+            if step >= begun_after and step != 1:  # one time the change of two steps
+                changes = operator.changes()
+                applied += len(changes["data"])
+                copy.apply_changes(changes)
+                copy.apply_changes(operator.changes())
+        assert read(copy) == read(operator) == [1, 2, 3, 4]
+        assert (applied < operator.state_bytes()) == (begun_after > 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kept import LARGE, Memory, checkpoint, opened, orders, standby, take, two_flushes
+from kept import KEY, LARGE, Memory, all_held, checkpoint, held, opened, orders, standby, take, two_flushes
 
 from flux.durable.journal import Journal
 from flux.durable.records import Ordered, Seen, frame, frames
@@ -85,19 +85,46 @@ def test_damage_to_the_first_frame_of_a_segment_is_an_error_though_nothing_follo
         Journal(store)
 
 
-@pytest.mark.parametrize("where", ["checkpoint", "beside"])
+def damaged(store: Memory, name: str, damage: str) -> None:
+    data = store.files.pop(name)
+    changed = {"changed": flipped(data, len(data) - 1), "shorter": data[:-1], "longer": data + b"\0", "empty": b""}
+    if damage in changed:
+        store.files[name] = changed[damage]
+
+
 @pytest.mark.parametrize("damage", ["gone", "changed", "shorter", "longer", "empty"])
-def test_a_checkpoint_file_that_is_not_as_it_was_is_an_error_that_names_it(where: str, damage: str) -> None:
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_checkpoint_file_that_is_not_as_it_was_is_an_error_that_names_it(number: int, damage: str) -> None:
+    """Rows have been acked by it, so the checkpoint before it would not do. Number 0 is whole, the others are changes."""
     store = Memory()
     journal = opened(store)
-    standby(journal).on_orders(orders(1, 0, 4, committed=2))
-    take(journal, checkpoint(2, 1, 0, size=LARGE if where == "checkpoint" else 0))
-    take(journal, checkpoint(4, 1, 1, size=LARGE if where == "beside" else 0))
-    assert standby(journal).beside is not None
+    standby(journal).on_orders(orders(1, 0, 4, committed=4))
+    for each in range(3):
+        take(journal, checkpoint(each + 1, 1, each, size=LARGE, base=each - 1))
     journal.flush()
-    ((name, data),) = store.files.items()
-    changed = {"changed": flipped(data, len(data) - 1), "shorter": data[:-1], "longer": data + b"\0", "empty": b""}
-    store.files = {name: changed[damage]} if damage in changed else {}
+    name = f"0-3-1-{number}-1"
+    damaged(store, name, damage)
     said = "is not there" if damage == "gone" else "is damaged"
     with pytest.raises(SnapshotError, match=rf"checkpoint of partition 3 of stage 0 \({name}, [\d,]+ bytes\) {said}"):
         Journal(store)
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed", "shorter", "longer", "empty"])
+@pytest.mark.parametrize("base", [-1, 0])
+def test_one_that_waits_and_is_damaged_leaves_the_checkpoint_before_it(base: int, damage: str) -> None:
+    """Nobody was told that it is kept."""
+    store = Memory()
+    journal = opened(store)
+    standby(journal).on_orders(orders(1, 0, 4, committed=2))
+    take(journal, checkpoint(2, 1, 0, size=0))
+    take(journal, checkpoint(4, 1, 1, size=LARGE, base=base))
+    assert standby(journal).beside is not None
+    journal.flush()
+    before = all_held(journal)
+    damaged(store, "0-3-1-1-1", damage)
+    read = Journal(store)
+    assert standby(read).beside is None
+    assert held(standby(read))[0] == before[KEY][0]
+    assert standby(read).order.since(2) == standby(journal).order.since(2)
+    (said,) = read.left_out
+    assert "checkpoint of partition 3 of stage 0 (0-3-1-1-1" in said

@@ -385,7 +385,7 @@ def test_it_comes_whole_whatever_is_lost_twice_or_out_of_order(seed: int, loss: 
 @pytest.mark.parametrize("secret", [b"another", SECRET])
 def test_what_is_forged_never_leads(secret: bytes) -> None:
     data = image.encode(filled())
-    signature = sign(secret, (*KEY, LIFE, 1), data)
+    signature = sign(secret, (*KEY, LIFE, 1, -1), data)
     forged = bytes(data[:-1]) + (bytes([data[-1] ^ 1]) if secret == SECRET else bytes(data[-1:])) + signature
     new = Newcomer()
     new.arrivals.on_install("c", Install(*KEY, LIFE, 1, 0, len(forged), LIFE), forged, 0.0)
@@ -398,7 +398,7 @@ def test_a_copy_of_another_life_or_number_does_not_fit() -> None:
     data = image.encode(filled())
     for life, number in ((LIFE, 2), (LIFE + 1, 1)):
         new = Newcomer()
-        whole = bytes(data) + sign(SECRET, (*KEY, life, number), data)
+        whole = bytes(data) + sign(SECRET, (*KEY, life, number, -1), data)
         new.arrivals.on_install("c", Install(*KEY, LIFE, 1, 0, len(whole), LIFE), whole, 0.0)
         new.work()
         assert (new.led, new.arrivals.newly_forged()) == ([], 1)

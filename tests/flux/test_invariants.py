@@ -20,9 +20,10 @@ from flux.host.stage_worker import StageWorker
 from flux.host.subscriptions import Subscriptions
 from flux.replicas.arrivals import Arrivals
 from flux.replicas.checksums import Checksums
+from flux.replicas.cuts import Cuts
 from flux.replicas.exit import Exit
 from flux.replicas.order import OrderLog
-from flux.replicas.parts import Parts
+from flux.replicas.parts import Limits, Parts
 from flux.replicas.release import Release
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Checkpoint, Standby
@@ -158,6 +159,14 @@ def standby() -> Standby:
     return made
 
 
+def cuts() -> Cuts:
+    made = Cuts()
+    made.follow(0, {OTHER: 0}, Limits())
+    made.sent_whole(OTHER, 0, 1, 100)
+    made.add(memoryview(b"a"))
+    return made
+
+
 def one(copies: dict[Any, Any]) -> Any:
     (copy,) = copies.values()
     return copy
@@ -247,6 +256,7 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
         lambda made: setattr(made, "beside", Checkpoint(step=4, term=0)),
         "a checkpoint of an earlier primary waits",
     ),
+    (cuts, lambda made: made._changes.clear(), "has cut 0, kept are 0 up to 1"),
     (receives, lambda made: setattr(one(made._incoming), "received", one(made._incoming).total), ", receiving"),
 ]
 
@@ -287,6 +297,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Waiting,
         Release,
         Checksums,
+        Cuts,
         Exit,
         Hosted,
         Transfers,

@@ -62,6 +62,7 @@ class Lives:
         self.flushed: Any = {}
         self.flushing: Any = None
         self.highest = -1
+        self.changes_taken = 0
         self._go_on(Memory())
 
     def _go_on(self, store: Memory) -> None:
@@ -87,7 +88,7 @@ class Lives:
             self.flush,
             self.take_over,
         ]
-        kinds += [self.checkpoint, self.send, self.fence, self.see, self.refused]
+        kinds += [self.checkpoint, self.checkpoint, self.checkpoint, self.send, self.fence, self.see, self.refused]
         for _ in range(steps):
             self.rng.choice(kinds)(self.rng.choice(self.told))
 
@@ -113,7 +114,12 @@ class Lives:
     def checkpoint(self, told: Told) -> None:
         step, told.number = self.rng.randint(0, len(told.log)), told.number + 1
         size = self.rng.choice([0, 0, LARGE])
-        made = checkpoint(step, told.term, told.number, self.rng.randint(0, 9), size)
+        base = -1
+        if self.rng.random() < 0.7:  # what has changed, perhaps since one that is not there
+            held_now = standby(self.journal, told.key)
+            base = self.rng.choice([(held_now.beside or held_now.checkpoint).number, held_now.checkpoint.number, 1])
+        made = checkpoint(step, told.term, told.number, self.rng.randint(0, 9), size, base=base)
+        self.changes_taken += base >= 0 and standby(self.journal, told.key).holds(told.term, base) is not None
         if standby(self.journal, told.key).wants(made.term, made.number):
             kept = self.journal.put(told.key, made)
             if self.rng.random() < 0.3:  # it was put in another thread
@@ -256,6 +262,52 @@ def test_the_file_of_a_checkpoint_that_a_later_term_throws_away_goes(word: str) 
     standby(journal).fence(2) if word == "fence" else standby(journal).on_orders(orders(2, 0, 1))
     journal.flush()
     assert not store.files
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+@pytest.mark.parametrize("segment", [1, 1 << 20])
+def test_changes_keep_what_they_are_the_changes_of_until_a_whole_one_comes(size: int, segment: int) -> None:
+    store = Memory()
+    with segments_of(segment):
+        journal = opened(store)
+        standby(journal).on_orders(orders(1, 0, 6, committed=6))
+        take(journal, checkpoint(1, 1, 1, size=LARGE))
+        for number in (2, 3):
+            take(journal, checkpoint(number, 1, number, size=size, base=number - 1))
+            journal.flush()
+        assert "0-3-1-1-1" in store.files
+        assert len(store.files) == (3 if size else 1)
+        read = Journal(store)
+        assert all_held(read) == all_held(journal)
+        assert len(standby(read).checkpoint.pieces) == 3
+        take(journal, checkpoint(4, 1, 4, size=size, base=7))
+        journal.flush()
+        assert standby(journal).checkpoint.step == 3, "it has no number 7"
+        take(journal, checkpoint(5, 1, 5, size=LARGE))
+        journal.flush()
+    assert set(store.files) == {"0-3-1-5-1"}
+
+
+def test_changes_beside_leave_the_checkpoint_as_it_is() -> None:
+    store = Memory()
+    journal = opened(store)
+    standby(journal).on_orders(orders(1, 0, 4, committed=2))
+    take(journal, checkpoint(2, 1, 1, size=LARGE))
+    take(journal, checkpoint(3, 1, 2, size=LARGE, base=1))
+    take(journal, checkpoint(4, 1, 3, size=LARGE, base=2))
+    journal.flush()
+    assert set(store.files) == {"0-3-1-1-1", "0-3-1-2-1", "0-3-1-3-1"}
+    standby(journal).fence(2)
+    journal.flush()
+    assert set(store.files) == {"0-3-1-1-1"}, "what was not committed goes, and only that"
+    assert len(standby(Journal(store)).checkpoint.pieces) == 1
+
+
+def test_the_random_stories_have_changes() -> None:
+    stories = [Lives(seed) for seed in range(10)]
+    for story in stories:
+        story.run(25)
+    assert sum(story.changes_taken for story in stories) > 10
 
 
 def test_the_file_of_a_checkpoint_that_is_refused_goes_with_the_next_flush() -> None:

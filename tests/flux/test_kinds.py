@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from one_worker import planned
-from scripted import OTHER, Plain, feed, made, work
+from scripted import OTHER, SCHEMA, Plain, feed, made, work
 
 import flux
 import flux.replicas.kinds as kinds
@@ -135,6 +136,48 @@ def test_no_checksums_are_kept_for_a_kind_whose_output_is_not_compared() -> None
         feed(primary, sequence, sequence)
         work(primary, 10.0)
     assert primary.checksum_at(CHECKSUMS_KEPT) is None
+
+
+class Passing(flux.Operator):
+    """Its output has a checksum."""
+
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield batch
+
+
+def test_output_is_compared_from_the_copy_on_whatever_the_plan_says() -> None:
+    """The stage had one replica at the start, and gets another."""
+    primary, other = made(Passing, 1), made(Passing, 1)
+    primary.lead(0, [])
+    feed(primary, 0, 7)
+    work(primary, 1.0)
+    assert primary.checksum_at(primary.applied) is None, "there is nobody to compare with"
+    primary.compare()
+    other.adopt(primary.state())
+    for replica in (primary, other):
+        replica.lead(1, [ReplicaAt(OTHER, 1)])
+        feed(replica, 1, 8)
+        work(replica, 2.0)
+    assert primary.applied == other.checked == 2
+    assert primary.checksum_at(2) == other.last_checksum != primary.checksum_at(1)
+    assert [replica.validate() for replica in (primary, other)] == [None, None]
+
+
+def test_a_primary_without_others_does_not_keep_checksums() -> None:
+    primary = made(Passing, 2)
+    primary.lead(0, [ReplicaAt(OTHER, 0)])
+    feed(primary, 0, 7)
+    work(primary, 1.0)
+    assert primary.checksum_at(1) is not None
+    primary.lead(1, [])
+    feed(primary, 1, 8)
+    work(primary, 2.0)
+    assert primary.checksum_at(2) is None
+    assert not primary.state()["compared"]
+    primary.compare()
+    assert primary.checksum_at(2) == primary.checksum
 
 
 # ---- streams

@@ -113,11 +113,11 @@ def test_what_cannot_be_read_is_refused(place: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("about", "said"),
-    [({"format": 2}, "format 2;"), ({}, "format None;"), ({"format": "1"}, "format '1';"), ([1], r"format \[1\];")],
+    [({"format": 1}, "format 1;"), ({}, "format None;"), ({"format": "1"}, "format '1';"), ([1], r"format \[1\];")],
 )
 def test_another_format_is_refused(place: Path, about: Any, said: str) -> None:
     (taken(place) / "flux.json").write_text(json.dumps(about))
-    with pytest.raises(UsageError, match=rf"has {said} this release of Flux reads format 1 only"):
+    with pytest.raises(UsageError, match=rf"has {said} this release of Flux reads format 2 only"):
         vault.Location.open(place)
 
 
@@ -126,7 +126,7 @@ def test_a_description_that_lacks_something_is_refused(place: Path, missing: str
     about = json.loads((taken(place) / "flux.json").read_text())
     del about[missing]
     (place / "flux.json").write_text(json.dumps(about))
-    with pytest.raises(UsageError, match="has format 1; this release"):
+    with pytest.raises(UsageError, match="has format 2; this release"):
         vault.Location.open(place)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flux.replicas.kinds import standby
-from flux.replicas.order import OrderLog
+from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.pairing import CATCH_UP_MAX_S, ENTRIES_MAX, PROBE_S, CaughtUp, Diverged, on_seen, outgoing
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.table import ReplicaAt
@@ -41,6 +41,10 @@ class Primary(SimpleNamespace):
 
     def checksum_at(self, applied: int) -> int | None:
         return self.checksums.get(applied)
+
+    def claim(self) -> Claim:
+        steps = min(self.applied, self.order.committed)
+        return Claim(steps, self.checksums[steps]) if steps in self.checksums else NO_CLAIM
 
 
 def paired(steps: int = 0, live: bool = True) -> Primary:
@@ -337,3 +341,15 @@ def test_a_standby_follows_as_soon_as_it_has_the_order_and_its_steps_are_no_lag(
     assert answer(primary, below=3, applied=1) == [CaughtUp(2, 3, A, 0, False, 0.0)]
     primary.order.lead([ReplicaAt(A, 0, True)], 3)
     assert answer(primary, below=3, applied=1) == [CaughtUp(2, 3, A, 0, True, 0.0, steps_behind=0)]
+
+
+def test_a_standby_hears_the_checksum_of_committed_output_and_a_secondary_is_asked_for_its_own() -> None:
+    primary = paired(steps=3)
+    primary.checksums = {1: 11, 2: 22, 3: 33}
+    ((item,),) = list(outgoing([primary], 0.0, 1.0).values())  # type: ignore[list-item]
+    assert (item.checked, item.checksum) == (0, 0)
+    primary.order.peers[A].kind = standby
+    primary.order.on_seen(A, 0, 2, 0)
+    primary.decide(1)
+    ((item,),) = list(outgoing([primary], 0.0, 1.0).values())  # type: ignore[list-item]
+    assert (item.checked, item.checksum) == (2, 22), "step 3 may still be another one"

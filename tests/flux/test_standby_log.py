@@ -112,3 +112,10 @@ def test_the_age_of_its_checkpoint_is_counted_in_the_time_of_steps() -> None:
     standby.on_orders(orders(1, 6, 0, 6))
     standby.take(checkpoint(6, 1, 1))
     assert standby.behind_s == 0.0, "it lacks nothing"
+
+
+def test_it_keeps_the_newest_claim_of_what_was_committed_and_of_a_deposed_primary_none() -> None:
+    standby = made()
+    for term, checked in ((2, 4), (2, 3), (1, 5)):
+        standby.on_orders(PartitionOrder(*KEY, 0, term, 6, [], 4, 0, checked, 100 + checked))
+    assert standby.claim == (4, 104)

@@ -217,3 +217,70 @@ def test_columns_are_found_whatever_their_case_as_in_spark() -> None:
     assert flux.testing.apply(Totals, rows, rows, restart_after=1).to_pylist() == [
         {"k": 1, "n": 4, "total": 2.0}, {"k": 2, "n": 2, "total": 4.0},
     ]  # fmt: skip
+
+
+@flux.stage(key="k", schema="k long, most double")
+class Largest(flux.Operator):
+    """The largest of each key; ``forgets`` to tell what has changed."""
+
+    def __init__(self, forgets: bool = False) -> None:
+        self.forgets = forgets
+
+    def open(self, context: flux.Context) -> None:
+        self.most: dict[int, float] = {}
+        self.changed: set[int] = set()
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            self.most[row["k"]] = max(row["v"] or 0.0, self.most.get(row["k"], 0.0))
+            if not self.forgets:
+                self.changed.add(row["k"])
+
+    def finish(self) -> Any:
+        return pa.RecordBatch.from_pylist([{"k": k, "most": v} for k, v in sorted(self.most.items())])
+
+    def snapshot(self) -> Any:
+        return self.most
+
+    def restore(self, snapshot: Any) -> None:
+        self.most = snapshot
+
+    def changes(self) -> Any:
+        changed, self.changed = self.changed, set()
+        return {key: self.most[key] for key in changed}
+
+    def apply_changes(self, changes: Any) -> None:
+        self.most |= changes
+
+
+@pytest.mark.parametrize("stage", [Totals, Largest])
+@pytest.mark.parametrize(("checkpoint_after", "restart_after"), [(0, 0), (0, 1), (1, 2), (0, 2), (2, 2)])
+def test_a_restart_from_a_checkpoint_and_the_changes_since_changes_nothing(
+    stage: Any, checkpoint_after: int, restart_after: int
+) -> None:
+    out = flux.testing.apply(stage, ROWS, MORE, checkpoint_after=checkpoint_after, restart_after=restart_after)
+    assert out == flux.testing.apply(stage, ROWS, MORE)
+
+
+def test_changes_that_lack_something_are_seen() -> None:
+    whole = flux.testing.apply(Largest(forgets=True), ROWS, MORE, restart_after=2)
+    assert whole == flux.testing.apply(Largest, ROWS, MORE)
+    assert flux.testing.apply(Largest(forgets=True), ROWS, MORE, checkpoint_after=1, restart_after=2) != whole
+
+
+def test_a_checkpoint_comes_before_the_restart_and_needs_changes() -> None:
+    for given in ({"checkpoint_after": 1}, {"checkpoint_after": 2, "restart_after": 1}):
+        with pytest.raises(
+            flux.UsageError, match="checkpoint_after must be a number of batches from 0 to restart_after"
+        ):
+            flux.testing.apply(Largest, ROWS, MORE, **given)
+    with pytest.raises(flux.UsageError, match=r"stage Idle defines no changes\(\) and apply_changes\(\)"):
+        flux.testing.apply(Idle, ROWS, MORE, checkpoint_after=0, restart_after=1)
+
+
+@pytest.mark.parametrize(("has", "lacks"), [("changes", "apply_changes"), ("apply_changes", "changes")])
+def test_an_operator_defines_both_of_what_changes_need_or_none(has: str, lacks: str) -> None:
+    with pytest.raises(
+        flux.UsageError, match=rf"Half defines {has}\(\) and not {lacks}\(\): define both, .* or neither"
+    ):
+        type("Half", (flux.Operator,), {has: lambda self, *given: None})

@@ -380,7 +380,7 @@ def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: Limits) -
     two = Two(limits)
     data = pickle.dumps(Spy())
     forged = struct.pack("<Q", len(data)) + data + b"N"
-    forged += sign(b"guess", (*KEY, INCARNATION, 1), memoryview(forged))
+    forged += sign(b"guess", (*KEY, INCARNATION, 1, -1), memoryview(forged))
     message = Install(*KEY, INCARNATION, 1, 0, len(forged))
     assert two.receiver.arrivals.on_install("there", message, forged, 0.0)
     if limits is SMALL:

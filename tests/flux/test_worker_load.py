@@ -19,11 +19,13 @@ from flux.errors import UserCodeError
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import load as load_of
 from flux.host.worker_stats import stats as stats_of
+from flux.replicas.standby import Checkpoint
 from flux.settings import Settings
 from flux.wire.codec import decode_report
 from flux.wire.control import Heartbeat
 from flux.wire.frames import encode
-from partitioning.ids import StreamId
+from flux.wire.messages import OrderEntry, PartitionOrder
+from partitioning.ids import ACTIVE, DISK, STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -169,3 +171,43 @@ def test_it_may_come_back_and_begins_as_another_life() -> None:
     assert core.producers[StreamId(0, 1)].incarnation == 2
     list(core.poll(0.0))
     assert core.wants(0, 1)
+
+
+# ---- what protects a stage, and what a loss would cost
+
+
+def protected(kind: str, worker: int = 0) -> StageWorker:
+    """Worker 0 has the primary, worker 1 another replica of this kind."""
+    plan = hosting(Sized).plan
+    core = StageWorker(plan, worker, clock=iter(range(1000)).__next__)
+    replicas = (ReplicaAt(0, 0), ReplicaAt(1, 0, kind=kind))
+    core.on_table(Table(0, ((replicas,),), ((0, 0),), {0: "", 1: ""}), 0.0)
+    return core
+
+
+@pytest.mark.parametrize(("kind", "costs"), [(STANDBY, "replay_s"), (DISK, "vault_replay_s"), (ACTIVE, "")])
+def test_what_would_be_repeated_is_told_by_the_kind_of_who_would_repeat_it(kind: str, costs: str) -> None:
+    core = protected(kind)
+    core.replicas[0, 0].order.on_seen(1, 0, 0, 0)  # it has answered, and has nothing
+    read(core, 0, 1, 2, 3)
+    (stage,) = stats_of(core)["stages"]
+    assert {name: stage[name] > 0 for name in ("replay_s", "vault_replay_s")} == {
+        "replay_s": costs == "replay_s", "vault_replay_s": costs == "vault_replay_s",
+    }  # fmt: skip
+
+
+def test_rows_in_logs_are_told_by_the_stage_that_is_to_get_them() -> None:
+    core = protected(STANDBY)
+    assert stats_of(core)["stages"][0]["kept_bytes"] == 0
+    read(core, 0, 1, 2, 3)
+    assert stats_of(core)["stages"][0]["kept_bytes"] == core.log_meter.bytes > 0
+
+
+def test_each_checkpoint_is_told_with_its_size_and_what_it_lacks() -> None:
+    core = protected(STANDBY, worker=1)
+    assert stats_of(core)["stages"][0]["checkpoints"] == [(0, 0, 0.0)]
+    core.followers[0, 0].on_orders(
+        PartitionOrder(0, 0, 0, 1, 0, [OrderEntry(1.0, 1.0, []), OrderEntry(3.5, 3.5, [])], 2)
+    )
+    core.followers[0, 0].take(Checkpoint(step=1, data=memoryview(b"state"), term=1, number=0, at=1.0))
+    assert stats_of(core)["stages"][0]["checkpoints"] == [(0, 5, 2.5)]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from flux.kafka import client as clients
 from flux.kafka.client import Client
 from flux.kafka.connection import Connection
 from flux.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, KafkaError
@@ -189,19 +188,17 @@ def test_a_request_that_the_broker_does_not_know_is_an_error() -> None:
         connection.close()
 
 
-def test_a_broker_that_says_nothing_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "ATTEMPT_S", 0.3)
+def test_a_broker_that_says_nothing_is_an_error_in_time() -> None:
     with listening(lambda *_: b"") as address:
         client = Client([address], Security({}))
         began = time.monotonic()
         with pytest.raises(BrokerUnreachable, match="timed out"):
             client.partitions(["clicks"], 1.0)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 2.5
 
 
-def test_a_broker_that_drips_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_drips_is_an_error_in_time() -> None:
     """Each byte comes in time, and all of them would not."""
-    monkeypatch.setattr(clients, "ATTEMPT_S", 0.5)
 
     def drip(api: int, version: int, number: int) -> bytes:
         time.sleep(0.2)
@@ -212,7 +209,7 @@ def test_a_broker_that_drips_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch
         began = time.monotonic()
         with pytest.raises(BrokerUnreachable):
             client.partitions(["clicks"], 1.0)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 2.5
 
 
 def test_a_broker_that_hangs_up_is_tried_again_until_it_is_too_long() -> None:

@@ -171,6 +171,6 @@ def test_both_see_the_same_head(broker: Broker, topic: str) -> None:
     records = client.fetch(topic, 0, 0, 1.0, 1 << 20).records
     client.close()
     batches = np.zeros((2, kernels.FIELDS), np.int64)
-    code, found, used = kernels.scan(records.address, records.size, batches)
+    code, found, used = kernels.scan(records.address, records.size, 1 << 30, batches)
     assert (code, found, used) == (kernels.OK, 1, records.size)
     assert batches[0, [kernels.BASE, kernels.LAST_DELTA, kernels.RECORDS, kernels.ATTRIBUTES]].tolist() == [0, 2, 3, 4]

@@ -199,7 +199,7 @@ def test_sequences_go_on_from_batch_to_batch_and_begin_again() -> None:
         None, payloads, np.full(20, TIME), producer=Producer(9, 2, (1 << 31) - 9), batch_bytes=1000, offset=0
     )
     batches = np.zeros((10, kernels.FIELDS), np.int64)
-    _, found, used = kernels.scan(encoded.data.address, encoded.data.size, batches)
+    _, found, used = kernels.scan(encoded.data.address, encoded.data.size, 1 << 30, batches)
     assert (encoded.rows, used) == ([9, 9, 2], encoded.data.size)
     assert batches[:found, kernels.SEQUENCE].tolist() == [(1 << 31) - 9, 0, 9]
     assert set(batches[:found, kernels.PRODUCER]) == {9}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -226,8 +225,3 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             flux.kafka("clicks", "127.0.0.1:1")
     finally:
         library.cache_clear()
-
-
-def test_two_topics_that_are_made_later_are_waited_for(broker: Broker, new_topic: Callable[..., str]) -> None:
-    topics = [new_topic(), new_topic(2)]
-    assert len(reader(topics, broker.address).partitions) == 3

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
+from flux.replicas.snapshot import decode_snapshot, encode_snapshot
 from partitioning.cluster import cluster_by_key
 from partitioning.hashing import hash_columns
 from partitioning.keyed_state import KeyIndex
@@ -194,6 +195,37 @@ def test_an_aggregate_equals_its_plain_model_however_cut_and_wherever_restored(
             snapshot = operator.snapshot()
             operator = started(key)
             operator.restore(snapshot)
+        operator.process(batch.slice(start, end - start))
+    got = [row for part in operator.finish() for row in part.to_pylist()]
+    assert [{name: plain(value) for name, value in row.items()} for row in got] == expected_rows(rows, key)
+
+
+@given(
+    st.lists(st.fixed_dictionaries({name: values for name, (_, values) in TABLE.items()}), max_size=40),
+    st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    st.integers(0, 3),
+    st.integers(0, 5),
+    st.sampled_from([("k",), ("j",), ("k", "j"), ("b", "i"), ("d",), ()]),
+)
+@settings(max_examples=150, deadline=None)
+def test_an_aggregate_is_the_same_from_a_snapshot_and_the_changes_since(
+    rows: list[dict], cuts: list[int], whole_after: int, restore_after: int, key: tuple[str, ...]
+) -> None:
+    """Wherever whole snapshots are asked for in between, and wherever changes are too many."""
+    batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
+    edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    operator, kept, since = started(key), None, []
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
+        found = operator.changes()
+        if found is None or number == whole_after:
+            kept, since = encode_snapshot(operator.snapshot(), ""), []
+        else:
+            since.append(encode_snapshot(found, ""))
+        if number == restore_after:
+            operator = started(key)
+            operator.restore(decode_snapshot(kept))
+            for changes in since:
+                operator.apply_changes(decode_snapshot(changes))
         operator.process(batch.slice(start, end - start))
     got = [row for part in operator.finish() for row in part.to_pylist()]
     assert [{name: plain(value) for name, value in row.items()} for row in got] == expected_rows(rows, key)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from flux.durable.journal import Kept
+from flux.durable.records import Whole
 from flux.durable.vault import Vault
 from flux.host.effects import Effect
 from flux.host.stage_worker import StageWorker
@@ -38,6 +40,17 @@ def checkpoints_are_forgotten(patch: Patch) -> None:
         return Standby.take(self, checkpoint)
 
     patch.setattr(Kept, "take", take)
+
+
+def a_segment_begins_without_earlier_changes(patch: Patch) -> None:
+    """The newest changes are written into it without those before them."""
+    whole = Kept.whole
+
+    def shorter(self: Kept) -> Whole:
+        made = whole(self)
+        return msgspec.structs.replace(made, checkpoint=[*made.checkpoint[:1], *made.checkpoint[1:][-1:]])
+
+    patch.setattr(Kept, "whole", shorter)
 
 
 def restores_without_a_fence(patch: Patch) -> None:

@@ -23,7 +23,9 @@ from flux.host.subscriptions import Subscriptions
 from flux.replicas.replica import Replica
 from flux.replicas.starvation import Starvation
 from flux.replicas.transfers import Transfers
+from flux.stream.log import Log
 from flux.stream.producer import Producer
+from flux.stream.received import Received
 from flux.stream.receiver import Inbound
 from flux.wire.messages import Data
 from partitioning.table import Table
@@ -32,6 +34,31 @@ Patch = pytest.MonkeyPatch
 
 
 # ---- producers and who reads from them
+
+
+def accepts_duplicates(patch: Patch) -> None:
+    """A consumer takes a slice that it has taken before."""
+    slices = Inbound._slices
+
+    def broken(self: Inbound, *given: Any) -> Any:
+        received, self.received = self.received, Received()
+        try:
+            return slices(self, *given)
+        finally:
+            self.received = received
+
+    patch.setattr(Inbound, "_slices", broken)
+
+
+def compares_no_repetition(patch: Patch) -> None:
+    """Whoever repeats the steps of a lost primary gives what it likes."""
+    patch.setattr(Replica, "_check_repetition", lambda self: None)
+
+
+def evicts_when_one_has_acked(patch: Patch) -> None:
+    """A batch leaves the log when the fastest partition has acked it."""
+    evict = Log.evict
+    patch.setattr(Log, "evict", lambda self, acked: evict(self, np.full_like(acked, acked.max(initial=-1))))
 
 
 def takes_answers_of_an_older_table(patch: Patch) -> None:

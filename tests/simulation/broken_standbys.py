@@ -11,7 +11,8 @@ import pytest
 import flux.replicas.copy_state
 from flux.host.subscriptions import Subscriptions
 from flux.replicas import kinds
-from flux.replicas.standby import Standby
+from flux.replicas.cuts import Cuts
+from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.consumers import ConsumersAt
 from flux.stream.pressing import Pressing
 from flux.stream.producer import Producer
@@ -67,6 +68,32 @@ def checkpoints_have_no_output(patch: Patch) -> None:
         return replace(log, base=log.base + len(log.entries), entries=())
 
     patch.setattr(flux.replicas.copy_state, "_output", nothing)
+
+
+def sends_the_changes_of_the_newest_cut_alone(patch: Patch) -> None:
+    """They are changes to what another standby has: those since this one's own checkpoint are more."""
+    patch.setattr(Cuts, "since", lambda self, held: [])
+
+
+def applies_changes_to_the_checkpoint_before(patch: Patch) -> None:
+    """What they are the changes of was not committed yet, and is thrown away; they are acked all the same."""
+    holds = Standby.holds
+
+    def before(self: Standby, term: int, number: int) -> Checkpoint | None:
+        found = holds(self, term, number)
+        return found if found is None or self.checkpoint.data is None else self.checkpoint
+
+    patch.setattr(Standby, "holds", before)
+
+
+def keeps_the_newest_changes_alone(patch: Patch) -> None:
+    """Those before them are thrown away, and they are acked."""
+
+    def after(self: Checkpoint, base: Checkpoint) -> Checkpoint:
+        assert self.data is not None
+        return replace(self, data=base.data, changes=(self.data,), base=-1)
+
+    patch.setattr(Checkpoint, "after", after)
 
 
 def commits_without_standbys(patch: Patch) -> None:

@@ -106,7 +106,10 @@ class Divergences:
         return isinstance(error, QueryFailed) and "keep giving different output" in str(error)
 
     def end_it(self) -> bool:
-        """Whether the query has ended for that, and had reason to."""
+        """Whether the query has ended for that, and had reason to. One that differs from a primary that was lost is enough."""
+        error = self.sim.controller.error
+        if isinstance(error, QueryFailed) and "gave other output than before" in str(error):
+            return any(self.sim.plan.stages[stage].name in str(error) for stage, _ in self._struck)
         return self._ended_for_them() and max(self.named.values(), default=0) > DIVERGENCES_MAX
 
     def all_noticed(self) -> bool:

@@ -112,6 +112,8 @@ class Faults:
     #: A secondary takes no more steps for a while, and its worker is well.
     stands_per_s: float = 0.0
     stand_s: float = 0.0
+    #: Somebody asks for another number of replicas of a stage, or for other kinds.
+    protects_per_s: float = 0.0
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:
@@ -205,6 +207,11 @@ def latest(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
         fetch_fails_probability=0.2,
         rivals_per_s=rng.choice([1.0, 5.0]) if rng.random() < kinds else 0.0,
     )
+
+
+def with_protects(rng: random.Random, faults: Faults) -> Faults:
+    """For a third of the runs; the others stay as they were."""
+    return replace(faults, protects_per_s=rng.choice([0.0, 0.0, rng.choice([1.0, 4.0, 15.0])]))
 
 
 def with_spoilt_tables(rng: random.Random, faults: Faults) -> Faults:

@@ -32,6 +32,7 @@ from tests.simulation.stage_kinds import (
     Watched,
     make_batch,
 )
+from tests.simulation.telling import perhaps_telling
 
 SECRET = b"of this query"
 #: So many sources are DataFrames, and so many of the others have positions of their own.
@@ -126,8 +127,10 @@ class _Builder:
         copies_max: int,
         copies: int,
         timers: random.Random | None = None,
+        telling: random.Random | None = None,
     ) -> None:
         self.rng = rng
+        self.telling = telling
         self.timers = timers if timers is not None and timers.random() < TIMED_SHARE else None
         self.ledger = ledger
         self.nondeterministic = nondeterministic
@@ -221,7 +224,7 @@ class _Builder:
         self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete", partitions: int = 0
     ) -> Node:
         name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
-        target = type(name, (kind,), {"ledger": self.ledger, "stage_name": name})
+        target = type(name, perhaps_telling(kind, self.telling), {"ledger": self.ledger, "stage_name": name})
         partitions = partitions or self.rng.randint(1, 3)
         stage = Stage(target, key, partitions, self.rng.choice(self.copies), None, mode, name)
         if kind is not Totals:
@@ -363,11 +366,13 @@ def draw(
     collects: random.Random | None = None,
     fetched: bool = False,
     outside: random.Random | None = None,
+    telling: random.Random | None = None,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
     stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
-    the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead."""
-    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers)
+    the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead. ``telling``: which
+    operators tell what has changed."""
+    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling)
     collected = collects is not None and (copies or copies_max) > 1 and collects.random() < COLLECTED_SHARE
     if collects is not None and (fetched or collected):
         builder.collect = collects.choice([1, 2, 3])

@@ -217,6 +217,20 @@ WITNESSED = Mix(slots=5, witnesses=1)
 STANDBYS = replace(UNEVEN, standbys=1.0)
 #: The same with two replicas of everything, and many repairs.
 STANDBY_REPAIRS = replace(REPAIRS, standbys=1.0)
+#: Standbys that get checkpoint after checkpoint of what has changed, and then take over.
+CHANGES = Mix(Faults(calm_after_s=4.0, delay_s=0.01, crashes_per_s=4.0, read_s=0.1), copies=3, slots=4, standbys=1.0)
+#: Techniques of recovery change while workers are lost and repaired.
+PROTECTED = Mix(
+    Faults(
+        calm_after_s=2.0, delay_s=0.005, crashes_per_s=2.0, never_back_probability=0.1, protects_per_s=4.0, read_s=0.01,
+        patient=True,
+    ),
+    slots=5,
+)  # fmt: skip
+#: The same among much that is lost.
+PROTECTED_UNEVEN = replace(
+    UNEVEN, faults=replace(UNEVEN.faults or Faults(), protects_per_s=5.0, patient=True), standbys=0.5
+)
 #: Everything is lost at once, and workers and connections meanwhile.
 LIVES = Mix(lives=4)
 #: The same, with repairs and take-overs by the vault.

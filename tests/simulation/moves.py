@@ -65,7 +65,7 @@ class MoveWatch:
         if table is None:
             return
         events = controller.repairs.news()
-        for law in (self.sim.divergences, self.sim.hearts, self.sim.rivals):
+        for law in (self.sim.divergences, self.sim.hearts, self.sim.rivals, self.sim.protects):
             law.look(events)
         lost = self._workers - controller.members.workers.keys() - controller.departures.dismissed
         if lost:
@@ -149,7 +149,9 @@ class MoveWatch:
         if not lost and self.controller.phase == "running":
             for (stage, partition), now in safe.items():
                 before = self._safe.get((stage, partition), 0)
-                if now < min(before, self.sim.plan.stages[stage].replicas):
+                change = self.controller.board.wishes.open.get(stage)
+                wished = self.controller.wished.stages[stage].replicas
+                if now < min(before, wished if change is None else change.least):
                     raise Violation("no move costs a safe copy", f"{stage}/{partition}: {before} before, {now} now")
         self._safe = safe
 

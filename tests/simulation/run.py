@@ -34,6 +34,7 @@ from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Network
 from tests.simulation.outside import Outside
+from tests.simulation.protects import Protects
 from tests.simulation.rivals import Rivals
 from tests.simulation.run_end import RunEnd
 from tests.simulation.server import Server
@@ -63,6 +64,7 @@ SINKS_FROM = 1000
 #: Below are further ones that broke a law once.
 STANDBYS_FROM = 200_000_000
 LIVES_FROM = 400_000_000
+PROTECTS_FROM = 600_000_000
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
@@ -119,6 +121,8 @@ class Simulation:
             faults_so_far = faults_.more(unforeseen, mixes.draw(rng, replicated), replicated)
             latest = faults_.latest(random.Random(f"latest faults {seed}"), faults_so_far, replicated)
             self.faults = faults_.with_spoilt_tables(random.Random(f"spoilt tables {seed}"), latest)
+            if seed >= PROTECTS_FROM:
+                self.faults = faults_.with_protects(random.Random(f"how often {seed}"), self.faults)
         else:
             self.faults = faults
         self.ledger = Ledger()
@@ -138,6 +142,7 @@ class Simulation:
                 random.Random(f"collects {seed}") if faults is None or collected else None,
                 collected,
                 random.Random(f"sinks {seed}") if faults is None and seed >= SINKS_FROM else None,
+                random.Random(f"telling {seed}"),
             )
         )
         if dataflow is None:
@@ -145,8 +150,8 @@ class Simulation:
             self.dataflow = flows.bounded(self.dataflow, random.Random(f"bounds {seed}"), share)
         if standbys is None and faults is None and seed >= STANDBYS_FROM:
             standbys = random.Random(f"standbys {seed}").choice([0.0, 0.0, 0.5, 1.0])
-        if standbys:
-            self.dataflow = flows.with_standbys(self.dataflow, random.Random(f"kinds {seed}"), standbys)
+        if standbys or self.faults.protects_per_s:
+            self.dataflow = flows.with_standbys(self.dataflow, random.Random(f"kinds {seed}"), standbys or 0.0)
         if life is not None:
             slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
@@ -164,6 +169,7 @@ class Simulation:
         self.hearts = Hearts(self)
         self.rivals = Rivals(self)
         self.standing = Standing(self)
+        self.protects = Protects(self)
         self.fetches = Fetches(self)
         self.outside = Outside(self) if life is None else life.outside_of(self)
         self.strikes = Strikes(self)
@@ -314,7 +320,9 @@ class Simulation:
             controller = self.controller
             assert controller.table is not None
             nothing_due = (
-                not controller.repairs.due(controller.table, controller.board.placement()) and self.moves.at_rest
+                not controller.repairs.due(controller.table, controller.board.placement())
+                and self.moves.at_rest
+                and not self.protects.pending
             )
             settled = self.settled or (self._current and self.moves.held_up)
             if self.all_in and settled and nothing_due and self.divergences.all_noticed():

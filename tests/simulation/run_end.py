@@ -161,7 +161,7 @@ class RunEnd:
         """Back to as many copies as the stages ask for, as far as there are workers for them."""
         table, members = self.controller.table, self.controller.members.workers
         assert table is not None
-        for stage, partition in under_replicated(self.plan, table):
+        for stage, partition in under_replicated(self.controller.wished, table):
             workers = {replica.worker for replica in table.stages[stage][partition]}
             executors = {members[worker].about.executor for worker in workers}
             for worker, member in members.items():
@@ -172,3 +172,4 @@ class RunEnd:
         self.counts["runs that were repaired before their end"] += 1
         if any(not replica.live for stage_ in table.stages for replicas in stage_ for replica in replicas):
             raise Violation("everything is repaired", "a replica is listed and not live")
+        self.sim.protects.check_at_rest()

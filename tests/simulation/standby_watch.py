@@ -6,7 +6,9 @@ from collections import Counter
 from typing import Any
 
 from flux.host.stage_worker import StageWorker
+from flux.replicas.copy_state import _head
 from flux.replicas.replica import Replica
+from flux.replicas.snapshot import laid_pieces
 from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.producer import Producer
 
@@ -20,6 +22,7 @@ def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
     def taken_over(replica: Replica, state: Any, standby: Standby, now: float) -> None:
         counts["take-overs by standbys"] += 1
         counts["standbys that took over without a checkpoint"] += state is None
+        counts["take-overs with changes to apply"] += bool(standby.checkpoint.changes)
         counts["steps repeated by standbys"] += standby.order.end - standby.checkpoint.step
         take_over(replica, state, standby, now)
 
@@ -47,7 +50,12 @@ def _watch(standby: Standby, counts: Counter[str]) -> None:
     def taken(checkpoint: Checkpoint) -> bool:
         used = take(checkpoint)
         counts["checkpoints taken"] += used
-        counts["checkpoints that waited for their commits"] += standby.beside is checkpoint
+        beside = standby.beside is not None and standby.beside.number == checkpoint.number
+        counts["checkpoints that waited for their commits"] += beside
+        counts["checkpoints of what has changed"] += used and checkpoint.base >= 0
+        counts["changes of what was not committed"] += beside and checkpoint.base >= 0
+        counts["changes of several cuts"] += used and checkpoint.base >= 0 and _cuts_in(checkpoint) > 1
+        counts["changes to what is not there"] += checkpoint.base >= 0 and not used
         return used
 
     def settled() -> None:
@@ -57,3 +65,8 @@ def _watch(standby: Standby, counts: Counter[str]) -> None:
         counts["checkpoints of deposed primaries"] += dropped
 
     standby.take, standby.settle = taken, settled  # type: ignore[method-assign]
+
+
+def _cuts_in(checkpoint: Checkpoint) -> int:
+    assert checkpoint.data is not None
+    return len(laid_pieces(*_head(checkpoint.data)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from controller.replicas.kinds import kind_of
 from flux.dataflow.plan import FromStage
 from flux.errors import FluxError
 from flux.host.stage_worker import StageWorker
@@ -391,5 +392,5 @@ def _listed(replicas: tuple[ReplicaAt, ...]) -> str:
     first, *others = replicas
     text = f"primary on worker {first.worker}"
     for other in others:
-        text += f", secondary on worker {other.worker}" + ("" if other.live else " (its state is to come)")
+        text += f", {kind_of(other).role} on worker {other.worker}" + ("" if other.live else " (its state is to come)")
     return text

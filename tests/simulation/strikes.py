@@ -48,6 +48,7 @@ class Strikes:
             (faults.divergences_per_s, sim.divergences.strike),
             (faults.rivals_per_s, sim.rivals.strike),
             (faults.stands_per_s, sim.standing.strike),
+            (faults.protects_per_s, sim.protects.strike),
         ]:
             if rate:
                 self._strike_later(rate, strike)

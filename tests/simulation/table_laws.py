@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from controller.replicas.addition_phases import LIMIT_S, Phase
-from controller.replicas.kinds import wanted
 from partitioning.table import ReplicaAt
 from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
@@ -22,6 +21,7 @@ class TableLaws:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.moved: set[tuple[int, int, int]] = set()
+        self._most: dict[int, int] = {}  # replicas of a partition, by stage, while the query was running
         self._seen = -1  # epoch of the table that was looked at last
         self._copies_at_first: dict[tuple[int, int, int], int] = {}  # when a target was listed, this among them
         self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
@@ -64,6 +64,9 @@ class TableLaws:
         if len(moved) > at_once:
             raise Violation("at most so many moves at a time", f"{moved}")
         self.moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.from_worker is not None}
+        wishes = self._ledger.controller.board.wishes
+        if self._ledger.controller.phase == "running":  # what is under way when it is through stays beside the others
+            self._most = {stage.id: wishes.most(stage) for stage in wishes.plan.stages}
         if table.epoch == self._seen:
             return
         self._seen = table.epoch
@@ -78,7 +81,8 @@ class TableLaws:
                     raise Violation("a witness never leads", f"{stage.name}/{partition}: {replicas}")
                 addition = repairs.under_way.get((stage.id, partition))
                 moving = addition is not None and addition.from_worker is not None
-                if len(replicas) > len(wanted(stage)) + moving:
+                most = self._most.get(stage.id, wishes.most(wishes.plan.stages[stage.id]))
+                if len(replicas) > most + moving:
                     raise Violation("no more replicas than asked for", f"{stage.name}/{partition}: {replicas}")
                 self._check_apart((stage.id, partition), replicas, addition)
 

@@ -186,6 +186,17 @@ def a_replica_too_few(sim: Simulation) -> None:
     sim.end.check_replicated()
 
 
+def a_change_of_protection_is_gone_without_a_word(sim: Simulation) -> None:
+    sim.controller.board.phase = QueryPhase.RUNNING
+    sim.protects.look([Event("protect", 0.0, sim.plan.stages[0].name, -1, -1, "", request=7)])
+
+
+def a_change_is_said_to_be_done_and_a_replica_is_missing(sim: Simulation) -> None:
+    with_replicas(sim, lambda replicas: replicas[:1])
+    name = sim.plan.stages[0].name
+    sim.protects.look([Event(kind, 0.0, name, -1, -1, "", request=7) for kind in ("protect", "protected")])
+
+
 def a_query_fails(sim: Simulation) -> None:
     sim.controller.board.error = QueryFailed("for no reason")
     sim.end.check()
@@ -285,6 +296,8 @@ SHOWN: dict[Tamper, str] = {
     a_primary_is_not_safe: "a primary is safe",
     a_replica_too_many: "no more replicas than asked for",
     a_replica_too_few: "everything is repaired",
+    a_change_of_protection_is_gone_without_a_word: "every change of protection ends",
+    a_change_is_said_to_be_done_and_a_replica_is_missing: "what is wished comes true",
     a_query_fails: "no run fails",
     it_waits_for_ever: "every run comes to its end",
     it_acks_more_than_it_applied: "an ack never exceeds what was applied",

@@ -33,6 +33,8 @@ def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results
         "take-overs by standbys",
         "steps repeated by standbys",
         "checkpoints that waited for their commits",
+        "checkpoints of what has changed",
+        "take-overs with changes to apply",
         "sources read again from the middle",
         "batches evicted that a checkpoint has",
         "workers that crashed during a take-over",

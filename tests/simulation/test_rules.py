@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +22,7 @@ from tests.simulation import broken_batches as batches
 from tests.simulation import broken_rules as rules
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
-from tests.simulation.flows import Dataflow, chain
+from tests.simulation.flows import Dataflow, chain, with_standbys
 from tests.simulation.operators import Habits
 from tests.simulation.run import Simulation, outcome
 from tests.simulation.stage_kinds import Shatter, Watched
@@ -121,7 +123,7 @@ def a_source_is_read_again_and_then_a_replica_is_added() -> object:
     producer.on_answer(11, Resume(*STREAM, 1, 0, [(0, 5)], 1, [], ROOM, marks), 0.0)
     begins = producer.floor()
     assert begins is not None
-    producer.begin_at(*begins)
+    producer.begin_at(*begins[:2])
     producer.on_table(listed(5, OTHER, NEW), 0, 0.0)
     try:
         resumed(10, producer, 5, 2)
@@ -185,6 +187,30 @@ def a_secondary_gives_other_output() -> list[str]:
     return [event.kind for event in sim.controller.repairs.history]
 
 
+def a_standby_repeats_with_other_output() -> list[str]:
+    """Why the query ends: a primary gives other output once than its operator would, and is lost before its next checkpoint."""
+
+    def flow(ledger: Ledger) -> Dataflow:
+        made = with_standbys(chain(ledger, (Watched,), 2, batches=200), random.Random(0), 1.0)
+        settings = replace(made.plan.settings, checkpoint_interval=10.0)
+        return replace(made, plan=replace(made.plan, settings=settings))
+
+    sim = Simulation(0, Faults(patient=True, calm_after_s=1.0), 2, 3, flow)
+    sim.run_until(lambda: begun(sim))
+    sim.divergences._disturb((0, 0), replicas(sim)[0, 0][0])
+    run_for(sim, 0.1)
+    primary = next(each for each in sim.workers if each.node == sim.leader_of(0, 0))
+    sim.crash(primary, back=False)
+    sim.run_until(lambda: sim.controller.phase != "running" or (0, 0) in replicas(sim))
+    run_for(sim, 0.5)
+    error = sim.controller.error
+    return (
+        []
+        if error is None
+        else [type(error).__name__, *re.findall(r"stage \w+, partition \d|gave other output", str(error))]
+    )
+
+
 def primaries_move_in_the_middle_of_steps() -> str | None:
     """The law that is broken. Steps give more than the logs have room for, and somebody moves primaries without a break."""
 
@@ -210,6 +236,7 @@ def a_copy_takes_longer_than_rows_can_wait() -> str | None:
     return outcome(sim).law
 
 
+REPEATED = ["QueryFailed", "stage watched1, partition 0", "gave other output"]
 #: The story, how it ends when all rules are kept, and the variant that ends otherwise.
 STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
     (an_answer_of_an_earlier_life_comes_late, "the producer goes on", rules.takes_answers_of_an_older_table),
@@ -221,6 +248,11 @@ STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
     (primaries_move_in_the_middle_of_steps, None, rules.a_step_under_way_keeps_its_credit),
     (primaries_move_in_the_middle_of_steps, None, rules.what_waits_keeps_its_credit),
     (a_secondary_gives_other_output, ["divergence", "repair"], rules.never_reports_a_divergence),
+    (
+        a_standby_repeats_with_other_output,
+        ["QueryFailed", "stage watched1, partition 0", "gave other output"],
+        rules.compares_no_repetition,
+    ),
     (a_copy_takes_longer_than_rows_can_wait, None, batches.keeps_rows_for_a_turn_that_does_not_come),
     (a_newcomer_has_not_heard_of_any_table, {"retain"}, rules.who_joins_need_not_confirm),
 ]

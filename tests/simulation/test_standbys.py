@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mixes import STANDBY_REPAIRS, STANDBYS
+from tests.simulation.mixes import CHANGES, STANDBY_REPAIRS, STANDBYS
 from tests.simulation.run import Result, run
 
 SEEDS = range(75)
@@ -45,3 +45,27 @@ def test_it_happens_among_standbys(results: list[Result], event: str) -> None:
 def test_a_checkpoint_of_a_deposed_primary_is_thrown_away(results: list[Result]) -> None:
     """It is seldom: its standby must hear the next primary before the checkpoint's last step is committed."""
     assert sum(result.counts["checkpoints of deposed primaries"] for result in results) > 0
+
+
+@pytest.fixture(scope="module")
+def with_changes() -> list[Result]:
+    return [run(seed, CHANGES) for seed in range(60)]
+
+
+@pytest.mark.timeout(3600)
+def test_checkpoints_of_what_has_changed_keep_every_law(with_changes: list[Result]) -> None:
+    broken = [str(result) for result in with_changes if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "checkpoints of what has changed",
+        "changes of what was not committed",
+        "changes of several cuts",
+        "take-overs with changes to apply",
+    ],
+)
+def test_it_happens_among_changes(with_changes: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in with_changes) > 10

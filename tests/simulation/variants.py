@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 import flux.replicas.outlet
@@ -25,15 +24,14 @@ from flux.replicas.order import OrderLog, Peer
 from flux.replicas.pairing import Pairing
 from flux.replicas.replica import Replica
 from flux.replicas.waiting import Waiting
-from flux.stream.log import Log
 from flux.stream.producer import NEVER, Producer
-from flux.stream.received import Received
 from flux.stream.receiver import Inbound
 from partitioning.cluster import whole
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_numbers as numbers
+from tests.simulation import broken_protects as protects
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
 from tests.simulation import broken_standbys as standbys
@@ -43,6 +41,7 @@ from tests.simulation.mixes import (
     ANY,
     BOUNDED,
     BUSY,
+    CHANGES,
     CONTROL,
     DEPOSED,
     DIVERGING,
@@ -53,6 +52,7 @@ from tests.simulation.mixes import (
     LIVES_OF_ONE,
     MANY_DIVERGENCES,
     OLD_ACKS,
+    PROTECTED,
     REPAIRS,
     RIVALS,
     STANDBY_REPAIRS,
@@ -63,7 +63,7 @@ from tests.simulation.mixes import (
     WAITING,
     WITNESSED,
     Mix,
-)
+)  # fmt: skip
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -86,20 +86,6 @@ ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batch
 # ---- the variants
 
 
-def accepts_duplicates(patch: Patch) -> None:
-    """A consumer takes a slice that it has taken before."""
-    slices = Inbound._slices
-
-    def broken(self: Inbound, *given: Any) -> Any:
-        received, self.received = self.received, Received()
-        try:
-            return slices(self, *given)
-        finally:
-            self.received = received
-
-    patch.setattr(Inbound, "_slices", broken)
-
-
 def acks_before_it_applies(patch: Patch) -> None:
     """An ack says what was received, not what was applied."""
     ack = Inbound.ack
@@ -112,12 +98,6 @@ def acks_before_it_applies(patch: Patch) -> None:
             self.waiting = waiting
 
     patch.setattr(Inbound, "ack", broken)
-
-
-def evicts_when_one_has_acked(patch: Patch) -> None:
-    """A batch leaves the log when the fastest partition has acked it."""
-    evict = Log.evict
-    patch.setattr(Log, "evict", lambda self, acked: evict(self, np.full_like(acked, acked.max(initial=-1))))
 
 
 def never_returns_credit(patch: Patch) -> None:
@@ -395,9 +375,9 @@ class Variant:
 
 
 VARIANTS = [
-    Variant(accepts_duplicates, ROWS, (23, 30)),
+    Variant(rules.accepts_duplicates, ROWS, (23, 30)),
     Variant(acks_before_it_applies, {"an ack never exceeds what was applied"}, (1, 0)),
-    Variant(evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (2,)),
+    Variant(rules.evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (2,)),
     Variant(never_returns_credit, STUCK | {"logs and queues drain"}, (0, 1)),
     Variant(sends_without_credit, {"bytes held <= credit + one message"}, (9, 14)),
     Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}, (8, 9)),
@@ -436,7 +416,7 @@ VARIANTS = [
     Variant(never_repairs, STUCK),
     Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (3,)),
     Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),
-    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (32,)),
+    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (36, 51)),
     Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (106,)),
     Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (10,)),
     Variant(rules.hands_on_again_what_was_fetched, {"every row counted once at the sink"}, (1, 2), FETCHED),
@@ -461,6 +441,9 @@ VARIANTS = [
     Variant(standbys.takes_checkpoints_before_they_are_committed, ALIKE | COMMITTED | OWN, (199, 272), STANDBYS),
     Variant(standbys.keeps_checkpoints_of_earlier_terms, OWN, (3, 92), STANDBYS),
     Variant(standbys.checkpoints_have_no_output, ROWS | STUCK, (13, 17), STANDBY_REPAIRS),
+    Variant(standbys.sends_the_changes_of_the_newest_cut_alone, ALIKE, (36, 37), CHANGES),
+    Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, (185,), CHANGES),
+    Variant(standbys.keeps_the_newest_changes_alone, ALIKE, (3, 33), CHANGES),
     Variant(standbys.commits_without_standbys, COMMITTED, (0, 1), STANDBYS),
     Variant(standbys.nobody_presses, STUCK, (188, 197), STANDBY_REPAIRS),
     Variant(standbys.standbys_ack_once, STUCK, (7, 15), STANDBYS),
@@ -468,9 +451,16 @@ VARIANTS = [
     Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, (89,), LIVES_OF_ONE),
     Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK, (0, 1), LIVES),
     Variant(lives.checkpoints_are_forgotten, ROWS | STUCK | {"order logs stay within their bound"}, (9, 13), LIVES),
+    Variant(lives.a_segment_begins_without_earlier_changes, ROWS, (9, 13), LIVES),
     Variant(lives.restores_without_a_fence, ALIKE | COMMITTED | ACKED | KEPT, (2, 5), LIVES_OF_ONE),
     Variant(lives.restores_without_the_order, ALIKE | COMMITTED, (0, 1), LIVES),
     Variant(lives.begins_again_at_the_first_epoch, ALIKE | STUCK, (1, 2), LIVES),
+    Variant(protects.drops_the_old_before_the_new_is_safe, {"no move costs a safe copy"}, (0,), PROTECTED),
+    Variant(protects.drops_more_than_is_too_many, {"no move costs a safe copy"}, (0,), PROTECTED),
+    Variant(protects.keeps_what_is_too_many, STUCK, (0,), PROTECTED),
+    Variant(
+        protects.a_change_is_over_too_soon, {"what is wished comes true", "everything is repaired"}, (14,), PROTECTED
+    ),
     Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
     Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
     Variant(runs.takes_runs_whole, ROWS | {"no run fails"}, (69, 105)),

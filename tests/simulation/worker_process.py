@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import flux.stream.outgoing
 from flux.dataflow.plan import WorkerSourcePlan
-from flux.errors import Fenced, NonDeterministicInputError
+from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
 from flux.host.effects import ToConnection
 from flux.host.partners import Unneeded, partners
 from flux.host.reading import open_reader
@@ -51,10 +51,12 @@ LINK_GRACE_S = 0.1
 
 def draw_limits(rng: random.Random, faults: Faults) -> Limits:
     """States in small parts and in one, made at once and in the background. Where an answer takes long, some parts at a time: one
-    by one, tiny parts of a large state take longer than an attempt may."""
+    by one, tiny parts of a large state take longer than an attempt may. States are tiny, so changes may be larger than they are:
+    else whole checkpoints would do."""
     part_bytes, parts, inline_bytes = rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20])
+    changes_max, changes_share = rng.choice([1, 4, 64, 64]), rng.choice([0.5, 100.0, 100.0, 100.0])
     answer_s = 2 * (faults.delay_s + TURN_S * faults.slowness)
-    return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes)
+    return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes, changes_max, changes_share)
 
 
 class WorkerProcess(Process):
@@ -212,9 +214,10 @@ class WorkerProcess(Process):
         try:
             if self._failure is None:
                 self._turn_of_core()
-        except NonDeterministicInputError as error:
+        except (NonDeterministicInputError, QueryFailed) as error:
             self._failure = Failure(node=self.node, kind=type(error).__name__, message=str(error))
-            self.sim.counts["workers that got other batches than were ordered"] += 1
+            other = "output than was shown" if isinstance(error, QueryFailed) else "batches than were ordered"
+            self.sim.counts[f"workers that got other {other}"] += 1
         if self._failure is not None:
             self.report(self._failure)
             self.wake(HELD_BACK_S)

@@ -52,6 +52,7 @@ def test_a_query_is_looked_at_moved_about_grown_emptied_and_rehearsed_with_the_f
         look()
         move()
         rebalance()
+        protect()
         grow()
         drain()
         fail()
@@ -128,6 +129,30 @@ def rebalance() -> None:
     assert [one["done"] for one in carried["moves"]] == [True] * len(plan["moves"])
     assert "policy even suggests no move" in command("rebalance", "--policy", "even").stdout
     assert command("rebalance", "--policy", "odd").exit_code == REFUSED
+
+
+def protect() -> None:
+    done = command("protect", "Void", "--replicas", "1")
+    assert (done.exit_code, done.stdout) == (DONE, "Void is protected by 1 active replica of each partition\n"), (
+        done.output
+    )
+    begun = begin_elsewhere("protect", "Void", "--replicas", "2", "--recovery", "standby")()
+    assert (begun.returncode, "1 active replica and 1 standby" in begun.stdout) == (DONE, True), begun.stderr
+    rows = parsed("partitions", "clicks", "--stage", "Void")["replicas"]
+    assert (
+        sorted((row["role"], row["kind"]) for row in rows) == [("primary", "active")] * 2 + [("standby", "standby")] * 2
+    )
+    assert "of checkpoints" in command("status", "clicks").stdout
+    document = parsed("protect", "Void", "--recovery", "active")
+    assert [(stage["replicas"], stage["recovery"]) for stage in document["status"]["stages"]] == [(2, "active")] * 2
+    assert parsed("protect", "Void", "--recovery", "active")["waited"], "it is like that already"
+    refused = command_elsewhere("protect", "Void", "--replicas", "4")
+    assert (refused.returncode, "replicas must be 1 to 3; got 4" in refused.stderr) == (REFUSED, True), refused.stderr
+    assert parsed("protect", "Viod", "--replicas", "2", code=REFUSED)["error"]["kind"] == "refused"
+    assert command("protect", "Void").exit_code == USAGE
+    told = [event for event in parsed("history", "--stage", "Void")["events"] if event["kind"].startswith("protect")]
+    assert [event["kind"] for event in told] == ["protect", "protected"] * 3
+    assert told[0]["request"] == told[1]["request"] > 0
 
 
 def grow() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
-from striking import KEYS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
+from striking import KEYS, LAST_ROUNDS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
 
 import flux
 
@@ -40,3 +46,81 @@ def test_after_a_kill_each_row_has_met_the_state_of_all_before_it(cluster, tmp_p
     found = cluster.read.parquet(str(folder))
     assert found.distinct().count() == found.count() == TOTAL
     assert found.where("seen != sequence").count() == 0
+
+
+#: Keys in all, and those that each round has after the first one: few have changed at each checkpoint.
+MANY_KEYS, HOT_KEYS = 20_000, 40
+
+
+def few_of_many(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
+    """All keys at first, then a few in each round, which comes every ten milliseconds; the last ones when there is a file at
+    ``gate``."""
+    gate_path = str(gate)
+
+    def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
+        begun = time.time() - start * 0.01
+        for number in range(start, ROUNDS):
+            while time.time() < begun + number * 0.01:
+                yield None
+            while number == ROUNDS - LAST_ROUNDS and not os.path.exists(gate_path):
+                yield None
+            yield pa.record_batch(list(few_rows(partition, number)), schema=ROWS)
+
+    return read
+
+
+def few_rows(partition: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([partition, number])
+    keys = np.arange(MANY_KEYS) if number == 0 else rng.integers(0, MANY_KEYS, HOT_KEYS)
+    return keys, rng.integers(0, 1000, len(keys))
+
+
+class Totals(flux.Aggregate):
+    """Leaves a file where changes were applied."""
+
+    n = flux.count()
+    total = flux.sum("sequence")
+    least = flux.min("sequence")
+
+    def __init__(self, applied: str) -> None:
+        self.applied = applied
+
+    def apply_changes(self, changes: Any) -> None:
+        super().apply_changes(changes)
+        with open(self.applied, "a") as file:
+            file.write(f"{len(changes['state'])}\n")
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(cluster, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder, gate, applied = tmp_path / "rows", tmp_path / "gate", tmp_path / "applied"
+    stage = flux.stage(key="key", partitions=4, replicas=2, recovery="standby")(Totals)
+    flow = stage(str(applied))(flux.source(few_of_many(gate), ROWS, partitions=PARTITIONS))
+    rows = PARTITIONS * (MANY_KEYS + (ROUNDS - 1) * HOT_KEYS)
+    query = flow.to_parquet(str(folder)).start(
+        spark=cluster, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
+    )
+    try:
+        until(lambda: rows_in(query) > rows - PARTITIONS * HOT_KEYS * ROUNDS // 2, "half of the changes")
+        lost = strike(query, signal.SIGKILL, stage=0)
+        until(lambda: lost not in query.members(), "the loss is noticed")
+        until(query.is_whole, "full replication")
+        assert rows_in(query) < rows, "the fault must come in mid-stream"
+        gate.touch()
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    assert "take-over" in {event.kind for event in query.events()}
+    sizes = [int(size) for size in applied.read_text().split()]
+    assert sizes, "the standby that took over had changes to apply"
+    assert max(sizes) < MANY_KEYS // 8, "each of them is of a few keys"
+    read = [
+        np.concatenate(parts)
+        for parts in zip(*(few_rows(p, n) for p in range(PARTITIONS) for n in range(ROUNDS)), strict=True)
+    ]
+    given = cluster.createDataFrame(pa.table(dict(zip(ROWS.names, read, strict=True))).to_pandas())
+    given.createOrReplaceTempView("given")
+    expected = cluster.sql("SELECT key, count(*), sum(sequence), min(sequence) FROM given GROUP BY key")
+    found = cluster.read.parquet(str(folder)).select("key", "n", "total", "least")
+    assert found.count() == MANY_KEYS
+    assert {tuple(row) for row in found.collect()} == {tuple(row) for row in expected.collect()}

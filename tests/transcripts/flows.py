@@ -86,6 +86,22 @@ def move() -> Flow:
     return run
 
 
+def protect() -> Flow:
+    """Somebody wants one active replica of each partition of watched1 and a standby, in place of two active ones. To the
+    controller each lacks a standby, which is added as in a repair. When those of all partitions are safe, one table drops
+    the active replicas that are too many; the primaries stay."""
+    run = flow("0/0", "tables", faults=PATIENT, batches=60)
+    run.until_ms(15)
+    run.skip()
+    sim = run.sim
+    number = sim.controller.next_request()
+    sim.server.perform(sim.controller.protect(0, None, "standby", sim.world.now, number))
+    run.until_told("protected of watched1")
+    run.until_told("has no replica of watched1/0")
+    run.keep("OrdersSeen", "Data ", "applies step", "Orders ", "to be committed", "reads batch")
+    return run
+
+
 def drain() -> Flow:
     """Somebody wants worker 0 to leave. Its source and its partitions move away stage by stage, by the same steps as
     in any move. Replicas of one stage share tables, and their states are copied one after the other. Then the worker is told
@@ -227,7 +243,7 @@ def lost_message() -> Flow:
 FLOWS: dict[str, Callable[[], Flow]] = {
     make.__name__: make
     for make in (
-        first_batch, second_replica_follows, take_over, repair, move, drain, retry_of_an_ingress_task, source_that_seeks,
-        end_of_input, divergence, fenced_worker_returns, back_pressure, lost_message,
+        first_batch, second_replica_follows, take_over, repair, move, protect, drain, retry_of_an_ingress_task,
+        source_that_seeks, end_of_input, divergence, fenced_worker_returns, back_pressure, lost_message,
     )
 }  # fmt: skip

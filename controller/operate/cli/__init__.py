@@ -28,7 +28,7 @@ app.command("list")(look.list_)
 app.command()(kept.checkpoints)
 COMMANDS: tuple[Callable[..., None], ...] = (
     look.status, look.top, look.partitions, look.history, look.metrics,
-    operate.rebalance, operate.move, operate.drain, operate.scale, operate.fail,
+    operate.rebalance, operate.move, operate.drain, operate.scale, operate.protect, operate.fail,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

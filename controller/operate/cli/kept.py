@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from controller.operate.cli import tables
@@ -31,14 +32,17 @@ def checkpoints(directory: Directory, as_json: Json = False) -> None:
             f"query {found['id']}, which began with {count(found['workers'], 'worker')}; started "
             f"{count(found['starts'], 'time')}, last epoch {found['epoch']}"
         )
-        made = tables.table("partition", ">steps", ">size", ">age", ">steps after it")
+        made = tables.table("partition", ">steps", ">size", ">changes in it", ">age", ">steps after it")
         for each in found["partitions"]:
             age = "" if each["age_s"] is None else tables.duration(each["age_s"])
             made.add_row(
-                f"{each['stage']}/{each['partition']}", f"{each['steps']:,}", tables.size(each["bytes"]), age,
+                f"{each['stage']}/{each['partition']}", f"{each['steps']:,}", tables.size(each["bytes"]),
+                tables.size(each["changes_bytes"]), age,
                 f"{each['steps_after']:,}",
             )  # fmt: skip
         show(made, f"{tables.size(found['bytes'])} in all; every checkpoint is whole")
+        for problem in found["left_out"]:
+            show(f"left out, with the checkpoint before it in its place: {problem}")
 
 
 def _survey(path: Path) -> dict[str, Any]:
@@ -52,7 +56,10 @@ def _survey(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{path} is no checkpoint location of a Flux query: {error}") from error
     place = Place(path, writes=False)
-    journal = Journal(place, f"the journal in {path}")
+    try:
+        journal = Journal(place, f"the journal in {path}")
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path} was written by another release of Flux: {error}") from error
     now = time.time()
     partitions = [
         {
@@ -60,6 +67,8 @@ def _survey(path: Path) -> dict[str, Any]:
             "partition": key.partition,
             "steps": kept.checkpoint.step,
             "bytes": kept.checkpoint.nbytes,
+            "changes": len(kept.checkpoint.changes),
+            "changes_bytes": sum(piece.nbytes for piece in kept.checkpoint.changes),
             "age_s": round(max(now - kept.checkpoint.at, 0.0), 3) if kept.checkpoint.at else None,
             "steps_after": len(kept.order),
         }
@@ -71,5 +80,6 @@ def _survey(path: Path) -> dict[str, Any]:
         "starts": place.starts(),
         "epoch": journal.highest,
         "bytes": sum(each["bytes"] for each in partitions),
+        "left_out": journal.left_out,
         "partitions": partitions,
     }

@@ -23,6 +23,7 @@ from controller.operate.requests import (
     Follow,
     Followed,
     GetStatus,
+    ProtectStage,
     ReplicaStatus,
     SetWorkers,
     StartMoves,
@@ -31,7 +32,7 @@ from controller.operate.requests import (
     Suggested,
     WantedMove,
 )
-from controller.wording import count, listed
+from controller.wording import count, listed, technique
 from flux.errors import UsageError
 
 Worker = Annotated[int, typer.Argument(min=0, metavar="WORKER", help="Number of the worker, as in flux status.")]
@@ -163,6 +164,38 @@ def _scaled(status: Status, before: set[int]) -> str:
     if status.balancing or all(row.worker in before for row in status.workers):
         return said
     return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives each as many"
+
+
+# ---- stages
+
+
+@changes()
+def protect(
+    call: Call,
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="Name of the stage, as in flux status.")],
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", show_default=False, help="Copies of each partition, all counted; default: as many as now."),
+    ] = None,
+    recovery: Annotated[
+        str | None,
+        typer.Option(
+            "--recovery", show_default=False,
+            help="What those beside the primary do, as in @flux.stage: active or standby; default: the same as now.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Change how many replicas a stage has, and of which kind, while rows flow."""
+    if replicas is None and recovery is None:
+        raise UsageError("say what is to change: --replicas, --recovery, or both")
+    wanted = ProtectStage(stage=stage, replicas=replicas, recovery=recovery)
+    request = call.client.ask(wanted, Accepted).request
+    _finish(call, f"protecting {stage}", request, lambda status: _protected(status, stage))
+
+
+def _protected(status: Status, stage: str) -> str:
+    (row,) = (row for row in status.stages if row.name == stage)
+    return f"{stage} is protected by {technique(row.replicas, row.recovery)} of each partition"
 
 
 @changes(timeout=60, confirmed=True)

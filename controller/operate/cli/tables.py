@@ -125,9 +125,9 @@ def head(query: Status) -> Text:
         if stage.wait_for_sink:
             waiting = count(stage.wait_for_sink, "partition")
             text.append(f"\n{waiting} of {stage.name} cannot go on before the sink has taken more", style="yellow")
-        if stage.recovery != ACTIVE:
+        if stage.recovery != ACTIVE or stage.standbys:
             text.append(
-                f"\n{stage.name} is kept by standbys: {size(stage.checkpoint_bytes)} of checkpoints, "
+                f"\n{stage.name} is kept by {count(stage.standbys, 'standby')}: {size(stage.checkpoint_bytes)} of checkpoints, "
                 f"{stage.checkpoint_behind_s:.1f} s old; a loss now costs about {stage.replay_s:.1f} s of repetition"
             )
     if query.checkpoint is not None:
@@ -148,15 +148,27 @@ def head(query: Status) -> Text:
 
 
 def stages(rows: Sequence[StageStatus]) -> Table:
-    made = table("stage", ">partitions", ">done", "copies", ">short", ">rows in", ">rows out", ">rows/s", ">queued",
-                 ">step p50 / p99")  # fmt: skip
+    made = table("stage", ">partitions", ">done", "copies", ">short", ">rows in", ">rows out", ">rows/s",
+                 ">queued", ">in logs", ">step p50 / p99", ">a loss costs")  # fmt: skip
     for row in rows:
         made.add_row(
-            row.name, str(row.partitions), str(row.finished), f"{row.safe} of {row.replicas}", str(row.short),
-            f"{row.rows_in:,}", f"{row.rows_out:,}", f"{row.rows_per_s:,.0f}", f"{row.queued:,}",
-            latency(row.p50_ms, row.p99_ms),
+            row.name, str(row.partitions), str(row.finished), _copies(row),
+            str(row.short), f"{row.rows_in:,}", f"{row.rows_out:,}", f"{row.rows_per_s:,.0f}", f"{row.queued:,}",
+            size(row.kept_bytes), latency(row.p50_ms, row.p99_ms), _cost(row),
         )  # fmt: skip
     return made
+
+
+def _copies(row: StageStatus) -> str:
+    kept = "" if row.recovery == ACTIVE else f", {row.recovery}"
+    return f"{row.safe} of {row.replicas}{kept}"
+
+
+def _cost(row: StageStatus) -> str:
+    """Of the loss of a worker now."""
+    if row.loss_s is not None:
+        return f"{row.loss_s:.1f} s"
+    return "the query" if row.replicas == 1 else ""
 
 
 def workers(rows: Sequence[WorkerStatus]) -> Table:
@@ -210,15 +222,20 @@ def moves(rows: Sequence[MoveStatus], progress: bool = False) -> Table:
 
 
 def partitions(rows: Sequence[ReplicaStatus], seconds: float) -> RenderableType:
-    made = table("partition", ">worker", "role", "safe", ">load", ">rows/s", ">queued", ">state")
+    made = table("partition", ">worker", "role", "safe", ">load", ">rows/s", ">queued", ">state", ">age")
     for row in rows:
         made.add_row(
-            f"{row.stage}/{row.partition}", str(row.worker), row.role,
+            f"{row.stage}/{row.partition}", str(row.worker), _role(row),
             "yes" if row.safe else f"{row.behind:,} behind" if row.behind else "no", percent(row.load),
             f"{row.rows_per_s:,.0f}", f"{row.queued:,}", size(row.state_bytes),
+            "" if row.checkpoint_behind_s is None else f"{row.checkpoint_behind_s:.1f} s",
         )  # fmt: skip
     note = f"load and rows/s over the last {seconds:.1f} s" if seconds else "no load is known yet"
     return Group(made, Text(note, style="dim"))
+
+
+def _role(row: ReplicaStatus) -> str:
+    return f"new {row.kind}" if row.role == "new" and row.kind != ACTIVE else row.role
 
 
 def many_partitions(rows: Sequence[StageStatus], heaviest: Partitions) -> RenderableType:
@@ -231,7 +248,8 @@ def history(events: Sequence[Event]) -> RenderableType:
     made = table("when", "what", "partition", ">from", ">to", ">state", ">took", ">stall", "~why")
     for event in events:
         made.add_row(
-            moment(event.at), event.kind, f"{event.stage}/{event.partition}" if event.stage else "",
+            moment(event.at), event.kind,
+            f"{event.stage}/{event.partition}" if event.stage and event.partition >= 0 else event.stage,
             "" if event.source < 0 else str(event.source), "" if event.worker < 0 else str(event.worker),
             size(event.bytes) if event.bytes else "", f"{event.seconds:.3f} s" if event.seconds else "",
             f"{event.stall_ms:.1f} ms" if event.stall_ms else "", event.why,
@@ -252,7 +270,7 @@ def _heaviest(answer: Partitions) -> list[RenderableType]:
     made = table("partition", ">worker", "role", ">load", ">rows/s", ">queued", ">state")
     for row in answer.replicas[:TOP_PARTITIONS]:
         made.add_row(
-            f"{row.stage}/{row.partition}", str(row.worker), row.role, percent(row.load), f"{row.rows_per_s:,.0f}",
+            f"{row.stage}/{row.partition}", str(row.worker), _role(row), percent(row.load), f"{row.rows_per_s:,.0f}",
             f"{row.queued:,}", size(row.state_bytes),
         )  # fmt: skip
     left = answer.total - made.row_count

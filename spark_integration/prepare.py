@@ -1,0 +1,55 @@
+"""What sources and sinks settle once, in the program that starts a query, and find again in its checkpoint location (design:
+prepare).
+
+A topic that is read from its latest offsets must begin at the same offsets in every life of the query, and a sink that writes
+under an id must keep it. Both are known when the query starts for the first time, and not before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.dataflow.sink import Sink
+from flux.errors import UsageError
+
+#: By name of source and of stage: what each has settled.
+Kept = dict[str, dict[str, Any]]
+
+
+def prepared(plan: Plan, kept: Kept | None) -> tuple[Plan, Kept]:
+    """The plan with sources and sinks that have settled what they need, and what they want to find again. ``kept``: what was
+    returned when the query was started for the first time."""
+    found: Kept = {"sources": {}, "sinks": {}}
+    known = kept or {}
+
+    def source(given: SourcePlan) -> SourcePlan:
+        if not isinstance(given, WorkerSourcePlan) or not hasattr(given.read, "prepare"):
+            return given
+        read = copy.deepcopy(given.read)  # another query may be started with the same flow
+        said = read.prepare(known.get("sources", {}).get(given.name))
+        found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")
+        return replace(given, read=read)
+
+    def stage(given: StagePlan) -> StagePlan:
+        if given.sink is None or type(given.sink).prepare is Sink.prepare:
+            return given
+        sink = copy.deepcopy(given.sink)
+        said = sink.prepare(given.partitions, known.get("sinks", {}).get(given.name))
+        found["sinks"][given.name] = _can_be_kept(said, f"sink {sink!r} of stage {given.name}")
+        return replace(given, sink=sink)
+
+    sources, stages = tuple(map(source, plan.sources)), tuple(map(stage, plan.stages))
+    return replace(plan, sources=sources, stages=stages), found
+
+
+def _can_be_kept(said: Any, whose: str) -> Any:
+    try:
+        return json.loads(json.dumps(said))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{whose}: prepare() must return what JSON can hold, None, numbers, text, lists and dicts; got {said!r:.100}: {error}"
+        ) from None

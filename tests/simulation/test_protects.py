@@ -1,0 +1,42 @@
+"""Techniques of recovery change while rows flow and workers die: every law is kept, and what people wish comes true."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mixes import PROTECTED, PROTECTED_UNEVEN
+from tests.simulation.run import Result, run
+
+SEEDS = range(60)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [run(seed, mix) for mix in (PROTECTED, PROTECTED_UNEVEN) for seed in SEEDS]
+
+
+@pytest.mark.timeout(3600)
+def test_changes_of_protection_keep_every_law(results: list[Result]) -> None:
+    broken = [str(result) for result in results if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "changes of protection asked for",
+        "changes of protection: protected",
+        "changes of protection: protect given up",
+        "changes of protection refused",
+        "changes to standbys",
+        "changes from standbys",
+        "changes to fewer replicas",
+        "runs at rest after changes of protection",
+        "take-overs by standbys",
+        "take-overs",
+        "workers that crashed during a repair",
+        "repairs",
+    ],
+)
+def test_it_happens_among_changes(results: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in results) > 3
