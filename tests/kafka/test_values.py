@@ -133,3 +133,23 @@ def test_maps_and_lists_become_headers() -> None:
 def test_columns_that_do_not_fit_are_named(made: Columns, why: str) -> None:
     with pytest.raises(SchemaError, match=why):
         made.check(pa.schema([("a", pa.string()), ("l", pa.list_(pa.int64()))]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["s", "ms", "us", "ns"]), st.sampled_from([None, "UTC", "Asia/Tokyo"]),
+    st.lists(st.one_of(st.none(), st.datetimes()), max_size=10), st.booleans(),
+)  # fmt: skip
+def test_times_are_written_as_arrow_writes_them(
+    unit: str, zone: str | None, times: list[datetime.datetime | None], close: bool
+) -> None:
+    """Of all years, and of a few days, which is the fast way."""
+    if close or unit == "ns":
+        times = [None if time is None else time.replace(year=2026, month=5) for time in times]
+    stamps = pa.array(times, pa.timestamp("us")).cast(pa.timestamp(unit), safe=False)
+    stamps = stamps.cast(pa.int64()).cast(pa.timestamp(unit, zone))
+    plain = stamps.cast(pa.timestamp(unit, zone and "UTC")).cast(pa.string()).to_pylist()
+    expected = [None if text is None else text.replace(" ", "T") for text in plain]
+    assert lines([stamps, pa.nulls(len(stamps), pa.string())], ["t", "n"]).to_pylist() == [
+        f"{text or ''}," for text in expected
+    ]
