@@ -156,7 +156,12 @@ class KafkaSink(Sink):
                 f"{self._topic_partitions} now: keys would go elsewhere. Give to_kafka(..., topic_partitions="
                 f"{kept['topic_partitions']}) to go on as before, or another checkpointLocation"
             )
-        if kept["ids"] and len(kept["ids"]) != partitions:
+        if self.exactly_once and not kept["ids"]:
+            raise UsageError(
+                f"the query of this checkpoint writes topic {self.topic!r} at least once: its records cannot be told from new "
+                "ones. Give guarantee='at_least_once' to go on, or another checkpointLocation"
+            )
+        if self.exactly_once and len(kept["ids"]) != partitions:
             raise UsageError(
                 f"the query of this checkpoint has {len(kept['ids'])} writers of topic {self.topic!r}, not {partitions}: give "
                 f"to_kafka(..., partitions={len(kept['ids'])}), or another checkpointLocation"

@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,21 @@ def test_two_writers_at_once_write_each_record_once_and_in_order(broker: Broker,
     flow = raw(topic, broker)
     shared, operator = sink_of(flow), operator_of(flow)
     rows = pa.concat_batches([numbered(flow, counted(first, 1000), operator) for first in range(0, total, 1000)])
-    stop, conflicts, errors = threading.Event(), [0], []
+    stop = threading.Event()
+    conflicts: list[Any] = []
+    errors: list[Exception] = []
     writers: list[KafkaSink] = []
+
+    def noted(read_back: Callable[[Any], None], partitions: Any) -> None:
+        if isinstance(partitions, list):  # not where a primary begins
+            conflicts.append(partitions)
+        read_back(partitions)
 
     def copy(which: int) -> None:
         random, at, acked = np.random.default_rng(which), 0, 0
         mine = opened(shared)
         writers.append(mine)
-        read_back = mine._read_back
-        mine._read_back = lambda some: (conflicts.append(1), read_back(some))  # type: ignore[method-assign,func-returns-value]
+        mine._read_back = partial(noted, mine._read_back)  # type: ignore[method-assign]
         while at < total:
             count = min(int(random.integers(1, 700)), total - at)
             try:
@@ -253,6 +260,10 @@ def test_what_does_not_fit_a_checkpoint_is_refused(broker: Broker, new_topic: Ne
         raw(topic, broker, topic_partitions=1).sink.prepare(2, kept)
     with pytest.raises(UsageError, match="cluster"):
         raw(topic, broker).sink.prepare(2, {**kept, "cluster": "another"})
+    careless = raw(topic, broker, guarantee="at_least_once").sink.prepare(2, None)
+    with pytest.raises(UsageError, match="at least once: its records cannot be told"):
+        raw(topic, broker).sink.prepare(2, careless)
+    assert raw(topic, broker, guarantee="at_least_once").sink.prepare(2, kept) == kept
     with pytest.raises(UsageError, match="not prepared"):
         opened(raw(topic, broker).sink)
 
@@ -302,6 +313,31 @@ def test_a_producer_that_the_broker_has_forgotten_goes_on(broker: Broker, topic:
     operator.restore({"counts": np.array([1000]), "turn": 0})
     write(opened(shared), numbered(flow, counted(1000, 100), operator))
     assert numbers(found(broker.address, topic, 100)[0]) == list(range(1000, 1100))
+
+
+def test_a_query_that_starts_again_finds_itself_in_the_log_where_the_broker_has_forgotten_it(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = raw(topic, broker)
+    rows = numbered(flow, counted(0, 100))
+    send(broker.address, topic, [b"1000"] * 10)
+    kept = flow.sink.prepare(1, None)
+    assert kept["since"] == [10]
+    write(opened(flow.sink), rows.slice(0, 60))
+    monkeypatch.setattr(
+        producing.ProducerClient,
+        "_described",
+        lambda self, leader, topic, partitions, producer: dict.fromkeys(partitions),
+    )
+    assert opened(flow.sink)._told == {0: None}, (
+        "within a query it does not look: there it is an expensive way to learn nothing"
+    )
+    again = raw(topic, broker)
+    again.sink.prepare(1, kept)
+    later = opened(again.sink)
+    assert later._told == {0: 60}
+    write(later, rows)
+    assert numbers(found(broker.address, topic, 110)[0])[10:] == list(range(100))
 
 
 # ---- at least once
