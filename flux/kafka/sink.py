@@ -93,11 +93,12 @@ class KafkaSink(Sink):
         columns: Columns,
         topic_partitions: int,
         codec: str | None = None,
-        batch_bytes: int = BATCH_BYTES,
+        timeout: float = START_S,
     ) -> None:
         self.topic, self._bootstrap, self._security = topic, list(bootstrap), security
         self._columns, self._topic_partitions = columns, topic_partitions
-        self._codec, self._batch_bytes = codec, batch_bytes
+        self._codec, self._batch_bytes = codec, BATCH_BYTES
+        self._timeout = timeout  # of brokers, in seconds, where a query starts
         self._ids: list[int] = []
         self._since: dict[int, int] = {}
         self._again = False
@@ -125,10 +126,10 @@ class KafkaSink(Sink):
         checkpoint; its lives must share producer ids, and choose partitions of the topic alike."""
         client = ProducerClient(self._bootstrap, self._security)
         try:
-            cluster = client.cluster(self.topic, START_S)
+            cluster = client.cluster(self.topic, self._timeout)
             if kept is None:
                 places = {(self.topic, each): LATEST for each in range(self._topic_partitions)}
-                ends = client.offsets(places, START_S, read_committed=False)
+                ends = client.offsets(places, self._timeout, read_committed=False)
                 kept = {
                     "cluster": cluster, "topic": self.topic, "topic_partitions": self._topic_partitions,
                     "since": [ends[place] for place in places], "ids": self._new_ids(client, partitions),
@@ -142,7 +143,7 @@ class KafkaSink(Sink):
         return kept
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
-        return client.producer_ids(partitions, START_S)
+        return client.producer_ids(partitions, self._timeout)
 
     def _check_kept(self, kept: Any, cluster: str, partitions: int) -> None:
         if kept["topic"] != self.topic or kept["cluster"] != cluster:

@@ -59,7 +59,7 @@ def to_kafka(
     compression     "gzip", "snappy", "lz4" or "zstd"
     partitions      how many write at the same time, 1 to 4096. With a key, all rows of a key have the same writer, in order
     topic_partitions  write only the first so many partitions of the topic; default all that it has now
-    timeout         how long brokers may take to answer here
+    timeout         how long brokers may take to answer here, and when the query starts
     security        options of kafka-python, as of ``flux.kafka``
 
     UsageError, or an error of ``flux.kafka.errors``, is raised here for a topic that is not there, a refused login and a
@@ -79,15 +79,15 @@ def to_kafka(
         )
     if compression is not None:
         _one_of("compression", compression, [name for name in NUMBERS if name])
-    brokers, secured = addresses(bootstrap), Security(security)
-    many = _topic_partitions(brokers, secured, topic, topic_partitions, parse_seconds("timeout", timeout))
+    brokers, secured, limit = addresses(bootstrap), Security(security), parse_seconds("timeout", timeout)
+    many = _topic_partitions(brokers, secured, topic, topic_partitions, limit)
     kind = KafkaSink if guarantee == "exactly_once" else KafkaSinkAtLeastOnce
     by_key = columns.key if partitions != 1 and columns.key else None
     numbered = stage(
         key=by_key, partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records"
     )(Numbering)
     ended = StageWith(numbered, (columns, many, partitioner, partition), {})(flow)
-    return FlowTo(ended, kind(topic, brokers, secured, columns, many, compression))
+    return FlowTo(ended, kind(topic, brokers, secured, columns, many, compression, limit))
 
 
 def _columns(key: Any, value: Any, format: Any, headers: Any, timestamp: Any, partition: Any) -> Columns:
