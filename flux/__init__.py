@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UserCodeError,
     )
     from flux.kafka.source import kafka
+    from flux.kafka.to_kafka import to_kafka
     from spark_integration.query import Query
 
 __version__ = "0.4.0"
@@ -72,6 +73,7 @@ __all__ = [
     "sum",
     "testing",
     "to_df",
+    "to_kafka",
     "to_parquet",
 ]
 
@@ -81,6 +83,7 @@ _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "flux.dataflow.api": ("Flow", "Stage", "stage"),
     "flux.dataflow.files": ("to_parquet",),
+    "flux.kafka.to_kafka": ("to_kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),
     "flux.dataflow.sources": ("Positioned", "Source", "source"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -58,6 +58,9 @@ class Sink:
     exactly_once: ClassVar[bool] = False
     #: Bytes that ``write`` may leave unwritten at most (it has returned a sequence number): they are kept by the replicas.
     holds_bytes: int = 0
+    #: Batches that wait are given to ``write`` as one of up to so many bytes, under the position of the first; None means that
+    #: all of them are there. 0: one at a time.
+    joins_bytes: ClassVar[int] = 0
     #: Whether ``write`` is called for batches without rows, too.
     takes_empty: ClassVar[bool] = False
 
@@ -110,7 +113,7 @@ class FunctionSink(Sink):
 
 
 #: Of a flow, and not of what it goes to.
-_OF_FLOWS = ("toDF", "show", "collect", "to", "to_parquet", "foreach_batch", "connect")
+_OF_FLOWS = ("toDF", "show", "collect", "to", "to_parquet", "to_kafka", "foreach_batch", "connect")
 
 
 class FlowTo:
@@ -194,3 +197,7 @@ class Outputs:
         from flux.dataflow.files import to_parquet
 
         return to_parquet(self, path, partitions=partitions, roll_bytes=roll_bytes, roll_every=roll_every)  # type: ignore[arg-type]
+
+    def to_kafka(self, topic: str, bootstrap: str | Sequence[str], **options: Any) -> FlowTo:
+        """Write the output as records of a topic of Kafka; see ``flux.to_kafka``."""
+        return flux.to_kafka(self, topic, bootstrap, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Kafka topics as sources, exactly where each row came from included.
+"""Kafka topics as sources, exactly where each row came from included, and as sinks, each record once.
 
 ``flux.kafka(topics, bootstrap, ...)`` is a call of this package: it has the name that people look for, and so has the
 function ``source.kafka``, which says what it takes.

@@ -299,6 +299,18 @@ class Client:
             known = [*self._connections, *random.sample(self._bootstrap, len(self._bootstrap)), *self._brokers.values()]
             return self._ask_any(list(dict.fromkeys(known)), message, timeout)
         timeout = min(timeout, max(self._until - time.monotonic(), _PAUSE_S))
+        connection = self._asking = self._connection(address, timeout)
+        if self._ended.is_set():
+            raise Passing("it was ended")
+        try:
+            return connection.ask(message, timeout)
+        except OSError:
+            self.forget()
+            raise
+        finally:
+            self._asking = None
+
+    def _connection(self, address: Address, timeout: float) -> Connection:
         connection = self._connections.get(address)
         if connection is None or not connection.usable:
             if connection is not None:
@@ -312,16 +324,7 @@ class Client:
                     f"no TLS with broker {address[0]}:{address[1]}: {error}. Check security_protocol and port; ssl_cafile names "
                     "the file with the certificate that signs that of the broker"
                 ) from error
-        self._asking = connection
-        if self._ended.is_set():
-            raise Passing("it was ended")
-        try:
-            return connection.ask(message, timeout)
-        except OSError:
-            self.forget()
-            raise
-        finally:
-            self._asking = None
+        return connection
 
     def _ask_any(self, known: list[Address], message: Any, timeout: float) -> Any:
         for last, address in enumerate(known, 1 - len(known)):

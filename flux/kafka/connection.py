@@ -23,7 +23,7 @@ CLIENT = "flux"
 #: Brokers are often told to take records of 100 MB. An answer has one of them, or less.
 ANSWER_BYTES_MAX = 256 << 20
 #: The newest versions of what the newest Kafka takes, and whose topics still go by name.
-_NEWEST = {"Fetch": 12, "ListOffsets": 7, "OffsetCommit": 8}
+_NEWEST = {"Fetch": 12, "InitProducerId": 5, "ListOffsets": 7, "OffsetCommit": 8, "Produce": 9}
 #: Of the time a login lasts: then a new connection is made.
 _LOGIN_PART = 0.85
 
@@ -62,6 +62,18 @@ class Connection:
         """The answer to a request. OSError, TimeoutError if it does not come, BrokerBroken if it makes no sense."""
         return self._ask(message, self._version(message), timeout)
 
+    def send(self, message: Any, timeout: float) -> None:
+        """A request whose answer ``receive`` gets. Nothing else may be asked in between."""
+        self._send(message, self._version(message), timeout)
+
+    def receive(self, message: Any, timeout: float) -> Any:
+        """The answer to what was sent last. Errors as of ``ask``."""
+        return self._receive_answer(message, time.monotonic() + timeout)
+
+    def knows(self, message: Any) -> bool:
+        """Whether the broker takes such requests at all."""
+        return self._versions.api_versions.get(message.API_KEY) is not None
+
     def close(self) -> None:
         self._socket.close()
 
@@ -80,11 +92,22 @@ class Connection:
             raise BrokerBroken(f"{self} is too old or too new for this: {error}") from error
 
     def _ask(self, message: Any, version: int, timeout: float) -> Any:
-        self._number = (self._number + 1) & 0x7FFFFFFF
         end = time.monotonic() + timeout
+        self._send(message, version, timeout)
+        return self._receive_answer(message, end)
+
+    def _send(self, message: Any, version: int, timeout: float) -> None:
+        self._number = (self._number + 1) & 0x7FFFFFFF
         try:
             self._socket.settimeout(timeout)
             self._socket.sendall(to_bytes(message, version, self._number, CLIENT))
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive_answer(self, message: Any, end: float) -> Any:
+        try:
+            self._socket.settimeout(_left(end))
             (size,) = struct.unpack(">i", self._receive(4, end))
             if not 4 <= size <= ANSWER_BYTES_MAX:
                 raise BrokerBroken(

@@ -622,6 +622,19 @@ def partitions_of(keys: Any, partitions: int, out: Array) -> None:
         out[i] = -1 if size < 0 else np.int64(murmur2(at, size) & _POSITIVE) % partitions
 
 
+@kernel
+def number(partitions: Array, turn: int, counts: Array, sequences: Array) -> int:
+    """Give each row its number in its partition, from ``counts`` on, which are moved on. Rows without a partition (-1) get one
+    in turn. Returns the next turn."""
+    for i in range(len(partitions)):
+        if partitions[i] < 0:
+            partitions[i] = turn % len(counts)
+            turn += 1
+        sequences[i] = counts[partitions[i]]
+        counts[partitions[i]] += 1
+    return turn
+
+
 # ---- values as text ------------------------------------------------------------------------------
 
 # What ``objects`` says of a value.

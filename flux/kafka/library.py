@@ -23,9 +23,11 @@ def library() -> Any:
     try:
         from kafka import errors
         from kafka.net.sasl import get_sasl_mechanism
+        from kafka.protocol.admin import DescribeConfigsRequest, DescribeProducersRequest
         from kafka.protocol.broker_version_data import BrokerVersionData
         from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest
         from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+        from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
         from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
     except ImportError as error:
         raise UsageError(
@@ -35,11 +37,15 @@ def library() -> Any:
     return SimpleNamespace(
         ApiVersions=ApiVersionsRequest,
         BrokerVersionData=BrokerVersionData,
+        DescribeConfigs=DescribeConfigsRequest,
+        DescribeProducers=DescribeProducersRequest,
         Fetch=FetchRequest,
         FindCoordinator=FindCoordinatorRequest,
+        InitProducerId=InitProducerIdRequest,
         ListOffsets=ListOffsetsRequest,
         Metadata=MetadataRequest,
         OffsetCommit=OffsetCommitRequest,
+        Produce=ProduceRequest,
         SaslAuthenticate=SaslAuthenticateRequest,
         SaslHandshake=SaslHandshakeRequest,
         errors=errors,
@@ -47,11 +53,12 @@ def library() -> Any:
     )
 
 
-def to_bytes(message: Any, version: int, number: int, client: str) -> bytes:
+def to_bytes(message: Any, version: int, number: int, client: str) -> bytearray:
     """A request as it goes onto the wire."""
     message.API_VERSION = version
     message.with_header(correlation_id=number, client_id=client)
-    return bytes(message.encode(framed=True, header=True))
+    encoded: bytearray = message.encode(framed=True, header=True)
+    return encoded
 
 
 def from_bytes(message: Any, answer: memoryview) -> tuple[int, Any]:

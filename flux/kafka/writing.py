@@ -5,6 +5,7 @@ The rows of a batch and its sequence are the caller's; which broker takes it, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,12 +58,30 @@ def encode(
     offset        of the first record, as a broker would send it; a broker that takes the batches gives its own
     producer      with a sequence that goes on from batch to batch, and begins again at 0 behind 2^31 - 1
     """
+    made = list(record_batches(keys, values, timestamps, headers, codec, producer, batch_bytes, transactional, offset))
+    batches = [batch for batch, _ in made]
+    data = batches[0] if len(batches) == 1 else np.concatenate(batches) if batches else b""
+    return Encoded(pa.py_buffer(data), [rows for _, rows in made])
+
+
+def record_batches(
+    keys: pa.Array | None,
+    values: pa.Array | None,
+    timestamps: np.ndarray,
+    headers: pa.Array | None = None,
+    codec: str | None = None,
+    producer: Producer = NOBODY,
+    batch_bytes: int = BATCH_BYTES,
+    transactional: bool = False,
+    offset: int | None = None,
+) -> Iterator[tuple[np.ndarray, int]]:
+    """As ``encode``, one after another, each made when it is asked for: its bytes, and how many rows it has."""
     rows = len(timestamps)
     times = np.ascontiguousarray(timestamps, np.int64)
     columns = [_column(keys, rows), _column(values, rows), _headers(headers, rows)]
     raw = [kernel_view for kernel_view, _ in columns]
     attributes = NUMBERS[codec] | (kernels.TRANSACTIONAL if transactional else 0)
-    made, counts, first = [], [], 0
+    first = 0
     while first < rows:
         count, size = map(int, kernels.fitting(*raw, times, first, rows, batch_bytes))
         out = np.empty(kernels.HEAD + size, np.uint8)
@@ -76,10 +95,9 @@ def encode(
             out.ctypes.data, out.size, 0 if offset is None else offset + first, attributes, times, first, first + count,
             producer.id, producer.epoch, sequence,
         )  # fmt: skip
-        made.append(out)
-        counts.append(count)
+        yield out, count
         first += count
-    return Encoded(pa.py_buffer(made[0] if len(made) == 1 else np.concatenate(made) if made else b""), counts)
+    del columns  # the addresses were good until here
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> np.ndarray:

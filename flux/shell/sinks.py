@@ -37,11 +37,16 @@ CLOSE_S = 5.0
 LED_ELSEWHERE_S, LOOK_S = 1.0, 0.02
 
 
+#: A batch of output and where it stands.
+Given = tuple[Position, pa.RecordBatch]
+
+
 class Job(NamedTuple):
-    """``life``: of the primary that it is for."""
+    """``life``: of the primary that it is for. ``given``: what it writes."""
 
     life: int
     do: Callable[[], None]
+    given: Given | None = None
 
 
 class _Over(Exception):
@@ -118,7 +123,8 @@ class Sinks:
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         line = self._lines[PartitionKey(stage, partition)]
-        self._give(line, partial(self._write, line, line.life, Position(partition, position), batch))
+        given = Position(partition, position), batch
+        self._give(line, partial(self._write, line, line.life, [given]), given)
 
     def ends(self, stage: int, partition: int) -> None:
         line = self._lines[PartitionKey(stage, partition)]
@@ -127,9 +133,9 @@ class Sinks:
             line.jobs.clear()
         self._give(line, partial(self._close, line))
 
-    def _give(self, line: Line, do: Callable[[], None]) -> None:
+    def _give(self, line: Line, do: Callable[[], None], given: Given | None = None) -> None:
         with self._lock:
-            line.jobs.append(Job(line.life, do))
+            line.jobs.append(Job(line.life, do, given))
             serve, line.served = not line.served, True
         if serve:
             if len(self._threads) < min(THREADS_MAX, len(self._lines)):
@@ -144,7 +150,7 @@ class Sinks:
         """Lines take turns, call by call."""
         while (line := self._ready.get()) is not None:
             with self._lock:
-                job = line.jobs.popleft() if line.jobs else None
+                job = self._taken(line)
             if job is not None:
                 try:
                     job.do()
@@ -156,6 +162,23 @@ class Sinks:
                 line.served = bool(line.jobs)
                 if line.served:
                     self._ready.put(line)
+
+    def _taken(self, line: Line) -> Job | None:
+        """The next job. Batches that wait behind a batch go with it, as far as the sink takes them as one: where each call
+        costs a way to the outside and back, small batches would come faster than they go."""
+        if not line.jobs:
+            return None
+        job = line.jobs.popleft()
+        if job.given is None or line.sink is None or not line.sink.joins_bytes:
+            return job
+        joined, left = [job.given], line.sink.joins_bytes - logical_bytes(job.given[1])
+        while line.jobs and line.jobs[0].life == job.life:
+            following = line.jobs[0].given
+            if following is None or (left := left - logical_bytes(following[1])) < 0:
+                break
+            joined.append(following)
+            line.jobs.popleft()
+        return Job(job.life, partial(self._write, line, job.life, joined))
 
     def _open(self, line: Line, life: int, position: int, first: bool) -> None:
         self._close(line)
@@ -179,15 +202,19 @@ class Sinks:
             )
         self._note(line, life, line.first)
 
-    def _write(self, line: Line, life: int, position: Position, batch: pa.RecordBatch) -> None:
-        sink, sequence = line.sink, position.sequence
-        if sequence < line.first or sink is None:
+    def _write(self, line: Line, life: int, given: list[Given]) -> None:
+        sink = line.sink
+        given = [(position, batch) for position, batch in given if position.sequence >= line.first]
+        if not given or sink is None:
             return
-        lacks = self._patiently(line, life, sink, partial(sink.write, batch, position))
+        batches = [batch for _, batch in given]
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        sequence = given[-1][0].sequence
+        lacks = self._patiently(line, life, sink, partial(sink.write, batch, given[0][0]))
         lacks = sequence + 1 if lacks is None else _whole(line, "write", lacks)
         if lacks > sequence + 1:
             raise UserCodeError(f"{line.where}: write() of batch {sequence} returned {lacks}")
-        line.kept.append((sequence, BATCH_BYTES + logical_bytes(batch)))
+        line.kept.extend((position.sequence, BATCH_BYTES + logical_bytes(each)) for position, each in given)
         while line.kept and line.kept[0][0] < lacks:
             line.kept.popleft()
         kept = sum([nbytes for _, nbytes in line.kept]) if not line.jobs else 0

@@ -366,3 +366,27 @@ def test_two_sinks_and_a_stage_can_take_the_same_output() -> None:
         query.wait()
     found = [Table.stores[name].rows() for name in ("first", "second", "third")]
     assert found == [list(range(300))] * 3
+
+
+def test_batches_that_wait_are_written_as_one_where_the_sink_takes_it() -> None:
+    held, calls = threading.Event(), []
+
+    class Joining(flux.Sink):
+        joins_bytes = 40
+
+        def __deepcopy__(self, memo: Any) -> Joining:
+            return self
+
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+            calls.append((position.sequence, batch.num_rows))
+            assert held.wait(LIMIT_S)
+
+    made = lines(Joining())
+    made.write(0, 0, 0, ONE)
+    until(lambda: calls, "the first write is under way")
+    for position in range(1, 8):
+        made.write(0, 0, position, ONE)
+    held.set()
+    until(lambda: made.has(0, 0) == 8, "everything is outside")
+    assert calls == [(0, 1), (1, 5), (6, 2)], "eight bytes a row, forty at once"
+    made.close()

@@ -1,0 +1,183 @@
+"""Rows a second into a topic, and how long one small write takes, beside confluent-kafka's idempotent producer in the same run.
+
+    python -m benchmarks.kafka_write ADDRESS [--rows N] [--bytes B] [--codec zstd] [--partitions P] [--runs R] [--json]
+
+Needs a broker (``make kafka``) and confluent-kafka. Each side writes to a topic of its own, in turn, ``--runs`` times, and the
+best of each is compared. Ours begins with Arrow columns that are numbered already, as the sink gets them; theirs with Python
+bytes. A small write is one record, sent and acknowledged by all replicas (linger 0). Writer and broker share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+import flux
+from benchmarks.kafka_read import remove
+from flux.dataflow.operator import Context
+from flux.dataflow.sink import Position, SinkContext
+from flux.kafka.warm_up import warm_up
+
+#: Of an output batch.
+_BATCH_ROWS = 100_000
+_WAIT_S = 120.0
+_SMALL = 2000
+
+
+@dataclass(frozen=True)
+class Run:
+    """``cpu_us``: of this process, all threads, for each row. ``p50_ms``, ``p99_ms``: of a small write."""
+
+    who: str
+    rows_per_s: float
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+
+
+@flux.stage(partitions=1)
+def _passed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def with_flux(address: str, topic: str, values: list[bytes], codec: str, small: int) -> Run:
+    source = flux.source(lambda partition, start: iter(()), "value binary", partitions=1)
+    flow = flux.to_kafka(_passed(source), topic, address, format="raw", compression=None if codec == "none" else codec)
+    sink: Any = flow.sink
+    sink.prepare(1, None)
+    stage = flow.flow.stage.make()
+    stage.open(Context("records"))
+    column = pa.array(values, pa.binary())
+    # Numbered in the order in which they are written.
+    ones: list[Any] = [stage.process(pa.record_batch({"value": column.slice(0, 1)})) for _ in range(small)]
+    batches: list[Any] = [
+        stage.process(pa.record_batch({"value": column.slice(at, _BATCH_ROWS)}))
+        for at in range(0, len(column), _BATCH_ROWS)
+    ]
+    sink.open(SinkContext("benchmark", 0, "records", 0, 1))
+
+    def write_all(given: list[Any]) -> None:
+        for batch in given:
+            sink.write(batch, Position(0, 0))
+
+    try:
+        return _timed("flux", len(values), lambda: write_all(batches), lambda i: write_all([ones[i]]), small)
+    finally:
+        sink.close()
+
+
+def with_confluent(address: str, topic: str, values: list[bytes], codec: str, small: int) -> Run:
+    from confluent_kafka import Producer
+
+    many = Producer(
+        {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 5, "batch.num.messages": 100_000,
+         "batch.size": 1_000_000, "queue.buffering.max.messages": 1_000_000, "compression.type": codec}
+    )  # fmt: skip
+    one = Producer(
+        {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "compression.type": codec}
+    )
+
+    def all_rows() -> None:
+        for row, value in enumerate(values):
+            while True:
+                try:
+                    many.produce(topic, value)
+                    break
+                except BufferError:
+                    many.poll(0.01)
+            if not row % 10_000:
+                many.poll(0)
+        if many.flush(_WAIT_S):
+            raise TimeoutError("the topic could not be written")
+
+    def small_write(i: int) -> None:
+        one.produce(topic, values[0])
+        one.flush(_WAIT_S)
+
+    return _timed("confluent idempotent", len(values), all_rows, small_write, small)
+
+
+def _timed(who: str, rows: int, write: Callable[[], Any], one: Callable[[int], None], small: int) -> Run:
+    times = []
+    for i in range(small):
+        began = time.perf_counter()
+        one(i)
+        times.append(1000 * (time.perf_counter() - began))
+    cpu, began = sum(os.times()[:2]), time.perf_counter()
+    write()
+    took, cpu = time.perf_counter() - began, sum(os.times()[:2]) - cpu
+    times = sorted(times[small // 10 :])  # connections and leaders are known by then
+    return Run(who, rows / took, cpu / rows * 1e6, times[len(times) // 2], times[len(times) * 99 // 100])
+
+
+def _counted(address: str, topic: str, partitions: int) -> int:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "benchmark"})
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), 30)[1] for each in range(partitions)]
+    consumer.close()
+    return sum(ends)
+
+
+SIDES = {"flux": with_flux, "confluent idempotent": with_confluent}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_write", description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--bytes", type=int, default=32, help="of a value")
+    parser.add_argument("--codec", default="none")
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--small", type=int, default=_SMALL, help="writes of one row")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    warm_up()
+    values = [b"%0*d" % (given.bytes, row) for row in range(given.rows)]
+    runs = [_run(given, values, number, who) for number in range(given.runs) for who in SIDES]
+    best = {who: max((run for run in runs if run.who == who), key=lambda run: run.rows_per_s) for who in SIDES}
+    p50 = {who: statistics.median(run.p50_ms for run in runs if run.who == who) for who in SIDES}
+    p99 = {who: statistics.median(run.p99_ms for run in runs if run.who == who) for who in SIDES}
+    ratio = best["flux"].rows_per_s / best["confluent idempotent"].rows_per_s
+    if given.json:
+        told: dict[str, Any] = {"rows": given.rows, "bytes": given.bytes, "codec": given.codec, "ratio": ratio}
+        print(json.dumps({**told, "runs": [asdict(run) for run in runs]}))
+        return 0
+    for who in SIDES:
+        of_all = statistics.median(run.rows_per_s for run in runs if run.who == who) / 1e6
+        print(
+            f"{who:20} {best[who].rows_per_s / 1e6:6.2f} M rows/s (median {of_all:.2f}), {best[who].cpu_us:.3f} us of CPU a row; "
+            f"a small write p50 {p50[who]:.2f} ms, p99 {p99[who]:.2f} ms"
+        )
+    print(f"flux to confluent: {ratio:.1f}")
+    return 0
+
+
+def _run(given: Any, values: list[bytes], number: int, who: str) -> Run:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    topic = f"write-{os.getpid()}-{number}-{who.split()[0]}"
+    admin = AdminClient({"bootstrap.servers": given.address})
+    admin.create_topics([NewTopic(topic, given.partitions, 1)])[topic].result(30)
+    try:
+        run = SIDES[who](given.address, topic, values, given.codec, given.small)
+        found = _counted(given.address, topic, given.partitions)
+        if found != given.rows + given.small:
+            raise RuntimeError(f"{who} wrote {found} rows, not {given.rows + given.small}")
+    finally:
+        remove(given.address, topic)
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,262 @@
+"""A Kafka cluster as a writer needs it: producer ids, record batches to leaders, and how far a producer id has come.
+
+Law: what ``begin`` has sent is answered or lost; whoever sends the same batches again does no harm, because a broker takes
+each sequence of a producer id once. ``reached`` counts only what all replicas of the broker have.
+
+One attempt each; who asks tries again. It blocks, and belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flux.kafka import kernels
+from flux.kafka.client import ATTEMPT_S, EARLIEST, LATEST, Address, Client, OutOfRange, Passing
+from flux.kafka.connection import Connection
+from flux.kafka.errors import CorruptRecords, NotPermitted
+from flux.kafka.library import error_of, library
+
+#: How long a leader may wait for its followers before it answers.
+ACKED_S = 10.0
+#: Sequences count modulo this.
+SEQUENCES = 1 << 31
+#: Of a log that is read back: records at first, and then so many times as many.
+_BACK, _MORE = 1000, 16
+_FETCH_BYTES = 8 << 20
+_BATCHES = 4096
+#: How long followers may take to get what a leader has, before the question is asked anew, and how often we look.
+_FOLLOW_S, _LOOK_S = 0.5, 0.005
+#: To brokers: whoever asks as a consumer hears of what all replicas have, and as this one of everything.
+_CONSUMER, _DEBUGGER = -1, -2
+
+
+class Answer(NamedTuple):
+    """``error``: the class of kafka-python, None if the records are there. ``why``: what the broker said of it."""
+
+    error: Any
+    why: str
+
+
+class Sent(NamedTuple):
+    """``asked``: for each leader its connection, the request, and the partitions in it."""
+
+    asked: list[tuple[Connection, Any, list[int]]]
+
+
+class ProducerClient(Client):
+    def producer_ids(self, count: int, timeout: float) -> list[int]:
+        """New ones, which no other writer has."""
+        kind = library().InitProducerId
+
+        def asked() -> int:
+            message = kind(transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+            answer = self._ask(None, message, ATTEMPT_S)
+            self._check(answer.error_code, "a producer id")
+            return int(answer.producer_id)
+
+        return [self.keep_trying(asked, "getting a producer id", timeout) for _ in range(count)]
+
+    def cluster(self, topic: str, timeout: float) -> str:
+        """The id of the cluster."""
+        kind = library().Metadata
+
+        def asked() -> str:
+            named = [kind.MetadataRequestTopic(name=topic)]
+            return self._ask(None, kind(topics=named, allow_auto_topic_creation=False), ATTEMPT_S).cluster_id or ""
+
+        return self.keep_trying(asked, "asking for the id of the cluster", timeout)
+
+    def lacks(self, topic: str) -> bool:
+        """Whether brokers answer, and know no such topic."""
+        try:
+            return bool(self._learn([topic]))
+        except (OSError, Passing):
+            return False
+
+    def begin(self, topic: str, batches: Mapping[int, np.ndarray]) -> Sent:
+        """Send one record batch for each partition, to the leaders. What fails is lost as a whole."""
+        kind = library().Produce
+        by_leader: dict[Address, list[int]] = defaultdict(list)
+        for partition in batches:
+            by_leader[self._leader(topic, partition)].append(partition)
+        sent = Sent([])
+        try:
+            for leader, partitions in by_leader.items():
+                data = kind.TopicProduceData
+                parts = [data.PartitionProduceData(index=each, records=batches[each].data) for each in partitions]
+                message = kind(
+                    transactional_id=None, acks=-1, timeout_ms=int(1000 * ACKED_S),
+                    topic_data=[data(name=topic, partition_data=parts)],
+                )  # fmt: skip
+                connection = self._connection(leader, ATTEMPT_S)
+                sent.asked.append((connection, message, partitions))
+                connection.send(message, ATTEMPT_S)
+        except BaseException:
+            self._give_up(sent)
+            raise
+        return sent
+
+    def finish(self, sent: Sent) -> dict[int, Answer]:
+        """What became of each partition's batch."""
+        answers = {}
+        try:
+            for connection, message, partitions in sent.asked:
+                answer = connection.receive(message, ACKED_S + ATTEMPT_S)
+                got = {
+                    each.index: Answer(error_of(each.error_code), str(getattr(each, "error_message", None) or ""))
+                    if each.error_code
+                    else Answer(None, "")
+                    for response in answer.responses
+                    for each in response.partition_responses
+                }
+                if set(got) != set(partitions):
+                    raise Passing("the broker left partitions out of its answer")
+                answers.update(got)
+        except BaseException:
+            self._give_up(sent)
+            raise
+        if any(each.error is not None and each.error.invalid_metadata for each in answers.values()):
+            self.forget()
+        return answers
+
+    def reached(
+        self, topic: str, partitions: Iterable[int], producer: int, since: Mapping[int, int], look: bool
+    ) -> dict[int, int | None]:
+        """For each partition the sequence behind the last one that this producer has there, modulo 2^31; None: the broker
+        knows none, or has forgotten it.
+
+        since  offsets before which there is nothing of this producer
+        look   search the log where the broker knows none, in case it has forgotten"""
+        by_leader = defaultdict(list)
+        for partition in partitions:
+            by_leader[self._leader(topic, partition)].append(partition)
+        found: dict[int, int | None] = {}
+        for leader, some in by_leader.items():
+            told = self._described(leader, topic, some, producer)
+            if told is None:
+                unknown = some
+            else:
+                self._followed(leader, topic, [each for each in some if told[each] is not None])
+                found.update(told)
+                unknown = [each for each in some if told[each] is None] if look else []
+            for partition in unknown:
+                found[partition] = self._in_log(topic, partition, producer, since.get(partition, 0))
+        return found
+
+    def limit(self, topic: str) -> str:
+        """The topic's limit for a record batch, for messages."""
+        kind = library().DescribeConfigs
+        try:
+            resource = kind.DescribeConfigsResource(
+                resource_type=2, resource_name=topic, configuration_keys=["max.message.bytes"]
+            )
+            message = kind(resources=[resource], include_synonyms=False, include_documentation=False)
+            (result,) = self._ask(None, message, ATTEMPT_S).results
+            return f"{int(result.configs[0].value):,} bytes"
+        except Exception:  # it only makes a message clearer
+            return "unknown to us"
+
+    def _described(self, leader: Address, topic: str, partitions: Sequence[int], producer: int) -> Any:
+        """As ``reached``, of what the leader has by itself. None: the broker does not know the question."""
+        kind = library().DescribeProducers
+        message = kind(topics=[kind.TopicRequest(name=topic, partition_indexes=list(partitions))])
+        if not self._connection(leader, ATTEMPT_S).knows(message):
+            return None
+        answer = self._ask(leader, message, ATTEMPT_S)
+        found: dict[int, int | None] = {}
+        for each in answer.topics[0].partitions:
+            self._check(each.error_code, topic)
+            mine = [state.last_sequence for state in each.active_producers if state.producer_id == producer]
+            found[each.partition_index] = (mine[0] + 1) % SEQUENCES if mine and mine[0] >= 0 else None
+        if set(found) != set(partitions):
+            raise Passing("the broker left partitions out of its answer")
+        return found
+
+    def _followed(self, leader: Address, topic: str, partitions: Sequence[int]) -> None:
+        """Wait until the replicas of the broker have what the leader has now. What only the leader has goes with it."""
+        if not partitions:
+            return
+        ends = self._ends(leader, topic, partitions, _DEBUGGER)
+        limit = time.monotonic() + _FOLLOW_S
+        while True:
+            safe = self._ends(leader, topic, partitions, _CONSUMER)
+            if all(safe[each] >= ends[each] for each in partitions):
+                return
+            if time.monotonic() > limit:
+                raise Passing(f"replicas of topic {topic!r} lag behind their leader")
+            self._ended.wait(_LOOK_S)
+
+    def _ends(self, leader: Address, topic: str, partitions: Sequence[int], who: int) -> dict[int, int]:
+        kind = library().ListOffsets
+        parts = [
+            kind.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=each, current_leader_epoch=-1, timestamp=LATEST, max_num_offsets=1
+            )
+            for each in partitions
+        ]
+        message = kind(replica_id=who, isolation_level=0, topics=[kind.ListOffsetsTopic(name=topic, partitions=parts)])
+        found = {}
+        for each in self._ask(leader, message, ATTEMPT_S).topics[0].partitions:
+            self._check(each.error_code, topic)
+            found[each.partition_index] = int(each.offset)
+        if set(found) != set(partitions):
+            raise Passing("the broker left partitions out of its answer")
+        return found
+
+    def _in_log(self, topic: str, partition: int, producer: int, since: int) -> int | None:
+        """As ``reached``, from the heads of the record batches, the end of the log first."""
+        end = self._ends(self._leader(topic, partition), topic, [partition], _CONSUMER)[partition]
+        back, until = _BACK, end
+        while True:
+            start = max(since, end - back)
+            found = self._between(topic, partition, producer, start, until)
+            if found is not None or start <= since:
+                return found
+            back, until = _MORE * back, start
+
+    def _between(self, topic: str, partition: int, producer: int, start: int, until: int) -> int | None:
+        heads = np.empty((_BATCHES, kernels.FIELDS), np.int64)
+        found, at = None, start
+        while at < until:
+            try:
+                got = self.fetch(topic, partition, at, 0.1, _FETCH_BYTES, read_committed=False).records
+            except OutOfRange:  # records from before are gone
+                earliest = self.offsets({(topic, partition): EARLIEST}, ATTEMPT_S)[topic, partition]
+                if earliest <= at:
+                    return found
+                at = earliest
+                continue
+            code, count, _ = kernels.scan(got.address, got.size, _FETCH_BYTES << 4, heads)
+            if code != kernels.OK:
+                raise CorruptRecords(
+                    f"partition {partition} of topic {topic!r} from offset {at}: {kernels.REASONS[code]}"
+                )
+            if not count:
+                raise Passing("the broker sent no whole record batch")
+            mine = heads[:count][heads[:count, kernels.PRODUCER] == producer]
+            if len(mine):
+                found = int(mine[-1, kernels.SEQUENCE] + mine[-1, kernels.LAST_DELTA] + 1) % SEQUENCES
+            at = int(heads[count - 1, kernels.BASE] + heads[count - 1, kernels.LAST_DELTA]) + 1
+        return found
+
+    def _give_up(self, sent: Sent) -> None:
+        """Answers that come later would be taken for those to other requests."""
+        for connection, _, _ in sent.asked:
+            connection.close()
+        self.forget()
+
+    def _check(self, code: int, topic: str) -> None:
+        if code and "Authorization" in error_of(code).__name__:
+            raise self.refused(topic, error_of(code).__name__)
+        super()._check(code, topic)
+
+    def refused(self, topic: str, why: str) -> NotPermitted:
+        return NotPermitted(
+            f"Kafka at {self._shown()} does not permit writing {topic!r} to whoever connects {self._security.who()}: {why}. Give "
+            "it the permissions to write, to describe and, for exactly once, to read the topic: where to go on is read there"
+        )

@@ -1,0 +1,384 @@
+"""``to_kafka``: a topic as the end of a flow, each record there once (design: kafka-sink).
+
+The stage before the sink numbers the rows of each partition of the topic. These numbers are the sequences of an idempotent
+producer, whose id all replicas share. So the broker itself refuses what it has already, whoever sends it: nobody is fenced,
+nothing waits for checkpoints or transactions, and a primary that was given up can only write the same records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.sink import Position, Sink, SinkContext
+from flux.errors import UsageError
+from flux.kafka.client import LATEST, Address, Passing
+from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError
+from flux.kafka.numbering import PARTITION, SEQUENCE
+from flux.kafka.producing import SEQUENCES, Answer, ProducerClient
+from flux.kafka.records import HEADER
+from flux.kafka.security import Security
+from flux.kafka.values import Columns
+from flux.kafka.warm_up import warm_up
+from flux.kafka.writing import BATCH_BYTES, NOBODY, Producer, record_batches
+
+log = logging.getLogger("flux.kafka")
+
+#: Of one request, about: brokers take 100 MiB unless told otherwise, and work on one request of a connection at a time.
+REQUEST_BYTES = 8 << 20
+#: How long a topic that was there may be unknown before the query ends: brokers that start again do not know all at once.
+GONE_S = 10.0
+#: How long the start of a query waits for brokers.
+START_S = 15.0
+#: Headers of records that may be there twice: number of the writer, and of the record for its writer and partition.
+FLUX_PARTITION, FLUX_SEQUENCE = "flux-partition", "flux-sequence"
+
+
+class Line:
+    """The rows of one output batch for one partition of the topic. ``first``: sequence of the first one, not modulo anything.
+    ``sent``: how many of them the broker has. ``ahead``: a record batch that is made already, and its rows."""
+
+    def __init__(
+        self,
+        partition: int,
+        first: int,
+        keys: pa.Array | None,
+        values: pa.Array,
+        headers: pa.Array | None,
+        times: np.ndarray,
+    ) -> None:
+        self.partition, self.first = partition, first
+        self._keys, self._values, self._headers, self._times = keys, values, headers, times
+        self.rows = len(values)
+        self.sent = 0
+        self.ahead: tuple[np.ndarray, int] | None = None
+        self._batches: Iterator[tuple[np.ndarray, int]] = iter(())
+
+    def begin(self, sent: int, producer: int | None, codec: str | None, batch_bytes: int) -> None:
+        """Go on behind so many rows; ``producer``: None to write without."""
+        self.sent = sent
+        who = NOBODY if producer is None else Producer(producer, 0, (self.first + sent) % SEQUENCES)
+        self._batches = record_batches(
+            None if self._keys is None else self._keys[sent:], self._values[sent:], self._times[sent:],
+            None if self._headers is None else self._headers[sent:], codec, who, batch_bytes,
+        )  # fmt: skip
+        self.ahead = next(self._batches, None)
+
+    def take(self) -> tuple[np.ndarray, int]:
+        assert self.ahead is not None, "a line with rows left has a batch"
+        taken, self.ahead = self.ahead, None
+        return taken
+
+    def make(self) -> None:
+        if self.ahead is None:
+            self.ahead = next(self._batches, None)
+
+
+class KafkaSink(Sink):
+    """Exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
+
+    exactly_once = True
+    joins_bytes = REQUEST_BYTES
+
+    def __init__(
+        self,
+        topic: str,
+        bootstrap: Sequence[Address],
+        security: Security,
+        columns: Columns,
+        topic_partitions: int,
+        codec: str | None = None,
+        timeout: float = START_S,
+    ) -> None:
+        self.topic, self._bootstrap, self._security = topic, list(bootstrap), security
+        self._columns, self._topic_partitions = columns, topic_partitions
+        self._codec, self._batch_bytes = codec, BATCH_BYTES
+        self._timeout = timeout  # of brokers, in seconds, where a query starts
+        self._ids: list[int] = []
+        self._since: dict[int, int] = {}
+        self._again = False
+        self._connected: ProducerClient | None = None
+
+    @property
+    def _client(self) -> ProducerClient:
+        assert self._connected is not None, "open comes first"
+        return self._connected
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        warm_up()
+
+    def __repr__(self) -> str:
+        return f"topic {self.topic} of Kafka at {', '.join(f'{host}:{port}' for host, port in self._bootstrap)}"
+
+    # ---- in the program that starts the query
+
+    def check(self, schema: pa.Schema) -> None:
+        self._columns.check(schema)
+
+    def prepare(self, partitions: int, kept: Any) -> Any:
+        """Called before a query starts. ``kept``: what it returned at the first start, where the query goes on from a
+        checkpoint; its lives must share producer ids, and choose partitions of the topic alike."""
+        client = ProducerClient(self._bootstrap, self._security)
+        try:
+            cluster = client.cluster(self.topic, self._timeout)
+            if kept is None:
+                places = {(self.topic, each): LATEST for each in range(self._topic_partitions)}
+                ends = client.offsets(places, self._timeout, read_committed=False)
+                kept = {
+                    "cluster": cluster, "topic": self.topic, "topic_partitions": self._topic_partitions,
+                    "since": [ends[place] for place in places], "ids": self._new_ids(client, partitions),
+                }  # fmt: skip
+            else:
+                self._again = True
+        finally:
+            client.close()
+        self._check_kept(kept, cluster, partitions)
+        self._ids, self._since = list(kept["ids"]), dict(enumerate(kept["since"]))
+        return kept
+
+    def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
+        return client.producer_ids(partitions, self._timeout)
+
+    def _check_kept(self, kept: Any, cluster: str, partitions: int) -> None:
+        if kept["topic"] != self.topic or kept["cluster"] != cluster:
+            raise UsageError(
+                f"the query of this checkpoint writes topic {kept['topic']!r} of Kafka cluster {kept['cluster']}, not "
+                f"{self.topic!r} of {cluster}. Give that one, or another checkpointLocation"
+            )
+        if kept["topic_partitions"] != self._topic_partitions:
+            raise UsageError(
+                f"the query of this checkpoint writes {kept['topic_partitions']} partitions of topic {self.topic!r}, which has "
+                f"{self._topic_partitions} now: keys would go elsewhere. Give to_kafka(..., topic_partitions="
+                f"{kept['topic_partitions']}) to go on as before, or another checkpointLocation"
+            )
+        if self.exactly_once and not kept["ids"]:
+            raise UsageError(
+                f"the query of this checkpoint writes topic {self.topic!r} at least once: its records cannot be told from new "
+                "ones. Give guarantee='at_least_once' to go on, or another checkpointLocation"
+            )
+        if self.exactly_once and len(kept["ids"]) != partitions:
+            raise UsageError(
+                f"the query of this checkpoint has {len(kept['ids'])} writers of topic {self.topic!r}, not {partitions}: give "
+                f"to_kafka(..., partitions={len(kept['ids'])}), or another checkpointLocation"
+            )
+
+    # ---- in the worker
+
+    def open(self, context: SinkContext) -> None:
+        """Read back how far whoever wrote before has come. It must be before the first write: a broker that has forgotten a
+        producer takes any sequence."""
+        if self.exactly_once and len(self._ids) != context.partitions:
+            raise UsageError(f"{self!r} was not prepared for {context.partitions} partitions")
+        self._partition = context.partition
+        self._producer = self._ids[context.partition] if self.exactly_once else None
+        # Of partitions of the topic: the next sequence; what it is modulo 2^31 where it was read back and not used yet.
+        self._next: dict[int, int] = {}
+        self._told: dict[int, int | None] = {}
+        self._acked: dict[int, int] = {}
+        self._gone_since: float | None = None
+        self.close()
+        self._connected = ProducerClient(self._bootstrap, self._security)
+        self._read_back(range(self._topic_partitions))
+
+    def write(self, batch: pa.RecordBatch, position: Position) -> None:
+        try:
+            self._write(batch)
+            self._gone_since = None
+        except Passing as error:
+            self._check_there(error)
+            raise
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        lines = self._lines(batch)
+        for line in lines:
+            self._go_on(line)
+        while lines := [line for line in lines if line.sent < line.rows]:
+            self._round(lines)
+
+    def is_transient(self, error: Exception) -> bool:
+        return isinstance(error, OSError | Passing | BrokerUnreachable)
+
+    def close(self) -> None:
+        if self._connected is not None:
+            self._connected.close()
+
+    def _lines(self, batch: pa.RecordBatch) -> list[Line]:
+        """Rows of a partition of the topic keep their order."""
+        partitions, sequences = np.asarray(batch.column(PARTITION)), np.asarray(batch.column(SEQUENCE))
+        keys, values = self._columns.keys(batch), self._columns.values(batch)
+        headers = self._headers(batch)
+        times = self._columns.timestamps(batch, time.time_ns() // 1_000_000)
+        starts = np.zeros(1, np.int64)
+        if partitions.min() != partitions.max():
+            narrow = (
+                np.int16 if self._topic_partitions < 1 << 15 else np.int32
+            )  # numbers of 16 bits are sorted by radix
+            order = np.argsort(partitions.astype(narrow), kind="stable")
+            partitions, sequences, times = partitions[order], sequences[order], times[order]
+            chosen = pa.array(order)
+            keys = None if keys is None else keys.take(chosen)
+            values, headers = values.take(chosen), None if headers is None else headers.take(chosen)
+            starts = np.flatnonzero(np.diff(partitions, prepend=-1))
+        lines = []
+        for start, end in zip(starts, [*starts[1:], len(partitions)], strict=True):
+            assert sequences[end - 1] - sequences[start] == end - start - 1, "the numbers of a partition have no gaps"
+            lines.append(
+                Line(
+                    int(partitions[start]),
+                    int(sequences[start]),
+                    None if keys is None else keys[start:end],
+                    values[start:end],
+                    None if headers is None else headers[start:end],
+                    times[start:end],
+                )  # fmt: skip
+            )
+        return lines
+
+    def _headers(self, batch: pa.RecordBatch) -> pa.Array | None:
+        return self._columns.header_entries(batch)
+
+    def _round(self, lines: list[Line]) -> None:
+        """One record batch of each line, as far as they fit a request. The next ones are made while the brokers work."""
+        sending: dict[int, tuple[Line, np.ndarray, int]] = {}
+        size = 0
+        for line in lines:
+            if size and line.ahead is not None and size + line.ahead[0].size > REQUEST_BYTES:
+                break
+            data, rows = line.take()
+            sending[line.partition] = (line, data, rows)
+            size += data.size
+        sent = self._client.begin(self.topic, {partition: data for partition, (_, data, _) in sending.items()})
+        for line, _, _ in sending.values():
+            line.make()
+        problems: list[Exception] = []
+        for partition, answer in self._client.finish(sent).items():
+            line, data, rows = sending[partition]
+            try:
+                self._answered(line, data, rows, answer)
+            except (KafkaError, Passing, OSError) as error:
+                problems.append(error)
+        problems.sort(key=self.is_transient)  # what will not pass goes first
+        if problems:
+            raise problems[0]
+
+    def _answered(self, line: Line, data: np.ndarray, rows: int, answer: Answer) -> None:
+        name = "" if answer.error is None else answer.error.__name__
+        where = f"partition {line.partition} of topic {self.topic!r}"
+        if name in ("", "DuplicateSequenceNumberError"):
+            line.sent += rows
+            self._next[line.partition] = self._acked[line.partition] = line.first + line.sent
+        elif name in ("OutOfOrderSequenceNumberError", "UnknownProducerIdError") and self.exactly_once:
+            before = line.sent
+            self._read_back([line.partition])
+            self._go_on(line)
+            if line.sent == before:
+                raise Passing(f"{where} does not take record {line.first + line.sent} of this writer: {name}")
+        elif name in ("MessageSizeTooLargeError", "RecordListTooLargeError"):
+            if rows == 1:
+                raise KafkaError(
+                    f"{where}: a record takes {data.size:,} bytes with its key and head; the limit of the topic "
+                    f"(max.message.bytes) is {self._client.limit(self.topic)}. Raise that limit, or write smaller rows"
+                )
+            self._batch_bytes = max(1, min(self._batch_bytes, data.size) // 2)
+            self._go_on(line)
+        elif "Authorization" in name:
+            raise self._client.refused(self.topic, name)
+        elif answer.error.retriable:
+            raise Passing(f"{where}: {name}")
+        else:
+            raise KafkaError(
+                f"{where}: the broker refuses a record batch of {rows} records: {name}. {answer.why}".rstrip()
+            )
+
+    # ---- where to go on
+
+    def _read_back(self, partitions: Sequence[int] | range) -> None:
+        assert self._producer is not None
+        told = self._client.reached(self.topic, partitions, self._producer, self._since, look=self._again)
+        for partition, sequence in told.items():
+            self._told[partition] = sequence
+            self._next.pop(partition, None)
+
+    def _go_on(self, line: Line) -> None:
+        """Leave out what the broker has."""
+        sent = self._has(line) - line.first
+        if sent < 0:  # a broker that is no longer the leader may have answered
+            self._client.forget()
+            self._read_back([line.partition])
+            sent = self._has(line) - line.first
+        if sent < 0:
+            raise DataLost(
+                f"partition {line.partition} of topic {self.topic!r} has lost the last {-sent} records that it had acknowledged "
+                "to this writer: was a leader elected that had not got them all (unclean.leader.election.enable)?"
+            )
+        line.begin(min(sent, line.rows), self._producer, self._codec, self._batch_bytes)
+
+    def _has(self, line: Line) -> int:
+        if line.partition not in self._next:
+            self._next[line.partition] = self._resolved(line.partition, line.first)
+        return self._next[line.partition]
+
+    def _resolved(self, partition: int, first: int) -> int:
+        """The next sequence. Brokers tell it modulo 2^31: it is the one nearest to ``first``, before which all are there."""
+        told = self._told.get(partition)
+        acked = self._acked.get(partition, 0)
+        if told is None:
+            if first > 0:
+                log.info("partition %d of topic %s has no record of this writer any more", partition, self.topic)
+            return max(first, acked)
+        return first + (told - first + SEQUENCES // 2) % SEQUENCES - SEQUENCES // 2
+
+    def _check_there(self, error: Passing) -> None:
+        """A topic that stays away ends the query."""
+        if not self._client.lacks(self.topic):
+            self._gone_since = None
+            return
+        now = time.monotonic()
+        self._gone_since = self._gone_since or now
+        if now - self._gone_since > GONE_S:
+            raise KafkaError(
+                f"Kafka has had no topic {self.topic!r} for {GONE_S:g} s, which this query writes: it was deleted, or is hidden "
+                "from whoever connects"
+            ) from error
+
+
+class KafkaSinkAtLeastOnce(KafkaSink):
+    """Without producer ids: for brokers that have none, and writers that may not read. Readers can tell by the headers what came
+    twice."""
+
+    exactly_once = False
+
+    def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
+        return []
+
+    def _read_back(self, partitions: Sequence[int] | range) -> None:
+        """Nothing is known of writers without an id."""
+
+    def _headers(self, batch: pa.RecordBatch) -> pa.Array:
+        rows = batch.num_rows
+        names = pa.array([FLUX_PARTITION, FLUX_SEQUENCE] * rows, pa.string())
+        partition = pa.array([str(self._partition).encode()], pa.binary())
+        numbers = batch.column(SEQUENCE).cast(pa.string()).cast(pa.binary())
+        index = np.zeros(2 * rows, np.int64)
+        index[1::2] = np.arange(1, rows + 1)
+        added = pa.StructArray.from_arrays(
+            [names, pa.concat_arrays([partition, numbers]).take(pa.array(index))], fields=list(HEADER)
+        )
+        given = super()._headers(batch)
+        if given is None:
+            return pa.ListArray.from_arrays(pa.array(np.arange(0, 2 * rows + 1, 2, dtype=np.int32)), added)
+        sizes = np.asarray(given.value_lengths().fill_null(0))
+        ends = np.cumsum(sizes + 2)
+        ours = np.zeros(int(ends[-1]), bool)
+        ours[ends - 1] = ours[ends - 2] = True
+        index = np.empty(len(ours), np.int64)
+        index[~ours] = np.arange(int(sizes.sum()))
+        index[ours] = np.arange(2 * rows) + int(sizes.sum())
+        entries = pa.concat_arrays([given.flatten(), added]).take(pa.array(index))
+        return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), entries)

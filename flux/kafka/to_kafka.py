@@ -1,0 +1,127 @@
+"""``flux.to_kafka``: what its options mean, checked where the flow is made; then a stage and a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flux.dataflow.sink import FlowTo
+from flux.errors import UsageError
+from flux.kafka.client import Address, Client, addresses
+from flux.kafka.compression import NUMBERS
+from flux.kafka.formats import FORMATS
+from flux.kafka.library import library
+from flux.kafka.numbering import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, Numbering
+from flux.kafka.security import Security
+from flux.kafka.sink import KafkaSink, KafkaSinkAtLeastOnce
+from flux.kafka.values import Columns
+from flux.settings import parse_seconds
+
+if TYPE_CHECKING:
+    from flux.dataflow.api import Flow
+
+PARTITIONERS = (MURMUR2, ROUND_ROBIN)
+GUARANTEES = ("exactly_once", "at_least_once", "transactional")
+
+
+def to_kafka(
+    flow: Flow,
+    topic: str,
+    bootstrap: str | Sequence[str],
+    *,
+    key: str | Sequence[str] | None = None,
+    value: str | Sequence[str] | None = None,
+    format: str = "json",
+    headers: str | None = None,
+    timestamp: str | None = None,
+    partition: str | None = None,
+    partitioner: str = MURMUR2,
+    guarantee: str = "exactly_once",
+    compression: str | None = None,
+    partitions: int = 1,
+    topic_partitions: int | None = None,
+    timeout: float | str = "15s",
+    **security: Any,
+) -> FlowTo:
+    """Write the output of a flow as records of a topic, each row once, whatever is lost meanwhile.
+
+    key             the column that is the key of a record: text and bytes as they are, numbers as text. Several make a JSON
+                    object. Without, keys are null
+    value           format "json" and "csv": the columns that make the value; without, all but those of ``headers``,
+                    ``timestamp`` and ``partition``. A struct column alone is the JSON object itself. "raw": the column
+                    that is the value, by default "value". A null there is a tombstone
+    headers         a column array<struct<key string, value binary>>, or a map from text to text or bytes
+    timestamp       a column with the time of each record; without, the time when it is written
+    partition       a column with the partition of each record; without, ``partitioner`` chooses: "murmur2" by the key, as
+                    Kafka's Java client does, rows without a key in turn; "round_robin" for all in turn
+    guarantee       "exactly_once": the broker takes each row once. "at_least_once": without producer ids; headers
+                    flux-partition and flux-sequence tell what came twice
+    compression     "gzip", "snappy", "lz4" or "zstd"
+    partitions      how many write at the same time, 1 to 4096. With a key, all rows of a key have the same writer, in order
+    topic_partitions  write only the first so many partitions of the topic; default all that it has now
+    timeout         how long brokers may take to answer here, and when the query starts
+    security        options of kafka-python, as of ``flux.kafka``
+
+    UsageError, or an error of ``flux.kafka.errors``, is raised here for a topic that is not there, a refused login and a
+    broker that does not answer."""
+    from flux.dataflow.api import StageWith, stage
+
+    library()
+    if not isinstance(topic, str) or not topic:
+        raise UsageError(f"to_kafka wants the name of a topic, got {topic!r}")
+    columns = _columns(key, value, format, headers, timestamp, partition)
+    _one_of("partitioner", partitioner, PARTITIONERS)
+    _one_of("guarantee", guarantee, GUARANTEES)
+    if guarantee == "transactional":
+        raise UsageError(
+            "guarantee='transactional' is not there yet. 'exactly_once' has each record once without transactions; what it does "
+            "not give is that records of several partitions appear together"
+        )
+    if compression is not None:
+        _one_of("compression", compression, [name for name in NUMBERS if name])
+    brokers, secured, limit = addresses(bootstrap), Security(security), parse_seconds("timeout", timeout)
+    many = _topic_partitions(brokers, secured, topic, topic_partitions, limit)
+    kind = KafkaSink if guarantee == "exactly_once" else KafkaSinkAtLeastOnce
+    by_key = columns.key if partitions != 1 and columns.key else None
+    numbered = stage(
+        key=by_key, partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records"
+    )(Numbering)
+    ended = StageWith(numbered, (columns, many, partitioner, partition), {})(flow)
+    return FlowTo(ended, kind(topic, brokers, secured, columns, many, compression, limit))
+
+
+def _columns(key: Any, value: Any, format: Any, headers: Any, timestamp: Any, partition: Any) -> Columns:
+    _one_of("format", format, FORMATS)
+    for name, given in (("headers", headers), ("timestamp", timestamp), ("partition", partition)):
+        if given is not None and (not isinstance(given, str) or not given):
+            raise UsageError(f"{name} must be the name of a column, got {given!r}")
+    names = None if value is None else _names("value", value)
+    if format == "raw" and names is not None and len(names) != 1:
+        raise UsageError(f"format='raw' takes the value from one column, got {value!r}")
+    aside = frozenset(filter(None, (headers, timestamp, partition, PARTITION, SEQUENCE)))
+    return Columns(format, () if key is None else _names("key", key), names, headers, timestamp, aside)
+
+
+def _names(what: str, given: Any) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise UsageError(f"{what} must be the name of a column, or a list of names; got {given!r}")
+    return names
+
+
+def _topic_partitions(brokers: Sequence[Address], security: Security, topic: str, wanted: Any, timeout: float) -> int:
+    client = Client(brokers, security)
+    try:
+        found = len(client.partitions([topic], timeout)[topic])
+    finally:
+        client.close()
+    if wanted is None:
+        return found
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= found:
+        raise UsageError(f"topic_partitions must be 1 to {found}, which topic {topic!r} has; got {wanted!r}")
+    return wanted
+
+
+def _one_of(what: str, given: Any, known: Sequence[str]) -> None:
+    if given not in known:
+        raise UsageError(f"{what} must be one of {', '.join(known)}; got {given!r}")

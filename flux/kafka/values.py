@@ -1,0 +1,262 @@
+"""The columns of rows to the keys and values of records: JSON, CSV, or as they are; all rows of a batch at once.
+
+Law: the bytes of a row follow from the row alone, so whoever writes it writes the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flux.errors import SchemaError
+from flux.kafka.formats import FORMATS
+from flux.kafka.records import HEADER
+
+_QUOTED = '"'
+#: Of a second, by the unit of a timestamp.
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+#: Days since 1970 whose years have four digits, and how many of them may lie between the first and the last of a batch.
+_DAYS, _SPAN_MAX = (-719_528, 2_932_896), 1 << 16
+_EMPTY = pa.scalar("", pa.string())
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns make what of a record. ``key``: one column as it is (numbers as text), several as a JSON object; none: null.
+    ``value``: for raw one column; for JSON and CSV one or several, or None for all that ``aside`` does not name. One struct
+    column is the JSON object itself, and null where it is null. ``headers`` and ``timestamp``: one column each, or None."""
+
+    format: str
+    key: tuple[str, ...]
+    value: tuple[str, ...] | None
+    headers: str | None
+    timestamp: str | None
+    aside: frozenset[str]
+
+    def check(self, schema: pa.Schema) -> None:
+        """SchemaError for columns that are not there or whose type cannot be written."""
+        wanted = [*self.key, *self.of_value(schema)]
+        for name in [*wanted, *filter(None, (self.headers, self.timestamp))]:
+            if schema.names.count(name) != 1:
+                raise SchemaError(
+                    f"to_kafka: the output has no single column {name!r}; it has {', '.join(schema.names)}"
+                )
+        if not self.of_value(schema):
+            raise SchemaError("to_kafka: no column is left for the value; name some with value=")
+        try:
+            empty = pa.RecordBatch.from_pylist([], schema=schema)
+            self.keys(empty)
+            self.values(empty)
+            self.header_entries(empty)
+            self.timestamps(empty, 0)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:
+            raise SchemaError(f"to_kafka: {error}") from error
+
+    def of_value(self, schema: pa.Schema) -> tuple[str, ...]:
+        if self.value is not None:
+            return self.value
+        if self.format == "raw":
+            return ("value",)
+        return tuple(name for name in schema.names if name not in self.aside)
+
+    def keys(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Binary or string. None: all null."""
+        if not self.key:
+            return None
+        if len(self.key) == 1:
+            return raw(batch.column(self.key[0]), f"key column {self.key[0]!r}")
+        return objects([batch.column(name) for name in self.key], self.key)
+
+    def values(self, batch: pa.RecordBatch) -> pa.Array:
+        """Binary or string; a null is a tombstone."""
+        names = self.of_value(batch.schema)
+        columns = [batch.column(name) for name in names]
+        if self.format == "raw":
+            return raw(columns[0], f"value column {names[0]!r}")
+        if self.format == "csv":
+            return lines(columns, names)
+        if self.value is not None and len(columns) == 1 and pa.types.is_struct(columns[0].type):
+            return json_text(columns[0])
+        return objects(columns, names)
+
+    def header_entries(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """As list<struct<key string, value binary>>."""
+        if self.headers is None:
+            return None
+        column = batch.column(self.headers)
+        wanted = pa.list_(HEADER)
+        if pa.types.is_map(column.type):
+            entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+            offsets = column.offsets
+            if column.null_count:  # a null in the offsets is a null row
+                gone = np.append(column.is_null().to_numpy(zero_copy_only=False), False)
+                offsets = pa.array(offsets.to_numpy(), pa.int32(), mask=gone)
+            column = pa.ListArray.from_arrays(offsets, entries)
+        return column if column.type == wanted else column.cast(wanted)
+
+    def timestamps(self, batch: pa.RecordBatch, now: int) -> np.ndarray:
+        """Milliseconds; ``now`` for all where no column says otherwise, and for nulls."""
+        if self.timestamp is None:
+            return np.full(batch.num_rows, now, np.int64)
+        column = batch.column(self.timestamp)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+        elif not pa.types.is_int64(column.type):
+            raise TypeError(
+                f"the timestamp column {self.timestamp!r} must be a timestamp or milliseconds, not {column.type}"
+            )
+        return np.asarray(column.cast(pa.int64()).fill_null(now))
+
+
+def raw(column: pa.Array, what: str) -> pa.Array:
+    """Text and bytes as they are; numbers, booleans and decimals as text."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return column
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return column.cast(pa.binary())
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    ):
+        return column.cast(pa.string())
+    raise TypeError(f"{what} has type {kind}, which has no bytes of its own: convert it to text or binary in a stage")
+
+
+def objects(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
+    """One JSON object a row, nulls written out."""
+    pieces: list[pa.Array | pa.Scalar] = []
+    before = "{"
+    for name, column in zip(names, columns, strict=True):
+        pieces += [_text(f"{before}{json.dumps(name, ensure_ascii=False)}:"), json_text(column)]
+        before = ","
+    return _joined([*pieces, _text("}")], null="null")
+
+
+def json_text(column: pa.Array) -> pa.Array:
+    """The JSON of each value as text; null for null."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return json_text(column.dictionary_decode())
+    if pa.types.is_floating(kind):
+        column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
+        return pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type)).cast(pa.string())
+    if pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        made = objects(column.flatten(), names) if names else pa.array(["{}"] * len(column), pa.string())
+        return pc.if_else(column.is_valid(), made, pa.scalar(None, pa.string()))
+    if pa.types.is_map(kind):
+        named = _joined(
+            [_text(_QUOTED), _escaped(_plain(column.keys)), _text('":'), json_text(column.items)], null="null"
+        )
+        return _listed(column, named, "{", "}")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if not pa.types.is_list(kind):
+            column = column.cast(pa.list_(kind.value_type))
+        return _listed(column, json_text(column.values).fill_null("null"), "[", "]")
+    return _joined([_text(_QUOTED), _escaped(_plain(column)), _text(_QUOTED)])
+
+
+def lines(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
+    """One row of CSV each; null is an empty field, and an empty string is in quotes."""
+    pieces: list[pa.Array | pa.Scalar] = []
+    for name, column in zip(names, columns, strict=True):
+        if pa.types.is_nested(column.type):
+            raise TypeError(f"format='csv' cannot write column {name!r} of type {column.type}")
+        text = _plain(column)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            special = pc.or_(pc.match_substring_regex(text, '[",\r\n]'), pc.equal(text, _EMPTY))
+            if pc.any(special).as_py():
+                quoted = _joined([_text(_QUOTED), pc.replace_substring(text, '"', '""'), _text(_QUOTED)])
+                text = pc.if_else(special, quoted, text)
+        pieces += [_text(","), text]
+    return _joined(pieces[1:], null="")
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Text without quotes. Times are ISO 8601, instants in UTC; binary is base64."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return _times(column)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        encoded = [None if value is None else base64.b64encode(value) for value in column.to_pylist()]
+        return pa.array(encoded, pa.string())
+    if pa.types.is_duration(kind):
+        return column.cast(pa.int64()).cast(pa.string())
+    return column.cast(pa.string())
+
+
+def _times(column: pa.Array) -> pa.Array:
+    """ISO 8601, to the digits of the unit. Arrow takes a microsecond for each, this a tenth of it: digit by digit for all."""
+    digits, end = _DIGITS[column.type.unit], b"Z" if column.type.tz is not None else b""
+    count = np.asarray(column.cast(pa.int64()).fill_null(0))
+    seconds, fraction = np.divmod(count, 10**digits)
+    days, seconds = np.divmod(seconds, 86400)
+    first, last = (int(days.min()), int(days.max())) if len(days) else (0, 0)
+    if first < _DAYS[0] or last > _DAYS[1] or last - first > _SPAN_MAX:
+        plain = column.cast(pa.timestamp(column.type.unit, "UTC" if end else None)).cast(pa.string())
+        return pc.replace_substring(plain, " ", "T", max_replacements=1)
+    calendar = np.datetime_as_string(np.arange(first, last + 1).astype("M8[D]")).astype("S10")
+    pattern = b"0000-00-00T00:00:00" + (b"." + digits * b"0" if digits else b"") + end
+    out = np.tile(np.frombuffer(pattern, np.uint8), (len(count), 1))
+    out[:, :10] = calendar.view(np.uint8).reshape(-1, 10)[days - first]
+    for at, number in ((11, seconds // 3600), (14, seconds // 60 % 60), (17, seconds % 60)):
+        number = number.astype(np.uint8)
+        out[:, at] += number // 10
+        out[:, at + 1] += number % 10
+    for at in range(19 + digits, 19, -1):
+        fraction, digit = np.divmod(fraction, 10)
+        out[:, at] += digit.astype(np.uint8)
+    ends = np.arange(0, out.size + 1, len(pattern), dtype=np.int32)
+    made = pa.StringArray.from_buffers(len(out), pa.py_buffer(ends), pa.py_buffer(out))
+    return pc.if_else(column.is_valid(), made, pa.scalar(None, pa.string())) if column.null_count else made
+
+
+_CONTROLS = {chr(code): json.dumps(chr(code))[1:-1] for code in range(32)}
+
+
+def _escaped(text: pa.Array) -> pa.Array:
+    """What stands between the quotes of a JSON string. Most columns have nothing to escape, and one look at their bytes says
+    so."""
+    data = np.frombuffer(text.buffers()[2] or b"", np.uint8)
+    if not np.any((data < 32) | (data == 34) | (data == 92)):
+        return text
+    text = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
+    if np.any(data < 32):
+        for character, written in _CONTROLS.items():
+            text = pc.replace_substring(text, character, written)
+    return text
+
+
+def _listed(column: pa.Array, texts: pa.Array, left: str, right: str) -> pa.Array:
+    """``texts``: of the entries of a column of lists, as its offsets count them."""
+    offsets = column.offsets
+    if column.null_count:
+        gone = np.append(column.is_null().to_numpy(zero_copy_only=False), False)
+        offsets = pa.array(offsets.to_numpy(), pa.int32(), mask=gone)
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), ",")
+    return _joined([_text(left), joined, _text(right)])
+
+
+def _text(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.string())
+
+
+def _joined(pieces: Sequence[pa.Array | pa.Scalar], null: str | None = None) -> pa.Array:
+    """``null``: stands for nulls; without it, a null in any piece is a null of all."""
+    if null is None:
+        return pc.binary_join_element_wise(*pieces, _EMPTY)
+    return pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement=null)
+
+
+__all__ = ["FORMATS", "Columns"]

@@ -1,0 +1,165 @@
+"""What the sink makes of each answer of a broker. The broker is a list: no socket, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flux.dataflow.sink import Position
+from flux.kafka.client import Passing
+from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError, NotPermitted
+from flux.kafka.library import error_of
+from flux.kafka.numbering import PARTITION, SEQUENCE
+from flux.kafka.producing import Answer, ProducerClient
+from flux.kafka.records import Decoder
+from flux.kafka.security import Security
+from flux.kafka.sink import KafkaSink
+from flux.kafka.values import Columns
+
+OK = 0
+
+
+class Scripted(ProducerClient):
+    """``codes``: of the next answers, in order, 0 when there are no more. ``known``: the next sequence that it tells of each
+    partition. ``log``: what was sent, as partition, first value and rows."""
+
+    def __init__(self) -> None:
+        super().__init__([("nowhere", 1)], Security({}))
+        self.codes: list[int] = []
+        self.known: dict[int, int | None] = {}
+        self.log: list[tuple[int, int, int]] = []
+        self.asked = 0
+
+    def begin(self, topic: str, batches: Mapping[int, np.ndarray]) -> Any:
+        for partition, data in batches.items():
+            rows = Decoder(topic, partition).decode(pa.py_buffer(data), 0).rows
+            assert rows is not None
+            self.log.append((partition, int(rows["value"][0].as_py()), rows.num_rows))
+        return list(batches)
+
+    def finish(self, sent: Any) -> dict[int, Answer]:
+        codes = {partition: self.codes.pop(0) if self.codes else OK for partition in sent}
+        return {each: Answer(error_of(code) if code else None, "so it says") for each, code in codes.items()}
+
+    def reached(self, topic: str, partitions: Iterable[int], *_: Any, **__: Any) -> dict[int, int | None]:
+        self.asked += 1
+        return {partition: self.known.get(partition) for partition in partitions}
+
+    def lacks(self, topic: str) -> bool:
+        return False
+
+    def limit(self, topic: str) -> str:
+        return "7 bytes"
+
+
+def sink(partitions: int = 1) -> tuple[KafkaSink, Scripted]:
+    made = KafkaSink(
+        "clicks", [("nowhere", 1)], Security({}), Columns("raw", (), ("value",), None, None, frozenset()), partitions
+    )
+    broker = Scripted()
+    made._connected, made._producer, made._partition = broker, 7, 0
+    made._next, made._told, made._acked, made._gone_since = {}, {}, {}, None
+    return made, broker
+
+
+def rows(first: int, count: int, partitions: int = 1) -> pa.RecordBatch:
+    numbers = np.arange(first, first + count)
+    return pa.record_batch(
+        {
+            "value": pa.array([b"%d" % i for i in numbers], pa.binary()),
+            PARTITION: pa.array((numbers % partitions).astype(np.int32)),
+            SEQUENCE: pa.array(numbers // partitions),
+        }
+    )
+
+
+def test_what_the_broker_has_already_counts_as_written() -> None:
+    made, broker = sink()
+    broker.codes = [46]
+    made.write(rows(0, 10), Position(0, 0))
+    made.write(rows(0, 10), Position(0, 0))
+    assert broker.log == [(0, 0, 10)]
+
+
+@pytest.mark.parametrize("code", [45, 59], ids=["out of sequence", "unknown producer"])
+def test_out_of_sequence_is_read_back_and_written_behind(code: int) -> None:
+    made, broker = sink()
+    broker.codes, broker.known = [code], {0: 6}
+    made.write(rows(0, 10), Position(0, 0))
+    assert broker.log == [(0, 0, 10), (0, 6, 4)]
+
+
+def test_a_sequence_that_is_refused_for_no_reason_is_tried_again_later() -> None:
+    made, broker = sink()
+    broker.codes, broker.known = [45], {0: 0}
+    with pytest.raises(Passing, match="partition 0 of topic 'clicks' does not take record 0") as error:
+        made.write(rows(0, 10), Position(0, 0))
+    assert made.is_transient(error.value)
+    made.write(rows(0, 10), Position(0, 0))
+    assert broker.log == [(0, 0, 10)] * 2
+
+
+@pytest.mark.parametrize("code", [3, 6, 7, 19, 20, 56])
+def test_what_passes_is_repeated_from_where_it_stopped(code: int) -> None:
+    made, broker = sink(2)
+    broker.codes = [OK, code]
+    with pytest.raises(Passing, match="partition 1 of topic 'clicks'"):
+        made.write(rows(0, 10, 2), Position(0, 0))
+    made.write(rows(0, 10, 2), Position(0, 0))
+    assert broker.log == [(0, 0, 5), (1, 1, 5), (1, 1, 5)], "partition 0 has it already"
+    assert broker.asked == 0
+
+
+def test_what_does_not_pass_comes_before_what_does() -> None:
+    made, broker = sink(2)
+    broker.codes = [6, 87]
+    with pytest.raises(
+        KafkaError, match=r"partition 1 of topic 'clicks'.*5 records: InvalidRecordError\. so it says"
+    ) as error:
+        made.write(rows(0, 10, 2), Position(0, 0))
+    assert not made.is_transient(error.value)
+
+
+def test_a_missing_permission_is_no_matter_of_time() -> None:
+    made, broker = sink()
+    broker.codes = [29]
+    with pytest.raises(NotPermitted, match="writing 'clicks'"):
+        made.write(rows(0, 1), Position(0, 0))
+
+
+def test_batches_are_halved_until_they_fit() -> None:
+    made, broker = sink()
+    broker.codes = [10, 10]
+    made.write(rows(10, 64), Position(0, 0))
+    assert [first for _, first, _ in broker.log[:3]] == [10, 10, 10]
+    sizes = [count for _, _, count in broker.log]
+    assert sizes[0] == 64 > sizes[1] > sizes[2]
+    assert sum(sizes[2:]) == 64
+    broker.codes = [10]
+    with pytest.raises(KafkaError, match=r"a record takes .* bytes .* 7 bytes"):
+        made.write(rows(74, 1), Position(0, 0))
+
+
+def test_a_broker_that_has_less_than_it_had_acknowledged_is_asked_twice() -> None:
+    """The first answer may be that of a broker that leads no more."""
+    made, broker = sink()
+    made._told = {0: 3}
+    broker.known = {0: 5}
+    made.write(rows(5, 5), Position(0, 0))
+    assert (broker.log, broker.asked) == ([(0, 5, 5)], 1)
+    made, broker = sink()
+    made._told = broker.known = {0: 3}
+    with pytest.raises(DataLost, match="lost the last 2 records"):
+        made.write(rows(5, 5), Position(0, 0))
+    assert not broker.log
+
+
+def test_a_broker_that_cannot_be_reached_is_waited_for() -> None:
+    made, _ = sink()
+    for error in (ConnectionRefusedError(), TimeoutError(), BrokerUnreachable("all"), Passing("moved")):
+        assert made.is_transient(error)
+    assert not made.is_transient(ValueError())
