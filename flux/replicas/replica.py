@@ -247,7 +247,7 @@ class Replica:
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
-        if self._compared and not self.order.peers:
+        if self._compared and not self.order.peers and self.applied >= self._claim.steps:
             self._compared, self._checksums = False, Checksums()  # until somebody gets a copy
         self.release()
 

@@ -11,17 +11,17 @@ from scripted import OTHER, SCHEMA, Plain, feed, made, work
 
 import flux
 import flux.replicas.kinds as kinds
-from flux.errors import ProtocolError
+from flux.errors import ProtocolError, QueryFailed
 from flux.host.stage_worker import StageWorker
 from flux.replicas.checksums import CHECKSUMS_KEPT
 from flux.replicas.kinds import Acks, Active
-from flux.replicas.order import OrderLog
+from flux.replicas.order import Claim, OrderLog
 from flux.replicas.replica import Replica
 from flux.stream.producer import Producer
 from flux.wire.codec import decode_command
 from flux.wire.control import NewTable
 from flux.wire.frames import encode
-from flux.wire.messages import Hello, Orders, OrdersSeen, PartitionOrder
+from flux.wire.messages import Hello, OrderEntry, Orders, OrdersSeen, PartitionOrder
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from tests.flux.test_order import entry
@@ -178,6 +178,38 @@ def test_a_primary_without_others_does_not_keep_checksums() -> None:
     assert not primary.state()["compared"]
     primary.compare()
     assert primary.checksum_at(2) == primary.checksum
+
+
+def test_what_is_repeated_is_compared_to_its_end_though_nobody_else_is_left() -> None:
+    """A primary alone stops; with another one after it, it would begin anew in the middle, and claim to differ."""
+    lost, heir = made(Passing, 2), made(Passing, 2)
+    lost.lead(0, [ReplicaAt(OTHER, 0)])
+    for sequence in range(3):
+        feed(lost, sequence, sequence)
+        feed(heir, sequence, sequence)
+    work(lost, 1.0)
+    lost.order.on_seen(OTHER, 0, 3, 0)
+    claim = lost.claim()
+    assert claim.steps == 3
+    order = OrderLog()
+    order.on_orders(0, 0, lost.order.since(0), 3, 0)
+    heir.succeed(order, 0, claim)
+    heir.lead(1, [])
+    assert work(heir, 2.0, 1) == 1
+    heir.compare()
+    assert work(heir, 2.0) == 2, "and there is no complaint"
+    assert heir.last_checksum == lost.last_checksum
+
+
+def test_what_is_repeated_and_differs_ends_the_query() -> None:
+    heir = made(Passing, 2)
+    feed(heir, 0, 7)
+    order = OrderLog()
+    order.on_orders(0, 0, [OrderEntry(1.0, 1.0, [(0, 0, 0)])], 1, 0)
+    heir.succeed(order, 0, Claim(1, 99))
+    heir.lead(1, [])
+    with pytest.raises(QueryFailed, match="repeated after a loss and gave other output"):
+        work(heir, 2.0)
 
 
 # ---- streams
