@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from operator import index
 from typing import Any
 
 import pyarrow as pa
@@ -29,12 +30,15 @@ from flux.host.read_turn import ReadTurn
 from flux.stream.positions import ReaderPosition, packed
 from flux.stream.producer import Producer
 from flux.stream.source_streams import SourceStreams
+from flux.wire.statistics import SourceLag
 from partitioning.ids import SourcePartition, StreamId
 
 Reader = Iterator[pa.RecordBatch | Positioned | None]
 
 #: How soon sources that had nothing are asked again: at first, and twice as late each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
+#: A record number that can travel.
+_RECORDS_MAX = 1 << 62
 
 
 def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> Reader:
@@ -215,6 +219,29 @@ class Reading:
         """A source has ended."""
         self._rotation.remove(key)
         self.sources[key].finish(created)
+
+    # ---- what readers say besides (see ``flux.source``)
+
+    def lags(self) -> list[SourceLag]:
+        """Of the partitions that are read here, where the reader knows it."""
+        return [lag for key, source in self._open.items() for lag in self._lag(key, source.reader)]
+
+    def _lag(self, key: SourcePartition, reader: Reader) -> Iterator[SourceLag]:
+        ask = getattr(reader, "lag", None)
+        if ask is None:
+            return
+        try:
+            said = ask()
+            if said is None:
+                return
+            position, end = map(index, said)
+            if not (0 <= position <= _RECORDS_MAX and 0 <= end <= _RECORDS_MAX):
+                raise ValueError(
+                    f"lag() must return two numbers from 0, a position and an end, or None; got {said!r:.100}"
+                )
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        yield SourceLag(*key, position, end)
 
     # ---- the end
 

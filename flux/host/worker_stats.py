@@ -49,6 +49,7 @@ def stats(core: StageWorker) -> Statistics:
             if streams.first is not None
         ],
         "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
+        "lags": core.reading.lags(),
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from flux.dataflow.sources import Positioned, Source, source
+from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
 from flux.kafka.formats import format_of
@@ -92,16 +92,15 @@ class KafkaReader:
         self.__dict__.update(state)
         warm_up()
 
-    def __call__(self, partition: int, start: Any) -> Iterator[Positioned | None]:
+    def __call__(self, partition: int, start: Any) -> PartitionReader:
         """Never ends. ``start``: a position that an earlier life has given, None in the first. Yields None for "nothing just
         now"."""
         topic, number = self.partitions[partition]
-        reader = PartitionReader(self.how, topic, number, self.starts[partition] if start is None else int(start))
-        try:
-            while True:
-                yield reader.take()
-        finally:
-            reader.close()
+        return PartitionReader(self.how, topic, number, self.starts[partition] if start is None else int(start))
+
+    def partition_name(self, partition: int) -> str:
+        topic, number = self.partitions[partition]
+        return f"{topic}-{number}"
 
 
 def kafka(

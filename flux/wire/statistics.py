@@ -29,6 +29,16 @@ class Pauses(NamedTuple):
     ended: bool
 
 
+class SourceLag(NamedTuple):
+    """Of a partition of a source that is read here: the number of the record that is read next, and the one behind the last
+    that there is, as its reader says (``lag`` in ``flux.source``)."""
+
+    source: Id
+    partition: Id
+    position: Natural
+    end: Natural
+
+
 class Lag(NamedTuple):
     """A live replica on ``worker`` is ``steps`` behind its primary, about ``seconds`` of work. It has ``applied`` so many;
     ``its_turn``: nobody but itself is in its way."""
@@ -119,6 +129,7 @@ class Statistics(TypedDict, total=False):
     source_rows: Natural
     sources: list[PartitionRead]
     pauses: list[Pauses]
+    lags: list[SourceLag]
     drained: Natural
     behind: list[Lag]
     unapplied: list[Unapplied]
