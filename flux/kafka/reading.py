@@ -1,6 +1,6 @@
 """One partition of a topic, read in a thread of its own, ahead of the worker that takes its batches.
 
-Law: ``take`` and ``lag`` never block. What is fetched and not taken has at most about ``AHEAD_BYTES``, and one answer of a
+Law: no method blocks. What is fetched and not taken has at most about ``AHEAD_BYTES``, and one answer of a
 broker. The thread ends soon after ``close``, whatever it waits for.
 
 Positions are offsets: a position says which record comes next, so a reader may go on between any two of them.
@@ -20,6 +20,7 @@ import pyarrow as pa
 from flux.dataflow.batches import split
 from flux.dataflow.sources import Positioned
 from flux.kafka.client import EARLIEST, LATEST, Address, Client, OutOfRange, Passing
+from flux.kafka.committing import Committer
 from flux.kafka.errors import BadRecord, CorruptRecords, DataLost
 from flux.kafka.formats import Bad, Format
 from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
@@ -57,9 +58,11 @@ class Reading:
 
 
 class PartitionReader:
-    """``start``: the first offset that is wanted."""
+    """``start``: the first offset that is wanted. ``committer``: of the group that is told what has been applied."""
 
-    def __init__(self, how: Reading, topic: str, partition: int, start: int) -> None:
+    def __init__(
+        self, how: Reading, topic: str, partition: int, start: int, committer: Committer | None = None
+    ) -> None:
         self._how, self._topic, self._partition, self._next = how, topic, partition, start
         self._client = Client(how.bootstrap, how.security)
         kept = [name for name in how.schema.names if name in COLUMNS]
@@ -68,6 +71,7 @@ class PartitionReader:
         self._pace = _Pace(how.rows_per_second)
         self._dropped = 0
         self._taken = start  # behind what was taken
+        self._done: int | None = None  # all before was applied
         self._end: int | None = None  # of the log, by the last answer
         self._ready: deque[Positioned] = deque()
         self._bytes = 0
@@ -76,6 +80,9 @@ class PartitionReader:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"flux-kafka-{topic}-{partition}", daemon=True)
         self._thread.start()
+        self._committer = committer
+        if committer is not None:
+            committer.add((topic, partition), self.applied)
 
     def take(self) -> Positioned | None:
         """The next batch; None if there is none yet. Raises what ended the reading, once everything before is taken."""
@@ -101,12 +108,27 @@ class PartitionReader:
         with self._changed:
             return None if self._end is None else (self._position(), self._end)
 
+    def done(self, position: int) -> None:
+        """Every consumer has applied what comes before this offset."""
+        with self._changed:
+            self._done = position
+
+    def applied(self) -> int | None:
+        """The offset behind all that was applied, for any thread; None: not known yet. Once all is applied that was taken, it
+        is also behind what stands in the log without being a row."""
+        with self._changed:
+            if self._done is None or self._done < self._taken:
+                return self._done
+            return self._position()
+
     def _position(self) -> int:
         """Where who has all that was taken goes on."""
         return self._taken if self._ready else max(self._taken, self._next)
 
     def close(self) -> None:
         """Does not wait for the thread, which may be connecting: the worker has other things to do."""
+        if self._committer is not None:
+            self._committer.remove((self._topic, self._partition))
         with self._changed:
             self._closed = True
             self._ready.clear()
