@@ -44,7 +44,7 @@ def stats(core: StageWorker) -> Statistics:
         "rows_in": core.rows_in,
         "source_rows": sum(source.rows for source in core.sources.values()),
         "sources": [
-            PartitionRead(*key, streams.first, streams.batches, streams.rows)
+            PartitionRead(*key, streams.first, streams.elements, streams.rows)
             for key, streams in core.sources.items()
             if streams.first is not None
         ],

@@ -97,6 +97,11 @@ class SourceStreams:
     def drained(self) -> bool:
         return all(producer.drained for producer in self.producers)
 
+    @property
+    def elements(self) -> int:
+        """How many numbers this life has given, as ``first`` counts: of rows where these are numbered, else of batches."""
+        return self.rows if self._positions else self.batches
+
     def append(self, batch: pa.RecordBatch, created: float, position: bytes = b"") -> None:
         """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory. ``position``
         behind it, packed."""

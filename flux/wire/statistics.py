@@ -11,12 +11,13 @@ from flux.wire.numbers import Id, Natural, Sequence
 
 
 class PartitionRead(NamedTuple):
-    """Of a source, by this worker: so many ``batches`` from the ``first`` on, with so many ``rows``."""
+    """Of a source, by this worker: so many ``elements`` from the ``first`` on, with so many ``rows``. Elements are batches, or
+    rows where these are numbered."""
 
     source: Id
     partition: Id
     first: Natural
-    batches: Natural
+    elements: Natural
     rows: Natural
 
 

@@ -12,9 +12,11 @@ from one_worker import SCHEMA, planned, rows
 from test_reading import table as table_of_readers
 
 import flux
+from controller.report.inputs import InputRows
 from flux.dataflow.plan import Plan
 from flux.errors import NonDeterministicInputError, UsageError, UserCodeError
 from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import stats
 from flux.stream.numbered import ROTATION_ROWS, RowNumbers
 from flux.stream.positions import POSITION_BYTES, packed, unpacked
 from flux.stream.producer import Producer
@@ -280,3 +282,15 @@ def test_what_done_raises_names_the_source() -> None:
     apply_all(core, 2.0)
     with pytest.raises(UserCodeError, match=r"source rows, partition 0: ZeroDivisionError"):
         turn(core, 5.0)
+
+
+def test_rows_that_are_read_again_after_a_loss_count_once() -> None:
+    """The report of numbered rows once spoken of batches, where the next reader begins at a row: it counted rows twice."""
+    core = reading(
+        lambda p, start: iter([flux.Positioned(rows(*range(50)), 50), flux.Positioned(rows(*range(50)), 100)])
+    )
+    counted = InputRows()
+    counted.from_worker(0, stats(core)["sources"])
+    assert counted.total == 100
+    counted.from_worker(1, [(0, 0, 40, 60, 60)])  # the next life, from row 40 to the same end
+    assert counted.total == 100
