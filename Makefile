@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run test test-kafka kafka sim lint micro setup clean
+.PHONY: run run-kafka test test-kafka kafka sim lint micro setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
+
+# The same flights through a topic of a Kafka broker, which Maven fetches.
+run-kafka: setup
+	@$(BIN)/python -m examples.flights_kafka
 
 test: setup
 	@$(BIN)/python tests/run.py

@@ -255,6 +255,7 @@ class Desk:
             copies_on=report.get("copiesOn", ""),
             requests=[_stands(asked) for asked in core.open_requests()],
             checkpoint=_kept(report.get("checkpoint")),
+            source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:

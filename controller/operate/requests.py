@@ -255,7 +255,8 @@ class Status(Answer, frozen=True):
     ``balancing``: partitions move for balance; ``evening_out``: workers have joined that do not have their share of the
     partitions yet; ``requests``: those that are not over; ``metrics``: address of the Prometheus metrics, empty if they
     are not served; ``copies_on``: how far apart the replicas of each partition are, such as "different hosts";
-    ``checkpoint``: of a query with a checkpoint location."""
+    ``checkpoint``: of a query with a checkpoint location; ``source_lags``: records that are still to be read, of sources that
+    know it."""
 
     id: str
     name: str | None
@@ -285,6 +286,7 @@ class Status(Answer, frozen=True):
     copies_on: str = ""
     requests: list[RequestStatus] = []
     checkpoint: KeptStatus | None = None
+    source_lags: dict[str, int] = {}
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ class InputRows:
         return sum(partition.rows for partition in self._partitions.values())
 
     def from_worker(self, worker: int, sources: Iterable[Sequence[int]]) -> None:
-        """For each partition of a source that the worker reads: source, partition, first batch, number of batches,
+        """For each partition of a source that the worker reads: source, partition, first element, number of elements,
         rows."""
         for source, partition, start, batches, rows in sources:
             self._of((source, partition)).note(worker, start, start + batches, rows)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from controller.replicas.membership import Membership
+from controller.report.source_lags import SourceLags
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import guarantee
 from flux.wire.statistics import Lag
@@ -57,9 +58,11 @@ class Progress:
     _then: float | None = None
     _counts: dict[str, float] = field(default_factory=dict)
     _by_stage: list[PartitionCounts] = field(init=False)
+    _lags: SourceLags = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
+        self._lags = SourceLags(self.plan.sources)
 
     def make(
         self,
@@ -103,6 +106,7 @@ class Progress:
             "firstRowAt": _extreme(min, everyone, "first_row_at"),
             "finishedAt": _extreme(max, everyone, "finished_at"),
             "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
+            "sources": self._lags.report(stats for _, stats in workers),
             "stages": stages,
             "workers": [
                 {

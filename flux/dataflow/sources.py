@@ -90,7 +90,15 @@ def source(
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
     query, before it starts, and settles where all lives of the query begin. ``kept``: None, or what it returned when a query
-    with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold."""
+    with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold. It may have a method
+    ``partition_name(partition)``, which says how reports name a partition.
+
+    The iterator that ``read`` returns may have methods, too. All are called by the worker's thread and must not block:
+      close()  nobody takes more from it
+      lag()    two whole numbers: of the record that comes next, and of the one behind the last that there is. None: not known
+               yet. ``lastProgress``, ``flux status`` and the metrics show the difference
+      done(position)  about once a second, if there is news: every replica of every consumer has applied all rows before this
+               position, which the iterator has given. A later reader may be asked to begin somewhat before it"""
     if not callable(read):
         raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
     if not isinstance(partitions, int) or not 1 <= partitions <= 4096:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from operator import index
 from typing import Any
 
 import pyarrow as pa
@@ -26,15 +27,20 @@ from flux.dataflow.user_code import closed, user_traceback
 from flux.errors import UsageError, UserCodeError
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.host.read_turn import ReadTurn
-from flux.stream.positions import ReaderPosition, packed
+from flux.stream.positions import ReaderPosition, packed, unpacked
 from flux.stream.producer import Producer
 from flux.stream.source_streams import SourceStreams
+from flux.wire.statistics import SourceLag
 from partitioning.ids import SourcePartition, StreamId
 
 Reader = Iterator[pa.RecordBatch | Positioned | None]
 
 #: How soon sources that had nothing are asked again: at first, and twice as late each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
+#: How often readers are told what everybody has applied.
+DONE_EVERY_S = 1.0
+#: A record number that can travel.
+_RECORDS_MAX = 1 << 62
 
 
 def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> Reader:
@@ -65,6 +71,7 @@ class Reading:
         self._in_turn: int | None = None  # batches read in this turn; None: there is none under way
         self._idle_until = 0.0
         self._idle_s = 0.0
+        self._done_at = 0.0
 
     # ---- the table
 
@@ -105,6 +112,9 @@ class Reading:
     def read(self, idle: bool, now: float, created: float, note: Note) -> bool:
         """One batch, if it is time for one: called until it says False. ``idle``: there is nothing to apply; ``created``: now,
         by the wall clock; ``note``: says what the worker is at."""
+        if now >= self._done_at:
+            self._done_at = now + DONE_EVERY_S
+            self._tell_done()
         if self._in_turn is None:
             if not self._turn.begins(idle, now):
                 return False
@@ -215,6 +225,39 @@ class Reading:
         """A source has ended."""
         self._rotation.remove(key)
         self.sources[key].finish(created)
+
+    # ---- what readers say besides (see ``flux.source``)
+
+    def lags(self) -> list[SourceLag]:
+        """Of the partitions that are read here, where the reader knows it."""
+        return [lag for key, source in self._open.items() for lag in self._lag(key, source.reader)]
+
+    def _lag(self, key: SourcePartition, reader: Reader) -> Iterator[SourceLag]:
+        ask = getattr(reader, "lag", None)
+        if ask is None:
+            return
+        try:
+            said = ask()
+            if said is None:
+                return
+            position, end = map(index, said)
+            if not (0 <= position <= _RECORDS_MAX and 0 <= end <= _RECORDS_MAX):
+                raise ValueError(
+                    f"lag() must return two numbers from 0, a position and an end, or None; got {said!r:.100}"
+                )
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        yield SourceLag(*key, position, end)
+
+    def _tell_done(self) -> None:
+        for key, source in self._open.items():
+            tell = getattr(source.reader, "done", None)
+            position = b"" if tell is None else self.sources[key].applied()
+            if tell is not None and position:
+                try:
+                    tell(unpacked(position))
+                except BaseException as error:  # the user's, also sys.exit()
+                    raise self._failed(key, error) from error
 
     # ---- the end
 

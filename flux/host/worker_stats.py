@@ -44,11 +44,12 @@ def stats(core: StageWorker) -> Statistics:
         "rows_in": core.rows_in,
         "source_rows": sum(source.rows for source in core.sources.values()),
         "sources": [
-            PartitionRead(*key, streams.first, streams.batches, streams.rows)
+            PartitionRead(*key, streams.first, streams.elements, streams.rows)
             for key, streams in core.sources.items()
             if streams.first is not None
         ],
         "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
+        "lags": core.reading.lags(),
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),

@@ -1,7 +1,7 @@
 """One partition of a topic, read in a thread of its own, ahead of the worker that takes its batches.
 
-Law: ``take`` never blocks. What is fetched and not taken has at most about ``AHEAD_BYTES``, and one answer of a broker. The
-thread ends soon after ``close``, whatever it waits for.
+Law: no method blocks. What is fetched and not taken has at most about ``AHEAD_BYTES``, and one answer of a
+broker. The thread ends soon after ``close``, whatever it waits for.
 
 Positions are offsets: a position says which record comes next, so a reader may go on between any two of them.
 """
@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from flux.dataflow.batches import split
 from flux.dataflow.sources import Positioned
-from flux.kafka import lag
 from flux.kafka.client import EARLIEST, LATEST, Address, Client, OutOfRange, Passing
+from flux.kafka.committing import Committer
 from flux.kafka.errors import BadRecord, CorruptRecords, DataLost
 from flux.kafka.formats import Bad, Format
 from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
@@ -58,9 +58,11 @@ class Reading:
 
 
 class PartitionReader:
-    """``start``: the first offset that is wanted."""
+    """``start``: the first offset that is wanted. ``committer``: of the group that is told what has been applied."""
 
-    def __init__(self, how: Reading, topic: str, partition: int, start: int) -> None:
+    def __init__(
+        self, how: Reading, topic: str, partition: int, start: int, committer: Committer | None = None
+    ) -> None:
         self._how, self._topic, self._partition, self._next = how, topic, partition, start
         self._client = Client(how.bootstrap, how.security)
         kept = [name for name in how.schema.names if name in COLUMNS]
@@ -68,6 +70,9 @@ class PartitionReader:
         self._decoder = Decoder(topic, partition, sorted(columns))
         self._pace = _Pace(how.rows_per_second)
         self._dropped = 0
+        self._taken = start  # behind what was taken
+        self._done: int | None = None  # all before was applied
+        self._end: int | None = None  # of the log, by the last answer
         self._ready: deque[Positioned] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -75,6 +80,9 @@ class PartitionReader:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"flux-kafka-{topic}-{partition}", daemon=True)
         self._thread.start()
+        self._committer = committer
+        if committer is not None:
+            committer.add((topic, partition), self.applied)
 
     def take(self) -> Positioned | None:
         """The next batch; None if there is none yet. Raises what ended the reading, once everything before is taken."""
@@ -82,14 +90,45 @@ class PartitionReader:
             if self._ready:
                 taken = self._ready.popleft()
                 self._bytes -= taken.batch.nbytes
+                self._taken = taken.position
                 self._changed.notify()
                 return taken
             if self._error is not None:
                 raise self._error
         return None
 
+    def __iter__(self) -> Iterator[Positioned | None]:
+        return self
+
+    __next__ = take
+
+    def lag(self) -> tuple[int, int] | None:
+        """The offset that is taken next, and the end of the log as the last answer of a broker says it; None before the first.
+        What stands in the log behind the last row, as the ends of transactions do, is not waited for."""
+        with self._changed:
+            return None if self._end is None else (self._position(), self._end)
+
+    def done(self, position: int) -> None:
+        """Every consumer has applied what comes before this offset."""
+        with self._changed:
+            self._done = position
+
+    def applied(self) -> int | None:
+        """The offset behind all that was applied, for any thread; None: not known yet. Once all is applied that was taken, it
+        is also behind what stands in the log without being a row."""
+        with self._changed:
+            if self._done is None or self._done < self._taken:
+                return self._done
+            return self._position()
+
+    def _position(self) -> int:
+        """Where who has all that was taken goes on."""
+        return self._taken if self._ready else max(self._taken, self._next)
+
     def close(self) -> None:
         """Does not wait for the thread, which may be connecting: the worker has other things to do."""
+        if self._committer is not None:
+            self._committer.remove((self._topic, self._partition))
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -105,7 +144,6 @@ class PartitionReader:
                     self._error = error
         finally:
             self._client.close()
-            lag.forget(self._topic, self._partition)
 
     def _read(self) -> None:
         """Until it is closed. What passes is tried again, until nothing has come for ``retry_s``."""
@@ -130,7 +168,7 @@ class PartitionReader:
         """One answer of a broker, in chunks."""
         how, start = self._how, self._next
         fetched = self._client.fetch(self._topic, self._partition, start, WAIT_S, how.fetch_bytes, how.read_committed)
-        lag.note(self._topic, self._partition, lag.Lag(self._next, fetched.end))
+        self._end = fetched.end
         used, size = 0, fetched.records.size
         while used < size and not self._closed:
             decoded = self._decoder.decode(fetched.records.slice(used), self._next, fetched.transactions)
@@ -141,7 +179,6 @@ class PartitionReader:
                 if not self._put(given):
                     return
             self._next = decoded.next
-            lag.note(self._topic, self._partition, lag.Lag(self._next, fetched.end))
         if size and self._next == start and not self._closed:
             # Asking again would bring the same again, for ever.
             raise CorruptRecords(
@@ -223,7 +260,8 @@ class PartitionReader:
             raise DataLost(
                 f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
             )
-        self._next = first if self._next < first else end
+        with self._changed:
+            self._next = self._taken = first if self._next < first else end
         log.warning("%s; reading goes on with offset %d", lost, self._next)
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from flux.dataflow.sources import Positioned, Source, source
+from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
+from flux.kafka.committing import Committer
 from flux.kafka.formats import format_of
 from flux.kafka.library import library
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
@@ -45,6 +46,7 @@ class KafkaReader:
         self, how: Reading, partitions: Sequence[tuple[str, int]], starting: Any, group: str | None, timeout: float
     ) -> None:
         self.how, self.partitions, self.starting, self.group, self.timeout = how, partitions, starting, group, timeout
+        self._committer: Committer | None = None  # shared by the partitions that are read in a process
         self.starts = self._first_offsets(partitions, starting)  # wrong ones are refused at once
 
     def prepare(self, kept: Any) -> Any:
@@ -87,21 +89,26 @@ class KafkaReader:
             client.close()
         return [looked_up.get(each, wanted[each][0]) for each in partitions]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_committer": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A worker gets it before it joins: there is time to load the kernels, or to compile them where they are not yet."""
         self.__dict__.update(state)
         warm_up()
 
-    def __call__(self, partition: int, start: Any) -> Iterator[Positioned | None]:
+    def __call__(self, partition: int, start: Any) -> PartitionReader:
         """Never ends. ``start``: a position that an earlier life has given, None in the first. Yields None for "nothing just
         now"."""
         topic, number = self.partitions[partition]
-        reader = PartitionReader(self.how, topic, number, self.starts[partition] if start is None else int(start))
-        try:
-            while True:
-                yield reader.take()
-        finally:
-            reader.close()
+        first = self.starts[partition] if start is None else int(start)
+        if self.group is not None and self._committer is None:
+            self._committer = Committer(self.how.bootstrap, self.how.security, self.group)
+        return PartitionReader(self.how, topic, number, first, self._committer)
+
+    def partition_name(self, partition: int) -> str:
+        topic, number = self.partitions[partition]
+        return f"{topic}-{number}"
 
 
 def kafka(
@@ -129,7 +136,8 @@ def kafka(
     starting        where a new query begins: "earliest", "latest", a datetime with a time zone (the first record at that time
                     or later), or for each partition one of these or an offset: {0: 17, 1: "latest"}; with several topics
                     {"clicks": {0: 17, ...}, ...}. A query that goes on from a checkpoint begins where it was
-    group           offsets are committed to this consumer group, for tools that show lag
+    group           offsets up to which everything is applied are committed to this consumer group once a second, for tools that
+                    show lag. It must have no members
     format          what values are: "json" or "csv", with ``schema`` the columns (DDL or a pyarrow schema). Without, or "raw":
                     Spark's columns key, value, topic, partition, offset, timestamp, timestampType
     include         which of these come beside those of ``schema``

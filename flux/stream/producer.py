@@ -89,6 +89,7 @@ class Producer:
         self._acks = np.full((partitions, 1), NOBODY, np.int64)  # of each replica, see ConsumersAt.slots
         self._acked = np.full(partitions, -1, np.int64)  # the least of a partition's replicas
         self._last = np.full(partitions, -1, np.int64)  # newest batch with rows for a partition
+        self._first = base  # element of this life
         self._version = 0  # of what may be sent
         self._sendable = NEVER
         self._checksum = 0
@@ -136,9 +137,20 @@ class Producer:
             applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
         return self.earlier.before(applied)
 
+    def applied_through(self, sequence: int) -> bool:
+        """Whether every replica has applied what it gets of the elements up to this one; one that keeps checkpoints, whether
+        these have it. May say no until a partition that had no rows among the last ones gets some."""
+        if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
+            return False
+        least = self._acks.min(axis=1)
+        # What an earlier life gave counts as well: a checkpoint may lack it still.
+        owed = np.minimum(np.maximum(self._last, self._first - 1), sequence)
+        return bool(((least >= owed) & (least != NOBODY)).all())
+
     def begin_at(self, sequence: int, checksum: int) -> None:
         """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it."""
         assert self.log.end == 0
+        self._first = sequence
         self.log.begin_at(sequence)
         self._checksum = checksum
         self.earlier.forget_below(sequence)

@@ -3,6 +3,7 @@ stream, seek)."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from partitioning.cluster import Clustered, cluster_by_key, whole
 
 #: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
 AGAIN = 4
+#: Positions that wait to be applied, at most. An even number; asked once a second, so many are a good minute, and of more every
+#: second one will do.
+WAITING_MAX = 128
 
 
 class SourceStreams:
@@ -45,6 +49,10 @@ class SourceStreams:
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
         self._start = b""  # where the reader begins, packed; empty: at its start
         self._checksum = 0
+        self._newest: tuple[int, bytes] | None = (
+            None  # position that came since ``applied`` was asked, and the row before it
+        )
+        self._waiting: list[tuple[int, bytes]] = []  # the same for earlier ones, which were not applied then
         self._awaited = False  # some worker has answered
 
     def place(self) -> bool:
@@ -89,6 +97,11 @@ class SourceStreams:
     def drained(self) -> bool:
         return all(producer.drained for producer in self.producers)
 
+    @property
+    def elements(self) -> int:
+        """How many numbers this life has given, as ``first`` counts: of rows where these are numbered, else of batches."""
+        return self.rows if self._positions else self.batches
+
     def append(self, batch: pa.RecordBatch, created: float, position: bytes = b"") -> None:
         """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory. ``position``
         behind it, packed."""
@@ -118,9 +131,30 @@ class SourceStreams:
     def _append_numbered(self, batch: pa.RecordBatch, created: float, position: bytes) -> None:
         first = self.producers[0].next_sequence
         checksum, numbered = extend(0, batch), with_numbers(batch, first)
+        if position:
+            self._newest = first + batch.num_rows - 1, position
         for edge, producer in zip(self.edges, self.producers, strict=True):
             turn = producer.stream.producer + first // ROTATION_ROWS
             producer.append(_clustered(numbered, edge, producer, turn), created, checksum, position)
+
+    def applied(self) -> bytes:
+        """The newest position, packed, that all replicas of all consumers have applied the rows before (design:
+        applied-positions); empty if there is none since it was asked last. It knows the positions that were the newest when it
+        was asked: ask it now and then."""
+        if self._newest is not None:
+            self._waiting.append(self._newest)
+            self._newest = None
+        if len(self._waiting) == WAITING_MAX:
+            del self._waiting[::2]  # the newest stays, because the number is even
+        count = bisect_left(self._waiting, True, key=lambda each: not self._applied_through(each[0]))
+        if not count:
+            return b""
+        position = self._waiting[count - 1][1]
+        del self._waiting[:count]
+        return position
+
+    def _applied_through(self, sequence: int) -> bool:
+        return all(producer.applied_through(sequence) for producer in self.producers)
 
     def finish(self, created: float) -> None:
         self.ended = True

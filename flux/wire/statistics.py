@@ -11,12 +11,13 @@ from flux.wire.numbers import Id, Natural, Sequence
 
 
 class PartitionRead(NamedTuple):
-    """Of a source, by this worker: so many ``batches`` from the ``first`` on, with so many ``rows``."""
+    """Of a source, by this worker: so many ``elements`` from the ``first`` on, with so many ``rows``. Elements are batches, or
+    rows where these are numbered."""
 
     source: Id
     partition: Id
     first: Natural
-    batches: Natural
+    elements: Natural
     rows: Natural
 
 
@@ -27,6 +28,16 @@ class Pauses(NamedTuple):
     partition: Id
     pauses: Natural
     ended: bool
+
+
+class SourceLag(NamedTuple):
+    """Of a partition of a source that is read here: the number of the record that is read next, and the one behind the last
+    that there is, as its reader says (``lag`` in ``flux.source``)."""
+
+    source: Id
+    partition: Id
+    position: Natural
+    end: Natural
 
 
 class Lag(NamedTuple):
@@ -119,6 +130,7 @@ class Statistics(TypedDict, total=False):
     source_rows: Natural
     sources: list[PartitionRead]
     pauses: list[Pauses]
+    lags: list[SourceLag]
     drained: Natural
     behind: list[Lag]
     unapplied: list[Unapplied]

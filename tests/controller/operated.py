@@ -255,6 +255,10 @@ REPORT: dict[str, Any] = {
     "processedRowsPerSecond": 200.0,
     "epoch": 4,
     "backlog": {"slices": 3, "bytes": 3 << 20},
+    "sources": [
+        {"name": "flights"},
+        {"name": "clicks", "lag": {"records": 12345, "partitions": {"clicks-0": 12000, "clicks-1": 345}}},
+    ],
     "stages": [
         {"name": "Delays", "finished": 1, "rowsIn": 4000, "rowsOut": 40, "rowsPerSecond": 150.0, "queued": 2,
          "latencyMs": [1.5, 20.0], "lossSeconds": 0.5, "keptBytes": 2 << 20},

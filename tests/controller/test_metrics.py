@@ -69,6 +69,15 @@ def test_a_snapshot_says_all_that_there_is_to_say() -> None:
     assert (said["flux_epoch",], said["flux_workers",], said["flux_moves_pending",]) == (4, 3, 2)
     assert (said["flux_take_overs_total", "Delays"], said["flux_repairs_total", "Delays"]) == (1, 1)
     assert (said["flux_moves_total", "Delays"], said["flux_moves_total", "Worst"]) == (2, 0)
+    lags = {
+        labels: value
+        for (name, *labels), value in said.items()
+        if name == "flux_source_lag_records"
+        for labels in [tuple(labels)]
+    }
+    assert lags == {("clicks-0", "clicks"): 12000, ("clicks-1", "clicks"): 345}, (
+        "nothing of sources that do not know it"
+    )
     assert said["flux_duplicates_refused_total",] == 6
     assert said["flux_stale_dropped_total",] == 3
     assert said["flux_requests_refused_total",] == 1

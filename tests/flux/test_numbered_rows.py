@@ -12,15 +12,17 @@ from one_worker import SCHEMA, planned, rows
 from test_reading import table as table_of_readers
 
 import flux
+from controller.report.inputs import InputRows
 from flux.dataflow.plan import Plan
 from flux.errors import NonDeterministicInputError, UsageError, UserCodeError
 from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import stats
 from flux.stream.numbered import ROTATION_ROWS, RowNumbers
 from flux.stream.positions import POSITION_BYTES, packed, unpacked
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, RowSlice
-from flux.stream.source_streams import SourceStreams
-from flux.wire.messages import Data
+from flux.stream.source_streams import WAITING_MAX, SourceStreams
+from flux.wire.messages import Ack, Data
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -217,3 +219,78 @@ def test_a_position_that_cannot_travel_ends_the_query_and_names_the_source() -> 
 def test_a_source_with_positions_takes_two_arguments() -> None:
     with pytest.raises(UsageError, match="positions=True needs"):
         flux.source(lambda p: iter(()), SCHEMA, 1, positions=True)
+
+
+class Heard:
+    """A reader that notes what it hears to be applied."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches, self.done_with = iter(batches), []  # type: list[Any], list[Any]
+
+    def __iter__(self) -> Heard:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def done(self, position: Any) -> None:
+        self.done_with.append(position)
+
+
+def turn(core: StageWorker, now: float) -> None:
+    while core.read(True, now):
+        pass
+
+
+def apply_all(core: StageWorker, now: float) -> None:
+    list(core.poll(now))  # rows travel to itself
+    while core.work(now):
+        pass
+    list(core.poll(now + 1))  # and acks
+
+
+def test_a_reader_is_told_once_a_second_what_everybody_has_applied() -> None:
+    heard = Heard([flux.Positioned(rows(1, 2), ["a", 2]), flux.Positioned(rows(3), ["a", 3]), *[None] * 99])
+    core = reading(lambda p, start: heard)
+    turn(core, 2.5)
+    assert heard.done_with == [], "it is on its way"
+    apply_all(core, 2.6)
+    turn(core, 3.0)
+    assert heard.done_with == [], "a second is not over"
+    turn(core, 3.6)
+    assert heard.done_with == [["a", 3]]
+    turn(core, 9.0)
+    assert heard.done_with == [["a", 3]], "no news"
+
+
+def test_positions_that_wait_to_be_applied_are_few_and_the_newest_is_among_them() -> None:
+    life = Life(inbound(), key=None)
+    life.answer()
+    for number in range(3 * WAITING_MAX):
+        life.give(number, position=number + 1)
+        assert life.streams.applied() == b""
+        assert len(life.streams._waiting) < WAITING_MAX
+    ack = Ack(0, 0, life.producer._cursors[10].nonce, 0, 3 * WAITING_MAX - 1, [], 1 << 30)
+    life.producer.on_answer(10, ack, 0.0)
+    assert unpacked(life.streams.applied()) == 3 * WAITING_MAX
+
+
+def test_what_done_raises_names_the_source() -> None:
+    heard = Heard([flux.Positioned(rows(1), 1), *[None] * 99])
+    heard.done = lambda position: 1 / 0  # type: ignore[assignment, method-assign]
+    core = reading(lambda p, start: heard)
+    apply_all(core, 2.0)
+    with pytest.raises(UserCodeError, match=r"source rows, partition 0: ZeroDivisionError"):
+        turn(core, 5.0)
+
+
+def test_rows_that_are_read_again_after_a_loss_count_once() -> None:
+    """The report of numbered rows once spoken of batches, where the next reader begins at a row: it counted rows twice."""
+    core = reading(
+        lambda p, start: iter([flux.Positioned(rows(*range(50)), 50), flux.Positioned(rows(*range(50)), 100)])
+    )
+    counted = InputRows()
+    counted.from_worker(0, stats(core)["sources"])
+    assert counted.total == 100
+    counted.from_worker(1, [(0, 0, 40, 60, 60)])  # the next life, from row 40 to the same end
+    assert counted.total == 100

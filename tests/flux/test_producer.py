@@ -14,7 +14,7 @@ from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.cluster import Clustered
-from partitioning.ids import StreamId
+from partitioning.ids import STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table
 
 #: Worker 10 hosts partitions 0 and 2, worker 11 hosts partition 1.
@@ -413,3 +413,65 @@ def test_all_that_is_read_again_is_compared_the_first_batch_included() -> None:
         else:
             with pytest.raises(NonDeterministicInputError, match="at or before batch 5"):
                 p.append(batch(1, 0, 0), 0.0, checksum=rows)
+
+
+# ---- what everybody has applied
+
+
+def test_an_element_is_applied_when_every_partition_with_rows_up_to_it_has_acked_these() -> None:
+    p = producer()
+    assert not p.applied_through(0), "nobody has answered"
+    welcomed(p)
+    p.append(batch(1, 1, 0), 0.0)
+    p.append(batch(1, 0, 0), 0.0)
+    list(p.poll(0.0))
+    p.on_answer(10, ack(1), 0.0)
+    assert not p.applied_through(0), "worker 11 has element 0 still to apply"
+    p.on_answer(11, ack(0), 0.0)
+    assert p.applied_through(1), "worker 11 has no rows of element 1"
+    p.append(batch(0, 1, 0), 0.0)
+    assert p.applied_through(0)
+    assert not p.applied_through(2)
+
+
+def test_what_only_a_checkpoint_lacks_is_not_applied_though_it_has_left_the_log() -> None:
+    kept = ReplicaAt(11, 0, True, STANDBY)
+    p = Producer(StreamId(4, 1), 0, 1, 1 << 20, resend_s=1.0, reads_again=True)
+    p.on_table(Table(0, (((ReplicaAt(10, 0), kept),),), (), {10: "", 11: ""}), 0, 0.0)
+    list(p.poll(0.0))
+    p.on_answer(10, Resume(4, 1, 1, 0, [(0, 0)], -1, [], 1 << 20), 0.0)
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, 0, [(0, -1)]), 0.0)
+    p.append(alone(1), 0.0)
+    list(p.poll(0.0))
+    p.on_answer(10, ack(0), 0.0)
+    assert len(p.log) == 0
+    assert not p.applied_through(0)
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, 0, [(0, 0)]), 0.0)
+    assert p.applied_through(0)
+
+
+def test_what_an_earlier_life_gave_and_a_checkpoint_lacks_is_not_applied() -> None:
+    """The partition of that checkpoint has got nothing in this life, which began behind its rows."""
+    kept = ReplicaAt(11, 0, True, STANDBY)
+    p = Producer(StreamId(4, 1), 1, 2, 1 << 20, resend_s=1.0, reads_again=True)
+    replicas = (ReplicaAt(10, 0), kept), (ReplicaAt(10, 0),)
+    p.on_table(Table(1, (replicas,), (), {10: "", 11: ""}), 0, 0.0)
+    list(p.poll(0.0))
+    marks = [Mark(4, 44), Mark(5, 55)]
+    p.on_answer(10, Resume(4, 1, 1, 1, [(0, 6), (1, 6)], 5, [], 1 << 20, marks), 0.0)
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, 1, [(0, 2)]), 0.0)
+    floor = p.floor()
+    assert floor == Beginning(5, 44)
+    p.begin_at(floor.sequence, floor.checksum)
+    p.append(alone(0, 1), 0.0, 55)
+    p.on_answer(10, ack(5, epoch=1), 0.0)
+    assert not p.applied_through(5)
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, 1, [(0, 5)]), 0.0)
+    assert p.applied_through(5)
+
+
+def alone(*counts: int) -> Clustered:
+    """As ``batch``, for as many partitions as there are numbers."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    rows = pa.record_batch({"x": pa.array(np.arange(offsets[-1]), pa.int64())})
+    return Clustered(rows, np.arange(len(counts), dtype=np.int32), offsets, rows.nbytes)

@@ -17,7 +17,9 @@ from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
 from flux.host.read_turn import BATCHES, READ_S, STARVED_S
 from flux.host.reading import IDLE_SOURCE_S
 from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import stats
 from flux.settings import Settings
+from flux.wire.statistics import SourceLag
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -191,3 +193,37 @@ def test_sources_that_have_nothing_for_long_are_asked_less_often_and_soon_again_
         pauses.append(round((core.reading.due(now) - asked) / IDLE_SOURCE_S))
         now = core.reading.due(now)
     assert pauses == [1, 2, 4, 4, 4, 1]
+
+
+class Lagging:
+    """A reader that says where it is, and hears what everybody has applied."""
+
+    def __init__(self, batches: Iterable[Any], said: Any = None) -> None:
+        self._batches, self.said = iter(batches), said
+
+    def __iter__(self) -> Lagging:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def lag(self) -> Any:
+        return self.said
+
+
+def test_a_worker_reports_the_lag_of_readers_that_know_it() -> None:
+    readers = {0: Lagging([None] * 9), 1: Lagging([None] * 9, (3, 8)), 2: [None] * 9}
+    core = reading(lambda p: readers[p], partitions=3)
+    assert stats(core)["lags"] == [], "none is open"
+    turn(core, 1.0)
+    assert stats(core)["lags"] == [SourceLag(0, 1, 3, 8)]
+    core.on_table(table(0, 1, 0, epoch=1), 2.0)
+    assert stats(core)["lags"] == [], "another worker reads it"
+
+
+@pytest.mark.parametrize("said", [5, (1,), (1, 2, 3), (-1, 2), (0, 1 << 63), ("0", "1"), (0.5, 1)])
+def test_a_lag_that_makes_no_sense_names_the_source(said: Any) -> None:
+    core = reading(lambda p: Lagging([None] * 9, said))
+    turn(core, 1.0)
+    with pytest.raises(UserCodeError, match="source rows, partition 0"):
+        stats(core)

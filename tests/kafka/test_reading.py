@@ -13,10 +13,10 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
 from flux.errors import UsageError
 from flux.kafka.errors import BadRecord
-from flux.kafka.lag import lags
 from flux.kafka.reading import ROWS_MAX
 from tests.kafka.batches import TIME, made
 from tests.kafka.broker import Broker
@@ -265,12 +265,27 @@ def test_rows_come_no_faster_than_asked(broker: Broker, topic: str) -> None:
 def test_lag_is_known_while_a_partition_is_read(broker: Broker, topic: str) -> None:
     send(broker.address, topic, numbered(100))
     with reading(reader(topic, broker.address, starting={0: 40})) as batches:
+        assert batches.lag() is None or batches.lag() == (40, 100)
         until(batches, 60)
-        end = time.monotonic() + 10
-        while lags()[topic, 0].records and time.monotonic() < end:
-            time.sleep(0.01)
-        assert lags()[topic, 0] == (100, 100)
-    gone(lambda: (topic, 0) in lags())
+        assert batches.lag() == (100, 100)
+        send(broker.address, topic, numbered(50))
+        gone(lambda: batches.lag() != (100, 150))
+        until(batches, 50)
+        assert batches.lag() == (150, 150)
+    gone(lambda: f"flux-kafka-{topic}-0" in threads())
+
+
+def test_a_partition_that_ends_with_an_aborted_transaction_has_no_lag(broker: Broker, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
+    producer.init_transactions()
+    for number, end in enumerate((producer.commit_transaction, producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number)
+        producer.flush()
+        end()
+    with reading(reader(topic, broker.address)) as batches:
+        until(batches, 1)
+        gone(lambda: batches.lag() != (4, 4))
 
 
 def test_offsets_of_a_group_can_be_committed(broker: Broker, new_topic: Callable[..., str]) -> None:

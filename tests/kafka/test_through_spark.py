@@ -34,6 +34,11 @@ def written(folder: Path) -> list[dict[str, Any]]:
     return datasets.dataset(files).to_table().to_pylist() if files else []
 
 
+def lag_of(query: flux.Query) -> Any:
+    (source,) = (query.lastProgress or {"sources": [{}]})["sources"]
+    return source.get("lag")
+
+
 @pytest.mark.spark
 def test_each_record_counts_once_though_a_worker_is_killed(
     cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
@@ -49,6 +54,8 @@ def test_each_record_counts_once_though_a_worker_is_killed(
         strike(query, signal.SIGKILL, stage=0)
         rounds(broker.address, topic, 2 * ROUNDS // 3, ROUNDS)
         until(lambda: len(written(tmp_path)) >= KEYS * ROUNDS, "all rows")
+        read = {f"{topic}-{partition}": 0 for partition in range(PARTITIONS)}
+        until(lambda: lag_of(query) == {"records": 0, "partitions": read}, "no lag is left")
     finally:
         query.stop()
     rows = written(tmp_path)

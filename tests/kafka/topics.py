@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import flux
 from flux.dataflow.sources import Positioned
 from flux.kafka.connection import Connection
+from flux.kafka.reading import PartitionReader
 from flux.kafka.security import Security
 from flux.kafka.source import KafkaReader
 
@@ -83,8 +84,8 @@ def received(address: str, topic: str, count: int, isolation: str = "read_commit
 
 
 @contextmanager
-def reading(read: KafkaReader, partition: int = 0, start: int | None = None) -> Iterator[Iterator[Positioned | None]]:
-    with closing(read(partition, start)) as batches:  # type: ignore[type-var]
+def reading(read: KafkaReader, partition: int = 0, start: int | None = None) -> Iterator[PartitionReader]:
+    with closing(read(partition, start)) as batches:
         yield batches
 
 

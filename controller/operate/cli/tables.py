@@ -117,6 +117,8 @@ def head(query: Status) -> Text:
         f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
         f"{query.stall_ms_max:.1f} ms"
     )
+    for source, records in query.source_lags.items():
+        text.append(f"\nsource {source} is {records:,} records behind")
     if query.copies_on:
         text.append(f"\ncopies of a partition are on {query.copies_on}")
     for stage in query.stages:
