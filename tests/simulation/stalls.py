@@ -11,8 +11,8 @@ received, not ordered       a secondary waits for its primary, and so for what t
 ordered                     the steps before these, and their commit
 its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly
 
-A log stands still while it holds batches and loses none, if need be until the next checkpoint; a partition stands still while
-the primary has steps that nobody
+A log stands still while it holds batches and loses none, unless it has room and waits for a checkpoint on disk; a partition
+stands still while the primary has steps that nobody
 commits. Each is counted from the last of: what it did last, the last fault (with its after-effects), the moment when all
 went by the newest table, and the last part of a state that was copied: logs keep what a new replica will need.
 What waits for something else that waits stands still too: a law about the whole, not about who is to blame.
@@ -28,12 +28,11 @@ from typing import TYPE_CHECKING
 
 from flux.dataflow.plan import FromSource, FromStage
 from flux.host.stage_worker import StageWorker
-from flux.replicas.kinds import keeps_checkpoints, kind_of
 from flux.replicas.replica import Replica
 from flux.stream.log import Log
+from flux.stream.producer import Producer
 from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
-from partitioning.table import Table
 from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
@@ -65,8 +64,6 @@ class StallWatch:
         self._epoch = -1
         self._confirmed_at: float | None = None
         self._copied_at = -1.0
-        self._table: Table | None = None
-        self._kept = False  # whether some replicas in it have checkpoints
         self._hosts: dict[int, StageWorker] = {}
         self._given_way: dict[
             int, int
@@ -80,13 +77,7 @@ class StallWatch:
 
     @property
     def limit_s(self) -> float:
-        plan, table = self.sim.plan, self.sim.controller.table
-        if table is not self._table:
-            self._table = table
-            listed = [replica for stage in (table.stages if table else ()) for row in stage for replica in row]
-            self._kept = plan.durable or any(keeps_checkpoints(kind_of(replica)) for replica in listed)
-        waits_s = plan.settings.checkpoint_interval if self._kept else 0.0
-        return RESENDS_MAX * plan.settings.resend_timeout + BESIDES_S + waits_s
+        return RESENDS_MAX * self.sim.plan.settings.resend_timeout + BESIDES_S
 
     def copied(self) -> None:
         """A part of some state has arrived."""
@@ -139,7 +130,7 @@ class StallWatch:
     def _owed(self) -> Iterator[tuple[Hashable, str, Hashable]]:
         for process in self._processes():
             for stream, producer in () if process.core is None else process.core.producers.items():
-                if producer.log:
+                if producer.log and not self._may_wait(producer):
                     yield (
                         (process.node, *stream),
                         f"log of stream {stream} at {process.role} {process.node}",
@@ -147,6 +138,10 @@ class StallWatch:
                     )
             if isinstance(process.core, StageWorker):
                 yield from self._owed_by(process.core)
+
+    def _may_wait(self, producer: Producer) -> bool:
+        """For the next checkpoint: nobody is held up."""
+        return self.sim.plan.durable and producer.has_room and not producer.finished
 
     def _processes(self) -> list[Process]:
         """That take part, as the controller sees it."""
