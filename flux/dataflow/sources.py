@@ -86,7 +86,8 @@ def source(
     positions: ``read(p, start)`` has positions of its own, as a file or a topic has. It yields ``flux.Positioned(batch,
     position)``, where the position says from where a later reader goes on behind the batch; ``start`` is None, or a position that
     was given before. The same rows must then come again in the same order, but their batches may be cut elsewhere, and have any
-    size. A batch without a position may come too: nobody begins behind it.
+    size. Some batches may come without a position, or with None: nobody begins behind them. A position behind a batch without
+    rows is not kept.
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
     query, before it starts, and settles where all lives of the query begin. ``kept``: None, or what it returned when a query

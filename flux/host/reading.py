@@ -160,7 +160,7 @@ class Reading:
                 return False
             position = b""
             if self._about(key).positions and isinstance(batch, Positioned):
-                position = self._packed(key, batch.position)
+                position = b"" if batch.position is None else self._packed(key, batch.position)
                 batch = batch.batch
             self._cut(key, batch, position, source.unread)
         if source.unread:

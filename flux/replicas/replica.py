@@ -195,6 +195,7 @@ class Replica:
         self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
         self._compared = state.get("compared", self._compared)
         self._alive_since = self.applied
+        self._checksums = Checksums()
         self._checksums.note(self.applied, self.checksum)
         self.order = OrderLog(self.applied)
         self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[OrderEntry]), state["committed"])

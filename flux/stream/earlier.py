@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flux.errors import FluxError, NonDeterministicInputError
+from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
-from flux.wire.messages import Mark
+from flux.wire.messages import Mark, end_mark
 from partitioning.ids import StreamId
 
 
@@ -40,6 +41,7 @@ class Earlier:
     def __init__(self, stream: StreamId) -> None:
         self._stream = stream
         self._expected: dict[int, Shown] = {}  # by sequence
+        self.numbered = False  # rows: only marks with a position are beginnings
         self.front = 0  # numbered rows below have been given before, as far as consumers have said
 
     def __len__(self) -> int:
@@ -50,7 +52,8 @@ class Earlier:
 
     def before(self, applied: int) -> Beginning:
         """The latest point before ``applied`` that a worker has shown."""
-        at = max((at for at in self._expected if at < applied), default=-1)
+        known = self._expected.items()
+        at = max((at for at, shown in known if at < applied and (shown.mark.position or not self.numbered)), default=-1)
         if at < 0:
             return START
         mark = self._expected[at].mark
@@ -74,19 +77,27 @@ class Earlier:
             self.compare(entry, shown.mark, shown.worker)
 
     def compare(self, entry: LogEntry, mark: Mark, worker: int) -> None:
-        """Numbered rows can be compared only where they are cut alike."""
+        """Numbered rows can be compared only where they are cut alike; nothing else may be where their end was."""
+        if self.numbered and mark == end_mark(mark.sequence):
+            if isinstance(entry.element, Rows):
+                raise self.not_deterministic(mark.sequence, worker)
+            return
         if (entry.sequence, entry.begin) == (mark.sequence, mark.begin) and entry.checksum != mark.checksum:
             raise self.not_deterministic(mark.sequence, worker)
 
-    def on_end(self) -> None:
-        """The stream ends. NonDeterministicInputError if an earlier life has gone on."""
+    def on_end(self, end: int) -> None:
+        """The stream ends below ``end``. NonDeterministicInputError if an earlier life has gone on."""
+        if self.front > end:
+            raise self.not_deterministic(self.front - 1, -1)
         if self._expected:
             sequence = max(self._expected)
             raise self.not_deterministic(sequence, self._expected[sequence].worker)
 
     def not_deterministic(self, sequence: int, worker: int) -> FluxError:
+        """``worker``: that has said so; -1: some."""
+        who = f"worker {worker}" if worker >= 0 else "a worker"
         return NonDeterministicInputError(
             f"partition {self._stream.producer} of the input of edge {self._stream.edge} was read again after a retry and gave "
-            f"other rows at or before batch {sequence} than worker {worker} had applied: the input is not deterministic. "
+            f"other rows at or before batch {sequence} than {who} had received: the input is not deterministic. "
             "Sort it within partitions, or write it out (df.checkpoint(), df.write) and read that"
         )

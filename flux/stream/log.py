@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from flux.stream.elements import Element
+from flux.wire.messages import Mark
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
     """Element ``sequence`` of a stream. ``touches``: partitions that have rows in it, or must hear of it; ``nbytes``: what
-    it takes of the log's bound. ``begin``, ``position``: of a batch of numbered rows, as in ``Mark``."""
+    it takes of the log's bound. ``begin``: of a batch of numbered rows, its first; ``mark``: the newest of them through this
+    entry."""
 
     sequence: int
     element: Element
@@ -29,7 +31,7 @@ class LogEntry:
     checksum: int
     created: float
     begin: int = -1
-    position: bytes = b""
+    mark: Mark | None = None
 
 
 @dataclass

@@ -88,7 +88,7 @@ class Outgoing:
         message = self._message(
             last.sequence, partitions, packed.rows, [len(partitions)], sum(part.nbytes for part in parts), Rows.kind,
             last.checksum, min(part.created for part in parts), [part.sequence for part in parts], packed.counts,
-            last.begin, last.position,
+            last.mark,
         )  # fmt: skip
         yield message, (packed.batch,)
 
@@ -104,9 +104,7 @@ class Outgoing:
         batches = [batch for _, batch in _pieces(data, places)]
         nbytes = entry.nbytes * sum(rows) // data.batch.num_rows
         counts = list(zip(ranks, rows, strict=True))
-        return Part(
-            entry.sequence, counts, batches, nbytes, entry.checksum, entry.created, entry.begin, entry.position
-        )  # fmt: skip
+        return Part(entry.sequence, counts, batches, nbytes, entry.checksum, entry.created, entry.mark)
 
     def _alone(self, entry: LogEntry, mine: np.ndarray) -> Sent:
         partitions: list[int] = []
@@ -122,7 +120,7 @@ class Outgoing:
             nbytes = entry.nbytes * sum(rows) // data.batch.num_rows
         message = self._message(
             entry.sequence, partitions, rows, [several for several, _ in pieces], nbytes, entry.element.kind,
-            entry.checksum, entry.created, [], [], entry.begin, entry.position,
+            entry.checksum, entry.created, [], [], entry.mark,
         )  # fmt: skip
         return message, tuple(batch for _, batch in pieces)
 

@@ -22,17 +22,29 @@ def packed(position: Any) -> bytes:
     """UsageError if it cannot travel."""
     try:
         data = msgspec.msgpack.encode(position)
-        msgspec.msgpack.decode(data)
+        same = _plain(position) == msgspec.msgpack.decode(data)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"the position of a source must be a number, text, bytes, or lists and dicts of these, got {position!r:.100}: {error}"
         ) from None
+    if not same:
+        raise UsageError(
+            f"the position of a source must be a number, text, bytes, or lists and dicts of these, got {position!r:.100}, which "
+            "would come back as something else"
+        )
     if len(data) > POSITION_BYTES:
         raise UsageError(
             f"the position of a source may take {POSITION_BYTES} bytes, got one of {len(data)}: keep what is long elsewhere, "
             "and give its name"
         )
     return data
+
+
+def _plain(position: Any) -> Any:
+    """With lists for tuples, as it comes back."""
+    if isinstance(position, list | tuple):
+        return [_plain(each) for each in position]
+    return {key: _plain(each) for key, each in position.items()} if isinstance(position, dict) else position
 
 
 def unpacked(data: bytes) -> ReaderPosition:

@@ -24,7 +24,7 @@ from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing
 from flux.stream.pressing import Pressing
-from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort
+from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, end_mark
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -94,6 +94,7 @@ class Producer:
         self._sendable = NEVER
         self._checksum = 0
         self.earlier = Earlier(stream)
+        self._mark: Mark | None = None
         self.by_rank: np.ndarray | None = None
 
     # ---- the owner's side
@@ -166,19 +167,22 @@ class Producer:
             self._push(LogEntry(begin, Rows(data), data.by_rank, data.nbytes, checksum, created))
         else:
             last = begin + rows - 1
-            self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, position))
+            if position:
+                self._mark = Mark(last, checksum, begin, position)
+            self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
 
     def say(self, word: Word, created: float) -> None:
         """Take an element without rows, which goes to every partition."""
         everyone = np.arange(self.partitions)
-        self._push(LogEntry(self.log.end, word, everyone, 0, self._checksum, created))
+        mark = end_mark(self.log.end) if self.earlier.numbered else None
+        self._push(LogEntry(self.log.end, word, everyone, 0, self._checksum, created, mark=mark))
 
     def finish(self, created: float) -> None:
         """End the stream."""
         if not self.finished:
             self.say(End(), created)
             self.finished = True
-            self.earlier.on_end()
+            self.earlier.on_end(self.log.end)
 
     def _push(self, entry: LogEntry) -> None:
         self.dirty = True

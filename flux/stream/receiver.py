@@ -225,10 +225,10 @@ class Inbound:
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         if hosted:
             self.received.reach(message.sequence + 1)
-        shows = message.position if self.numbered else self._marked
-        if shows and message.sequence > self.marks.newest.sequence:
-            self.marks.newest = Mark(message.sequence, message.checksum, message.begin, message.position)
-            if message.sequence >= self.marks.due:
+        mark = message.mark if self.numbered else Mark(message.sequence, message.checksum) if self._marked else None
+        if mark is not None and mark.sequence > self.marks.newest.sequence:
+            self.marks.newest = mark
+            if mark.sequence >= self.marks.due:
                 self.marks.keep(lambda: self._applied_by_all(hosted))
         packet.pending = sum(slice_.held for _, slice_ in slices)
         if packet.pending:

@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flux.wire.messages import Mark
+
 #: A batch with more rows for a worker travels alone: little is gained by a copy of it.
 SMALL_ROWS = 512
 #: Fewer batches travel one by one: to pack and to unpack them costs as much.
@@ -38,8 +40,7 @@ class Part(NamedTuple):
     nbytes: int
     checksum: int
     created: float
-    begin: int = -1
-    position: bytes = b""
+    mark: Mark | None = None
 
 
 class Packed(NamedTuple):

@@ -17,7 +17,7 @@ from flux.stream.producer import Producer
 from partitioning.cluster import Clustered, cluster_by_key, whole
 
 #: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
-AGAIN = 4
+AGAIN = 8
 #: Positions that wait to be applied, at most. An even number; asked once a second, so many are a good minute, and of more every
 #: second one will do.
 WAITING_MAX = 128
@@ -46,6 +46,8 @@ class SourceStreams:
         self.ended = False
         self.first: int | None = None if seeks else 0  # element to begin with; None: workers have not said yet
         self._positions = positions
+        for producer in producers:
+            producer.earlier.numbered = positions
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
         self._start = b""  # where the reader begins, packed; empty: at its start
         self._checksum = 0

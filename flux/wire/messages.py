@@ -42,6 +42,11 @@ class Mark(NamedTuple):
     position: Position = b""
 
 
+#: The end of numbered rows, at whose number nothing else may stand in another life.
+def end_mark(sequence: int) -> Mark:
+    return Mark(sequence, 0)
+
+
 class Needed(NamedTuple):
     """A partition needs the batches of a stream from ``sequence`` on."""
 
@@ -93,8 +98,8 @@ class Data(Message, frozen=True):
     Batches ``first`` .. ``sequence`` - 1 have no rows for these partitions. ``partitions`` and ``rows`` run in parallel
     with the rows of the payload; ``runs`` says how many partitions each payload frame holds. Without rows the element
     is for every partition. ``checksum`` is the stream's running checksum including this batch, 0 where none is kept.
-    ``created`` is the time at which the oldest row of the batch entered the query. ``begin``, ``position``: as in ``Mark``, of
-    the batch that is ``sequence``; empty where its reader cannot go on behind it.
+    ``created`` is the time at which the oldest row of the batch entered the query. ``mark``: of numbered rows,
+    the newest through ``sequence``, whoever has got its rows.
 
     Or a run of several batches (``flux.stream.runs``): ``batches`` are their numbers, the last is ``sequence``, and
     ``counts`` the rows of each for each partition. The payload is one frame, batch by batch; within a batch the
@@ -115,8 +120,7 @@ class Data(Message, frozen=True):
     created: float = 0.0
     batches: list[Natural] = []
     counts: list[Natural] = []
-    begin: Sequence = -1
-    position: Position = b""
+    mark: Mark | None = None
 
 
 class Ack(Message, frozen=True):

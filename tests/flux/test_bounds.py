@@ -124,7 +124,7 @@ EVERYTHING: Statistics = {
 ASKED = [
     Hello(0, 1, 2, 3, 4),
     Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, checksum=CHECKSUM, batches=[0, 1], counts=[5, 10, 5, 10]),
-    Data(0, 1, 2, 0, 0, 9, [0, 1], [4, 6], [2], 1000, checksum=CHECKSUM, begin=0, position=b"at"),
+    Data(0, 1, 2, 0, 0, 9, [0, 1], [4, 6], [2], 1000, checksum=CHECKSUM, mark=Mark(8, CHECKSUM, 0, b"at")),
     Fetch(0, 1, 2),
     Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5, 0, 4, CHECKSUM)]),
     Install(0, 1, 2, 3, 0, 64),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from flux.stream.positions import POSITION_BYTES, packed, unpacked
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, RowSlice
 from flux.stream.source_streams import WAITING_MAX, SourceStreams
-from flux.wire.messages import Ack, Data
+from flux.wire.messages import Ack, Data, Mark, end_mark
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -62,13 +64,20 @@ class Life:
             few = self.streams.until_cut(batch.num_rows)
             self.streams.append(batch.slice(0, few), 0.0, end if few == batch.num_rows else b"")
             batch = batch.slice(few)
+        self._send()
+
+    def end(self) -> None:
+        self.streams.finish(0.0)
+        self._send()
+
+    def _send(self) -> None:
         for effect in self.producer.poll(0.0):
             if isinstance(effect.message, Data):
                 found = self.at.take(effect.message, effect.batches, HOSTED, (), Counters())
                 assert isinstance(found, list)
                 for partition, slice_ in found:
-                    assert isinstance(slice_, RowSlice)
-                    self.got[partition].append(slice_)
+                    if isinstance(slice_, RowSlice):
+                        self.got[partition].append(slice_)
 
 
 def inbound() -> Inbound:
@@ -178,15 +187,57 @@ def test_rows_that_were_there_before_have_room_beyond_the_bound_of_the_log() -> 
     assert not again.streams.has_room
 
 
-@pytest.mark.parametrize("position", [None, 7, "a", b"b", [1, {"t": 2}], -1.5])
+@pytest.mark.parametrize("position", [7, "a", b"b", [1, {"t": 2}], -1.5])
 def test_a_position_comes_back_as_it_was(position: Any) -> None:
     assert unpacked(packed(position)) == position
 
 
-@pytest.mark.parametrize("position", [object(), 1 << 70, "x" * POSITION_BYTES, {1, 2, lambda: None}])
+@pytest.mark.parametrize(
+    "position", [uuid.UUID(int=1), [Decimal(1)], object(), 1 << 70, "x" * POSITION_BYTES, {1, 2, lambda: None}]
+)
 def test_a_position_that_cannot_travel_is_refused(position: Any) -> None:
     with pytest.raises(UsageError, match="position"):
         packed(position)
+
+
+def test_workers_without_the_rows_of_a_mark_know_it_all_the_same() -> None:
+    """Without a key the position of a large batch is behind rows of one partition, and others lag."""
+    at = inbound()
+    life = Life(at, key=None)
+    life.answer()
+    for batch in range(3):
+        life.give(*range(2 * ROTATION_ROWS * batch, 2 * ROTATION_ROWS * (batch + 1)), position=batch)
+    sent = [entry.mark for entry in life.producer.log.entries()]
+    assert [mark and mark.position for mark in sent] == [None, *map(packed, (0, 0, 1, 1, 2))]
+
+
+def test_rows_where_the_end_was_are_noticed() -> None:
+    at = inbound()
+    life = Life(at)
+    life.answer()
+    life.give(*range(20), position=20)
+    life.end()
+    again = Life(at, 1)
+    again.answer(front=21)
+    with pytest.raises(NonDeterministicInputError):
+        again.give(*range(30))
+
+
+def test_an_end_before_rows_that_have_come_is_noticed() -> None:
+    at = inbound()
+    life = Life(at)
+    life.answer()
+    life.give(*range(20))
+    again = Life(at, 1)
+    again.answer(front=20)
+    again.give(*range(15))
+    with pytest.raises(NonDeterministicInputError):
+        again.end()
+
+
+def test_a_batch_without_a_position_may_say_so_with_none() -> None:
+    (streams,) = reading(lambda p, start: iter([flux.Positioned(rows(1), None)])).sources.values()
+    assert streams.producers[0].log[0].mark is None
 
 
 def reading(read: Any, **settings: Any) -> StageWorker:
@@ -206,8 +257,9 @@ def test_a_large_batch_is_cut_and_the_position_is_behind_its_last_part() -> None
 
     (streams,) = reading(read, batch_max_rows=2).sources.values()
     log = streams.producers[0].log
-    assert [(entry.begin, entry.sequence, entry.position) for entry in log.entries()] == [
-        (0, 1, b""), (2, 3, b""), (4, 4, packed(["a", 1])), (-1, 5, b""),
+    end = Mark(4, streams.producers[0].log[4].checksum, 4, packed(["a", 1]))
+    assert [(entry.begin, entry.sequence, entry.mark) for entry in log.entries()] == [
+        (0, 1, None), (2, 3, None), (4, 4, end), (-1, 5, end_mark(5)),
     ]  # fmt: skip
 
 
