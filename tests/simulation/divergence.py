@@ -109,8 +109,13 @@ class Divergences:
         """Whether the query has ended for that, and had reason to. One that differs from a primary that was lost is enough."""
         error = self.sim.controller.error
         if isinstance(error, QueryFailed) and "gave other output than before" in str(error):
-            return any(self.sim.plan.stages[stage].name in str(error) for stage, _ in self._struck)
+            return any(self.sim.plan.stages[stage].name in str(error) for stage, _ in self._ever_struck())
         return self._ended_for_them() and max(self.named.values(), default=0) > DIVERGENCES_MAX
+
+    def _ever_struck(self) -> set[Key]:
+        """Also in the lives before: what was given then is repeated now."""
+        earlier = self.sim.life.earlier if self.sim.life is not None else None
+        return self._struck | (earlier.divergences._ever_struck() if earlier is not None else set())
 
     def all_noticed(self) -> bool:
         """Whether all live replicas of each partition have given the same, as far as both have come."""
