@@ -256,6 +256,7 @@ class Desk:
             requests=[_stands(asked) for asked in core.open_requests()],
             checkpoint=_kept(report.get("checkpoint")),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
+            bad_records={s["name"]: s["badRecords"] for s in report.get("sources", ()) if "badRecords" in s},
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:

@@ -121,7 +121,7 @@ class Metrics(Collector):
         self._snapshot = [
             self._of_phase(phase),
             *self._of_query(report, moves_pending, refused),
-            self._of_sources(report["sources"]),
+            *self._of_sources(report["sources"]),
             *self._of_stages(report["stages"], levels),
             *self._of_workers(workers, busy),
             *self._of_events(),
@@ -149,12 +149,15 @@ class Metrics(Collector):
             self._count("flux_requests_refused", "Requests of operators that were refused", refused),
         ]
 
-    def _of_sources(self, sources: list[dict[str, Any]]) -> Metric:
+    def _of_sources(self, sources: list[dict[str, Any]]) -> list[Metric]:
         lag = self._gauge("flux_source_lag_records", "Records that are still to be read", "source", "partition")
+        bad = self._counter("flux_source_bad_records", "Records that did not fit their format", "source")
         for source in sources:
             for partition, records in source.get("lag", {}).get("partitions", {}).items():
                 self._add(lag, records, source["name"], partition)
-        return lag
+            if "badRecords" in source:
+                self._add(bad, source["badRecords"], source["name"])
+        return [lag, bad]
 
     def _of_stages(self, stages: list[dict[str, Any]], levels: list[Level]) -> list[Metric]:
         rows_in = self._counter("flux_rows_in", "Rows applied by primaries", "stage")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from controller.replicas.membership import Membership
+from controller.report.bad_records import BadRecordCounts
 from controller.report.source_lags import SourceLags
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import guarantee
@@ -59,10 +60,12 @@ class Progress:
     _counts: dict[str, float] = field(default_factory=dict)
     _by_stage: list[PartitionCounts] = field(init=False)
     _lags: SourceLags = field(init=False)
+    _bad_records: BadRecordCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
         self._lags = SourceLags(self.plan.sources)
+        self._bad_records = BadRecordCounts(len(self.plan.sources))
 
     def make(
         self,
@@ -106,7 +109,7 @@ class Progress:
             "firstRowAt": _extreme(min, everyone, "first_row_at"),
             "finishedAt": _extreme(max, everyone, "finished_at"),
             "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
-            "sources": self._lags.report(stats for _, stats in workers),
+            "sources": self._sources({member.node: stats for member, stats in workers}),
             "stages": stages,
             "workers": [
                 {
@@ -130,6 +133,15 @@ class Progress:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         self._then = now
         return result
+
+    def _sources(self, workers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """``workers``: the newest statistics of each, by its number."""
+        self._bad_records.note(workers)
+        sources = self._lags.report(workers.values())
+        for number, source in enumerate(sources):
+            if bad := self._bad_records.of(number):
+                source["badRecords"] = bad
+        return sources
 
     @staticmethod
     def _kept(vault: dict[str, Any], workers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def source(
       close()  nobody takes more from it
       lag()    two whole numbers: of the record that comes next, and of the one behind the last that there is. None: not known
                yet. ``lastProgress``, ``flux status`` and the metrics show the difference
+      bad_records()  how many records this reader has met that it could not read and left out or put aside. ``lastProgress``,
+               ``flux status`` and the metrics show the sum
       done(position)  about once a second, if there is news: every replica of every consumer has applied all rows before this
                position, which the iterator has given. A later reader may be asked to begin somewhat before it"""
     if not callable(read):

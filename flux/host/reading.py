@@ -30,7 +30,7 @@ from flux.host.read_turn import ReadTurn
 from flux.stream.positions import ReaderPosition, packed, unpacked
 from flux.stream.producer import Producer
 from flux.stream.source_streams import SourceStreams
-from flux.wire.statistics import SourceLag
+from flux.wire.statistics import BadRecords, SourceLag
 from partitioning.ids import SourcePartition, StreamId
 
 Reader = Iterator[pa.RecordBatch | Positioned | None]
@@ -248,6 +248,23 @@ class Reading:
         except BaseException as error:  # the user's, also sys.exit()
             raise self._failed(key, error) from error
         yield SourceLag(*key, position, end)
+
+    def bad_records(self) -> list[BadRecords]:
+        """Of the partitions that are read here and have had some."""
+        return [said for key, source in self._open.items() for said in self._bad_records(key, source.reader)]
+
+    def _bad_records(self, key: SourcePartition, reader: Reader) -> Iterator[BadRecords]:
+        ask = getattr(reader, "bad_records", None)
+        if ask is None:
+            return
+        try:
+            records = index(ask())
+            if not 0 <= records <= _RECORDS_MAX:
+                raise ValueError(f"bad_records() must return a number from 0, got {records}")
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        if records:
+            yield BadRecords(*key, records)
 
     def _tell_done(self) -> None:
         for key, source in self._open.items():

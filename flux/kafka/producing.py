@@ -93,7 +93,9 @@ class ProducerClient(Client):
                     transactional_id=None, acks=-1, timeout_ms=int(1000 * ACKED_S),
                     topic_data=[data(name=topic, partition_data=parts)],
                 )  # fmt: skip
-                connection = self._connection(leader, ATTEMPT_S)
+                connection = self._asking = self._connection(leader, ATTEMPT_S)
+                if self._ended.is_set():
+                    raise Passing("it was ended")
                 sent.asked.append((connection, message, partitions))
                 connection.send(message, ATTEMPT_S)
         except BaseException:
@@ -106,6 +108,7 @@ class ProducerClient(Client):
         answers = {}
         try:
             for connection, message, partitions in sent.asked:
+                self._asking = connection
                 answer = connection.receive(message, ACKED_S + ATTEMPT_S)
                 got = {
                     each.index: Answer(error_of(each.error_code), str(getattr(each, "error_message", None) or ""))

@@ -21,6 +21,7 @@ from flux.dataflow.batches import split
 from flux.dataflow.sources import Positioned
 from flux.kafka.client import EARLIEST, LATEST, Address, Client, OutOfRange, Passing
 from flux.kafka.committing import Committer
+from flux.kafka.dead_letters import WANTED, DeadLetters
 from flux.kafka.errors import BadRecord, CorruptRecords, DataLost
 from flux.kafka.formats import Bad, Format
 from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
@@ -43,18 +44,25 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Reading:
-    """How the partitions of a source are read. Is shipped to the workers."""
+    """How the partitions of a source are read. Is shipped to the workers. ``dead_letters``: the topic for records that do not fit
+    ``format``, and how many partitions it has; without, they are left out (``drop_bad``), or one ends the reading."""
 
     bootstrap: Sequence[Address]
     security: Security
     schema: pa.Schema
     format: Format | None = None
     drop_bad: bool = False
+    dead_letters: tuple[str, int] | None = None
     read_committed: bool = True
     fail_on_data_loss: bool = True
     rows_per_second: float | None = None
     fetch_bytes: int = 8 << 20
     retry_s: float = 300.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Behind records that do not fit."""
+        return self.drop_bad or self.dead_letters is not None
 
 
 class PartitionReader:
@@ -66,10 +74,17 @@ class PartitionReader:
         self._how, self._topic, self._partition, self._next = how, topic, partition, start
         self._client = Client(how.bootstrap, how.security)
         kept = [name for name in how.schema.names if name in COLUMNS]
-        columns = {*kept, "offset"} | ({"value"} if how.format is not None or how.drop_bad else set())
+        columns = {*kept, "offset"} | ({"value"} if how.format is not None else set())
+        self._dead_letters: DeadLetters | None = None
+        if how.dead_letters is not None:
+            to, many = how.dead_letters
+            columns |= {*WANTED}
+            self._dead_letters = DeadLetters(
+                how.bootstrap, how.security, (to, partition % many), (topic, partition), how.retry_s
+            )
         self._decoder = Decoder(topic, partition, sorted(columns))
         self._pace = _Pace(how.rows_per_second)
-        self._dropped = 0
+        self._bad_records = 0
         self._taken = start  # behind what was taken
         self._done: int | None = None  # all before was applied
         self._end: int | None = None  # of the log, by the last answer
@@ -108,6 +123,10 @@ class PartitionReader:
         with self._changed:
             return None if self._end is None else (self._position(), self._end)
 
+    def bad_records(self) -> int:
+        """How many did not fit their format, since this reader began."""
+        return self._bad_records
+
     def done(self, position: int) -> None:
         """Every consumer has applied what comes before this offset."""
         with self._changed:
@@ -134,6 +153,8 @@ class PartitionReader:
             self._ready.clear()
             self._changed.notify()
         self._client.abort()
+        if self._dead_letters is not None:
+            self._dead_letters.abort()
 
     def _run(self) -> None:
         try:
@@ -144,6 +165,8 @@ class PartitionReader:
                     self._error = error
         finally:
             self._client.close()
+            if self._dead_letters is not None:
+                self._dead_letters.close()
 
     def _read(self) -> None:
         """Until it is closed. What passes is tried again, until nothing has come for ``retry_s``."""
@@ -204,12 +227,13 @@ class PartitionReader:
 
     def _parsed(self, raw: pa.RecordBatch, format_: Format) -> pa.RecordBatch | tuple[pa.RecordBatch, pa.Array]:
         """Values in their format, beside those of Kafka's columns that were asked for."""
-        parsed = format_.parse(raw.column("value"), find_all=self._how.drop_bad)
-        for bad in parsed.bad:
-            if not self._how.drop_bad:
-                raise self._bad(raw, bad)
+        parsed = format_.parse(raw.column("value"), find_all=self._how.goes_on)
+        if parsed.bad and not self._how.goes_on:
+            raise self._bad(raw, parsed.bad[0])
         if parsed.kept is not None:
-            self._tell_dropped(raw, parsed.bad)
+            if self._dead_letters is not None:
+                self._dead_letters.write(raw, parsed.bad)
+            self._tell_bad(raw, parsed.bad)
             raw = raw.take(pa.array(parsed.kept))
         columns = {**_columns(raw), **_columns(parsed.rows)}
         wanted = self._how.schema
@@ -220,17 +244,20 @@ class PartitionReader:
         offset = raw.column("offset")[bad.row].as_py()
         return BadRecord(
             f"a record of topic {self._topic!r}, partition {self._partition}, offset {offset} is no {self._how.format!r}: "
-            f"{bad.why}. It begins with {_begin(raw, bad.row)}. bad_records='drop' leaves such records out",
+            f"{bad.why}. It begins with {_begin(raw, bad.row)}. bad_records='drop' leaves such records out, and "
+            "'dead_letter:TOPIC' puts them into a topic of their own",
             self._topic, self._partition, offset,
         )  # fmt: skip
 
-    def _tell_dropped(self, raw: pa.RecordBatch, bad: Sequence[Bad]) -> None:
+    def _tell_bad(self, raw: pa.RecordBatch, bad: Sequence[Bad]) -> None:
         """The first of a chunk: a topic full of bad records must not fill the disk with complaints."""
-        self._dropped += len(bad)
+        self._bad_records += len(bad)
         offset = raw.column("offset")[bad[0].row].as_py()
+        to = self._how.dead_letters
         log.warning(
-            "dropped %d records of topic %r, partition %d that are no %r (%d in all). First, offset %d: %s. It begins with %s",
-            len(bad), self._topic, self._partition, self._how.format, self._dropped, offset, bad[0].why, _begin(raw, bad[0].row),
+            "%s %d records of topic %r, partition %d that are no %r (%d in all). First, offset %d: %s. It begins with %s",
+            "dropped" if to is None else f"wrote to topic {to[0]!r}", len(bad), self._topic, self._partition, self._how.format,
+            self._bad_records, offset, bad[0].why, _begin(raw, bad[0].row),
         )  # fmt: skip
 
     def _put(self, given: Positioned) -> bool:

@@ -30,6 +30,7 @@ from flux.settings import parse_bytes, parse_seconds
 #: What ``starting`` may be, for one partition or for all.
 Start = str | int | datetime.datetime
 BAD_RECORDS = ("fail", "drop")
+DEAD_LETTER = "dead_letter:"
 ISOLATION = ("read_committed", "read_uncommitted")
 _ENDS = {"earliest": EARLIEST, "latest": LATEST}
 #: Of brokers: an answer holds one record batch at least, however small this is.
@@ -142,7 +143,9 @@ def kafka(
                     Spark's columns key, value, topic, partition, offset, timestamp, timestampType
     include         which of these come beside those of ``schema``
     headers         whether a column headers, array<struct<key string, value binary>>, comes as well
-    bad_records     of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out
+    bad_records     of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out,
+                    "dead_letter:TOPIC" writes it as it was to that topic, at least once, with headers that say where it came
+                    from and what is wrong
     fail_on_data_loss  whether the query ends when records are gone that were still to be read; otherwise it goes on behind
     isolation       "read_committed", or "read_uncommitted" for records of transactions that are open or aborted, too
     max_rows_per_second  of each partition; without, as fast as it goes
@@ -162,7 +165,7 @@ def kafka(
         security=Security(security),
         schema=pa.schema([]),
         format=format_of(format, schema),
-        drop_bad=_one_of("bad_records", bad_records, BAD_RECORDS) == "drop",
+        drop_bad=bad_records == "drop",
         read_committed=_one_of("isolation", isolation, ISOLATION) == "read_committed",
         fail_on_data_loss=bool(fail_on_data_loss),
         rows_per_second=_rate(max_rows_per_second),
@@ -173,6 +176,7 @@ def kafka(
     if group is not None and (not isinstance(group, str) or not group):
         raise UsageError(f"group must be the name of a consumer group, got {group!r}")
     limit = _above_zero("timeout", parse_seconds("timeout", timeout))
+    reading = _with_dead_letters(reading, bad_records, names, limit)
     read = KafkaReader(reading, _partitions(reading, names, limit), starting, group, limit)
     called = name or f"kafka {', '.join(names)}"
     return source(read, reading.schema, len(read.partitions), called, positions=True)
@@ -185,6 +189,20 @@ def _partitions(how: Reading, topics: Sequence[str], timeout: float) -> list[tup
     finally:
         client.close()
     return [(topic, partition) for topic in topics for partition in found[topic]]
+
+
+def _with_dead_letters(how: Reading, bad_records: Any, topics: Sequence[str], timeout: float) -> Reading:
+    if not isinstance(bad_records, str) or not bad_records.startswith(DEAD_LETTER):
+        _one_of("bad_records", bad_records, (*BAD_RECORDS, f"{DEAD_LETTER}TOPIC"))
+        return how
+    to = bad_records.removeprefix(DEAD_LETTER)
+    if to in topics:
+        raise UsageError(f"bad_records: topic {to!r} is read itself, so its bad records would come again for ever")
+    if how.format is None:
+        raise UsageError(f"bad_records={bad_records!r} has no effect without a format: any bytes are good")
+    if not to:
+        raise UsageError("bad_records='dead_letter:TOPIC' must name a topic")
+    return dataclasses.replace(how, dead_letters=(to, len(_partitions(how, [to], timeout))))
 
 
 def start_of(

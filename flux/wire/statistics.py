@@ -40,6 +40,14 @@ class SourceLag(NamedTuple):
     end: Natural
 
 
+class BadRecords(NamedTuple):
+    """Of a partition of a source: so many ``records`` did not fit their format since it is read here."""
+
+    source: Id
+    partition: Id
+    records: Natural
+
+
 class Lag(NamedTuple):
     """A live replica on ``worker`` is ``steps`` behind its primary, about ``seconds`` of work. It has ``applied`` so many;
     ``its_turn``: nobody but itself is in its way."""
@@ -131,6 +139,7 @@ class Statistics(TypedDict, total=False):
     sources: list[PartitionRead]
     pauses: list[Pauses]
     lags: list[SourceLag]
+    bad_records: list[BadRecords]
     drained: Natural
     behind: list[Lag]
     unapplied: list[Unapplied]

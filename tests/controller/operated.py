@@ -257,7 +257,7 @@ REPORT: dict[str, Any] = {
     "backlog": {"slices": 3, "bytes": 3 << 20},
     "sources": [
         {"name": "flights"},
-        {"name": "clicks", "lag": {"records": 12345, "partitions": {"clicks-0": 12000, "clicks-1": 345}}},
+        {"name": "clicks", "lag": {"records": 12345, "partitions": {"clicks-0": 12000, "clicks-1": 345}}, "badRecords": 7},
     ],
     "stages": [
         {"name": "Delays", "finished": 1, "rowsIn": 4000, "rowsOut": 40, "rowsPerSecond": 150.0, "queued": 2,

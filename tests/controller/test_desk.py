@@ -59,6 +59,7 @@ def test_the_status_says_who_the_query_is_and_how_it_does() -> None:
     assert (status.uptime_s, status.rows_in, status.rows_per_s) == (90.0, 6000, 200.0)
     assert (status.backlog_slices, status.backlog_bytes) == (3, 3 << 20)
     assert status.source_lags == {"clicks": 12345}
+    assert status.bad_records == {"clicks": 7}
     delays, worst = status.stages
     assert (delays.name, delays.partitions, delays.replicas, delays.safe, delays.short) == ("Delays", 4, 2, 2, 0)
     assert (delays.p50_ms, delays.p99_ms, worst.p50_ms) == (1.5, 20.0, None)

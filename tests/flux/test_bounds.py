@@ -65,6 +65,7 @@ from flux.wire.messages import (
     Resume,
 )
 from flux.wire.statistics import (
+    BadRecords,
     KeptCheckpoint,
     Lag,
     Load,
@@ -89,6 +90,7 @@ EVERYTHING: Statistics = {
     "sources": [PartitionRead(0, 1, 2, 3, 4)],
     "pauses": [Pauses(0, 1, 2, True)],
     "lags": [SourceLag(0, 1, 2, 3)],
+    "bad_records": [BadRecords(0, 1, 2)],
     "drained": 3,
     "behind": [Lag(0, 1, 2, 3, 4, 0.5, 5, False)],
     "unapplied": [Unapplied(0, 1, 2)],

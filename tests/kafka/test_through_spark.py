@@ -16,6 +16,7 @@ import flux
 from flux.errors import UserCodeError
 from tests.kafka.broker import Broker
 from tests.kafka.topics import send
+from tests.kafka.written import found
 
 KEYS, ROUNDS, PARTITIONS = 50, 60, 3
 
@@ -25,7 +26,7 @@ def rounds(address: str, topic: str, first: int, stop: int) -> None:
     for partition in range(PARTITIONS):
         keys = range(partition, KEYS, PARTITIONS)
         rows = [{"key": key, "sequence": number} for number in range(first, stop) for key in keys]
-        send(address, topic, [json.dumps(row).encode() for row in rows], partition)
+        send(address, topic, [*(json.dumps(row).encode() for row in rows), b"bad %d" % first], partition)
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
@@ -39,12 +40,20 @@ def lag_of(query: flux.Query) -> Any:
     return source.get("lag")
 
 
+def bad_records_of(query: flux.Query) -> int:
+    (source,) = (query.lastProgress or {"sources": [{}]})["sources"]
+    return int(source.get("badRecords", 0))
+
+
 @pytest.mark.spark
 def test_each_record_counts_once_though_a_worker_is_killed(
     cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    topic = new_topic(PARTITIONS)
-    clicks = flux.kafka(topic, broker.address, format="json", schema="key BIGINT, sequence BIGINT", fetch_bytes=2048)
+    topic, dead = new_topic(PARTITIONS), new_topic()
+    clicks = flux.kafka(
+        topic, broker.address, format="json", schema="key BIGINT, sequence BIGINT", fetch_bytes=2048,
+        bad_records=f"dead_letter:{dead}",
+    )  # fmt: skip
     seen = flux.stage(key="key", partitions=4, replicas=2, schema=SEEN)(Seen)
     query = seen(clicks).to_parquet(tmp_path, roll_every="200ms").start(spark=cluster, workers=3)
     try:
@@ -56,6 +65,7 @@ def test_each_record_counts_once_though_a_worker_is_killed(
         until(lambda: len(written(tmp_path)) >= KEYS * ROUNDS, "all rows")
         read = {f"{topic}-{partition}": 0 for partition in range(PARTITIONS)}
         until(lambda: lag_of(query) == {"records": 0, "partitions": read}, "no lag is left")
+        until(lambda: bad_records_of(query) >= PARTITIONS, "at least those behind the loss are counted")
     finally:
         query.stop()
     rows = written(tmp_path)
@@ -64,6 +74,10 @@ def test_each_record_counts_once_though_a_worker_is_killed(
         (key, number) for key in range(KEYS) for number in range(ROUNDS)
     }
     assert all(row["seen"] == row["sequence"] for row in rows), "none lost, doubled or out of order"
+    (letters,) = found(broker.address, dead, 3 * PARTITIONS)
+    kept = {(dict(each.headers())["flux-partition"], each.value()) for each in letters}
+    beginnings = (0, ROUNDS // 2, 2 * ROUNDS // 3)
+    assert kept == {(b"%d" % partition, b"bad %d" % first) for partition in range(PARTITIONS) for first in beginnings}
 
 
 @pytest.mark.spark

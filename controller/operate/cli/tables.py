@@ -119,6 +119,8 @@ def head(query: Status) -> Text:
     )
     for source, records in query.source_lags.items():
         text.append(f"\nsource {source} is {records:,} records behind")
+    for source, records in query.bad_records.items():
+        text.append(f"\n{count(records, 'record')} of source {source} did not fit its format", style="yellow")
     if query.copies_on:
         text.append(f"\ncopies of a partition are on {query.copies_on}")
     for stage in query.stages:
