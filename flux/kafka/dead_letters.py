@@ -9,6 +9,7 @@ They get the time at which they are written: with that of the record, a topic wi
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -66,9 +67,8 @@ class DeadLetters:
                 )
             )
             doing = f"writing bad records of {self._where()} to topic {self._topic!r}"
-            if self._client.keep_trying(
-                lambda batch=batch, count=count: self._send(batch, count), doing, self._retry_s
-            ):
+            send = functools.partial(self._send, batch, count)
+            if self._client.keep_trying(send, doing, self._retry_s):
                 at += count
             else:
                 self._batch_bytes = max(1, min(self._batch_bytes, batch.size) // 2)
