@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
+    from flux.folders.source import files
     from flux.kafka.source import kafka
     from flux.kafka.to_kafka import to_kafka
     from spark_integration.query import Query
@@ -62,6 +63,7 @@ __all__ = [
     "UserCodeError",
     "count",
     "explain",
+    "files",
     "follow",
     "kafka",
     "max",
@@ -83,6 +85,7 @@ _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "flux.dataflow.api": ("Flow", "Stage", "stage"),
     "flux.dataflow.files": ("to_parquet",),
+    "flux.folders.source": ("files",),
     "flux.kafka.to_kafka": ("to_kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),

@@ -46,6 +46,13 @@ def prepared(plan: Plan, kept: Kept | None) -> tuple[Plan, Kept]:
     return replace(plan, sources=sources, stages=stages), found
 
 
+def forget(plan: Plan) -> None:
+    """A query without a checkpoint location has ended: nobody comes back to what its sources have settled."""
+    for source in plan.sources:
+        if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "forget"):
+            source.read.forget()
+
+
 def _can_be_kept(said: Any, whose: str) -> Any:
     try:
         return json.loads(json.dumps(said))

@@ -28,6 +28,7 @@ from spark_integration.console import put_bar_away, put_bar_back
 from spark_integration.elastic import ASK_SPARK_S, LOOK_S, Elastic
 from spark_integration.executor import ingress_function
 from spark_integration.jobs import Jobs
+from spark_integration.prepare import forget
 from spark_integration.retries import Retries
 from spark_integration.session import for_bulk_transfer, session_stopped
 from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
@@ -226,6 +227,8 @@ class Run:
             self._ingress.join(patience_s)
             if self._vault is not None:
                 self._vault.end()
+            if self._location is None:
+                forget(self._plan)
         finally:
             self.server.close(10.0)
             put_bar_back(self._spark)

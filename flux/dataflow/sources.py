@@ -91,8 +91,8 @@ def source(
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
     query, before it starts, and settles where all lives of the query begin. ``kept``: None, or what it returned when a query
-    with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold. It may have a method
-    ``partition_name(partition)``, which says how reports name a partition.
+    with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold. ``forget()`` is called there
+    when a query without a ``checkpointLocation`` has ended. ``partition_name(partition)`` says how reports name a partition.
 
     The iterator that ``read`` returns may have methods, too. All are called by the worker's thread and must not block:
       close()  nobody takes more from it

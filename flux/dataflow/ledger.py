@@ -1,0 +1,178 @@
+"""What readers of a source have decided, one entry after another, in a folder that all workers reach (design: ledger).
+
+Some sources do not say by themselves which rows come in which order: files appear in a folder at any moment, a stream has a
+new end whenever it is asked. Whoever reads such a source writes down what comes next before the first row of it goes out. A
+reader in a later life finds it here, and gives the same rows in the same order.
+
+Law: entry n is decided once, by whoever is first, and never changes. Several processes may write at the same time, a worker
+that was given up among them: a file appears whole, under a name that nobody else can take (a hard link), and no lock is held
+that a stopped process could keep.
+
+Left to others: what an entry means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from flux.errors import FluxError
+
+#: So many entries are put together in one file, once as many are newer as ``_APART``. A process that is stopped for as long as
+#: it takes to write those was given up before it wakes: what it then writes at an older place is not looked at.
+TOGETHER, _APART = 256, 1024
+#: While entries are put together, one look at the folder may see neither the old names nor the new one.
+_LOOKS = 5
+_NAME = re.compile(r"(\d{12})(?:-(\d{12}))?\.json")
+
+
+class LedgerBroken(FluxError):
+    """The entries of a ledger cannot be read or written, or some are gone."""
+
+
+class Ledger:
+    """``folder``: of this source in this query alone; it is made by the first entry. For one thread at a time."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        #: How many entries this process knows.
+        self.known = 0
+
+    def news(self) -> list[Any]:
+        """Entries that have been decided since the last call, in order."""
+        for _ in range(_LOOKS):
+            found, missing = self._news()
+            if not missing:
+                self.known += len(found)
+                return found
+        raise LedgerBroken(
+            f"{self.folder}: entry {self.known + len(found)} is missing, and later ones are there. Put it back, or start "
+            "with another checkpointLocation; what was read in which order is not known any more"
+        )
+
+    def _news(self) -> tuple[list[Any], bool]:
+        """Whether one is missing, too."""
+        single, together = self._there()
+        found: list[Any] = []
+        while True:
+            at = self.known + len(found)
+            block = next(((first, behind) for first, behind in together.items() if first <= at < behind), None)
+            if block is not None:  # before a single one, which may be that of a process that has slept
+                entries = self._read(_together(*block))
+                if len(entries) != TOGETHER:
+                    raise LedgerBroken(
+                        f"{self.folder / _together(*block)} has {len(entries)} entries, expected {TOGETHER}"
+                    )
+                found += entries[at - block[0] :]
+            elif at in single:
+                found += self._read(_single(at))
+            else:
+                return found, any(number > at for number in (*single, *together))
+
+    def add(self, entry: Any) -> bool:
+        """Decides entry number ``known``, and knows it. False: it had been decided already, ``news`` says how."""
+        number = self.known
+        hidden = self._hidden([entry])
+        try:
+            os.link(hidden, self.folder / _single(number))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise LedgerBroken(
+                f"{self.folder}: {error}. A ledger needs a file system with hard links, as local disks and network mounts "
+                "have; name a folder on one, which all workers reach, with ledger=..."
+            ) from error
+        finally:
+            hidden.unlink(missing_ok=True)
+        if any(first <= number < behind for first, behind in self._there()[1].items()):
+            return False  # long decided, and put together with others: this process must have slept
+        _to_disk(self.folder)
+        self.known += 1
+        if self.known % TOGETHER == 0 and self.known > _APART:
+            self._put_together(self.known - _APART)
+        return True
+
+    def _put_together(self, before: int) -> None:
+        """All that are single and whose block ends before a number. Whoever does it writes the same."""
+        single, _ = self._there()
+        for first in sorted(single):
+            block = range(first, first + TOGETHER)
+            if first % TOGETHER == 0 and block[-1] < before and all(number in single for number in block):
+                hidden = self._hidden([entry for number in block for entry in self._read(_single(number))])
+                os.replace(hidden, self.folder / _together(first, first + TOGETHER))
+                _to_disk(self.folder)
+                for number in block:
+                    (self.folder / _single(number)).unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Nobody will ask any more."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _there(self) -> tuple[set[int], dict[int, int]]:
+        """Numbers of single entries, and of those that are together the first, with the one behind the last."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return set(), {}
+        except OSError as error:
+            raise LedgerBroken(f"the ledger {self.folder} cannot be read: {error}") from error
+        matches = [match for match in map(_NAME.fullmatch, names) if match is not None]
+        return (
+            {int(match[1]) for match in matches if match[2] is None},
+            {int(match[1]): int(match[2]) + 1 for match in matches if match[2] is not None},
+        )
+
+    def _read(self, name: str) -> list[Any]:
+        path = self.folder / name
+        for last in (False, True):
+            try:
+                return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            except FileNotFoundError as error:
+                # Put together with others a moment ago.
+                match = _NAME.fullmatch(name)
+                assert match is not None
+                number = int(match[1])
+                first = number - number % TOGETHER
+                if last or match[2] is not None or not (self.folder / _together(first, first + TOGETHER)).exists():
+                    raise LedgerBroken(f"{path} is gone: {error}") from error
+                return self._read(_together(first, first + TOGETHER))[number - first : number - first + 1]
+            except (OSError, ValueError) as error:
+                raise LedgerBroken(f"{path} cannot be read: {error}") from error
+        raise AssertionError
+
+    def _hidden(self, entries: list[Any]) -> Path:
+        """Whole and on disk, under a name that nobody looks for: rows go out after it, and a power failure must not forget it."""
+        path = self.folder / f".{uuid.uuid4().hex}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(path, "x", encoding="utf-8") as out:
+                out.writelines(json.dumps(entry) + "\n" for entry in entries)
+                out.flush()
+                os.fsync(out.fileno())
+        except OSError as error:
+            raise LedgerBroken(
+                f"the ledger {self.folder} cannot be written: {error}. The workers need a folder that they may write to and "
+                "that all of them reach; name one with ledger=..."
+            ) from error
+        return path
+
+
+def _single(number: int) -> str:
+    return f"{number:012}.json"
+
+
+def _together(first: int, behind: int) -> str:
+    return f"{first:012}-{behind - 1:012}.json"
+
+
+def _to_disk(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

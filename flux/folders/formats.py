@@ -1,0 +1,218 @@
+"""What the files of a folder mean: parquet, CSV and JSON, to batches of a schema.
+
+Law: the rows of a file come in the order in which they are there, the same whenever it is read; where batches begin and end
+is open. A column of the schema that a file does not have is null, one that only the file has is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.json as arrow_json
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from flux.errors import UsageError
+from flux.folders.errors import BadFile
+
+#: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than that.
+ROWS, BLOCK_BYTES = 131_072, 8 << 20
+
+
+@dataclass(frozen=True)
+class Format:
+    """``schema``: of the rows that come out."""
+
+    schema: pa.Schema
+
+    def is_complete(self, files: fs.FileSystem, path: str) -> bool:
+        """Whether it ends where its writer wanted it to, as far as a file can say."""
+        return True
+
+    def read(self, files: fs.FileSystem, path: str, skip: int) -> Iterator[pa.RecordBatch]:
+        """Its rows without the first ``skip``. BadFile names it."""
+        at = self._first(files, path, skip) if skip else 0
+        try:
+            for batch in self._batches(files, path, at):
+                left = max(skip - at, 0)
+                at += batch.num_rows
+                if left < batch.num_rows:
+                    yield self._conformed(batch.slice(left))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, BadFile):
+                raise
+            raise BadFile(f"{path}: cannot be read behind row {at}: {error}. {self._remedy}") from error
+
+    _remedy = (
+        "Mend the file or the schema; the query goes on with the same checkpointLocation. A file that is mended has changed "
+        "since it was found, which onChanged='ignore' allows"
+    )
+
+    def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
+        """The row with which ``_batches`` begins, at most ``skip``."""
+        return 0
+
+    def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError
+
+    def _conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.schema):
+            return batch
+        there = _by_name(batch.schema.names, self.schema.names)
+        columns = []
+        for field in self.schema:
+            name = there.get(field.name)
+            column = pa.nulls(batch.num_rows, field.type) if name is None else batch.column(name)
+            if column.type != field.type:
+                try:
+                    column = pc.cast(column, field.type)
+                except pa.ArrowException as error:
+                    raise ValueError(f"column {field.name} is {column.type}, not {field.type}: {error}") from error
+            if not field.nullable and column.null_count:
+                raise ValueError(f"column {field.name} is null, and its schema says NOT NULL")
+            columns.append(column)
+        return pa.record_batch(columns, schema=self.schema)
+
+
+def _by_name(there: list[str], wanted: list[str]) -> dict[str, str]:
+    """As Spark finds columns: by name, and but for case where there is no such name."""
+    found = {name: name for name in wanted if name in there}
+    lower: dict[str, list[str]] = {}
+    for name in there:
+        lower.setdefault(name.lower(), []).append(name)
+    for name in wanted:
+        same = lower.get(name.lower(), [])
+        if name not in found and len(same) > 1:
+            raise ValueError(f"column {name} is there several times but for case: {', '.join(same)}")
+        if name not in found and same:
+            found[name] = same[0]
+    return found
+
+
+@dataclass(frozen=True)
+class Parquet(Format):
+    """A file is complete when its footer is there, which is written last."""
+
+    def is_complete(self, files: fs.FileSystem, path: str) -> bool:
+        try:
+            with files.open_input_file(path) as file:
+                size = file.size()
+                if size < 12 or file.read_at(4, size - 4) != b"PAR1":
+                    return False
+                return pq.read_metadata(file) is not None
+        except (pa.ArrowException, OSError):
+            return False
+
+    def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
+        """Of the row group that has it."""
+        with self._open(files, path) as file:
+            return _group(file.metadata, skip)[1]
+
+    def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
+        with self._open(files, path) as file:
+            names = _by_name(file.schema_arrow.names, self.schema.names)
+            if not names and len(self.schema):
+                raise ValueError(f"it has none of the columns {', '.join(self.schema.names)}")
+            group = _group(file.metadata, first)[0]
+            groups = list(range(group, file.metadata.num_row_groups))
+            if groups:
+                yield from file.iter_batches(ROWS, row_groups=groups, columns=list(names.values()), use_threads=False)
+
+    def _open(self, files: fs.FileSystem, path: str) -> Any:
+        try:
+            return pq.ParquetFile(files.open_input_file(path))
+        except (pa.ArrowException, OSError) as error:
+            raise BadFile(f"{path}: {error}. {self._remedy}") from error
+
+
+def _group(metadata: Any, row: int) -> tuple[int, int]:
+    """The last row group that begins with the row or before, and its first row."""
+    group, first = 0, 0
+    while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= row:
+        first += metadata.row_group(group).num_rows
+        group += 1
+    return group, first
+
+
+@dataclass(frozen=True)
+class Csv(Format):
+    """``header``: whether the first line of a file has the names of its columns; otherwise they are those of the schema, in its
+    order."""
+
+    header: bool = False
+    sep: str = ","
+    quote: str = '"'
+    escape: str = ""
+    null: str = ""
+    encoding: str = "utf-8"
+    multi_line: bool = False
+
+    def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
+        read = arrow_csv.ReadOptions(
+            use_threads=False, block_size=BLOCK_BYTES, encoding=self.encoding,
+            column_names=None if self.header else self.schema.names,
+        )  # fmt: skip
+        parse = arrow_csv.ParseOptions(
+            delimiter=self.sep, quote_char=self.quote or False, double_quote=True, escape_char=self.escape or False,
+            newlines_in_values=self.multi_line,
+        )  # fmt: skip
+        convert = arrow_csv.ConvertOptions(
+            column_types=self.schema, null_values=[self.null], strings_can_be_null=True, quoted_strings_can_be_null=False,
+            include_columns=self.schema.names, include_missing_columns=True, true_values=["true", "True", "TRUE"],
+            false_values=["false", "False", "FALSE"],
+        )  # fmt: skip
+        with files.open_input_stream(path) as stream:
+            yield from arrow_csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
+
+
+@dataclass(frozen=True)
+class Json(Format):
+    """One object in each line. Fields that the schema does not name are left out, those that are missing are null."""
+
+    def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
+        # pyarrow takes dates in JSON for numbers; people write them as text.
+        fields = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in self.schema]
+        parse = arrow_json.ParseOptions(
+            explicit_schema=pa.schema([field.with_nullable(True) for field in fields]),
+            unexpected_field_behavior="ignore",
+        )
+        read = arrow_json.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+        with files.open_input_stream(path) as stream:
+            if hasattr(arrow_json, "open_json"):
+                batches = arrow_json.open_json(stream, read_options=read, parse_options=parse)
+            else:
+                batches = arrow_json.read_json(stream, read_options=read, parse_options=parse).to_batches(ROWS)
+            for batch in batches:
+                batch.validate(full=True)  # the parser takes any bytes for text
+                yield batch
+
+
+def check_flat(schema: pa.Schema) -> None:
+    for field in schema:
+        if pa.types.is_nested(field.type):
+            raise UsageError(f"a CSV file cannot hold column {field.name} of type {field.type}; JSON or parquet can")
+
+
+def check_json(schema: pa.Schema) -> None:
+    for field in schema:
+        if unfit := _unfit(field.type, False):
+            raise UsageError(
+                f"a JSON file cannot hold column {field.name} of type {field.type}: {unfit}. Declare it as STRING"
+            )
+
+
+def _unfit(type_: pa.DataType, inside: bool) -> str:
+    """Why pyarrow cannot read a type as people write it in JSON; "" if it can."""
+    if pa.types.is_map(type_):
+        return "a map has no fixed fields"
+    if pa.types.is_binary(type_):
+        return "JSON has no binary values"
+    if pa.types.is_date(type_) and inside:
+        return "a date inside another column"
+    children = [type_.field(i).type for i in range(type_.num_fields)] if pa.types.is_nested(type_) else []
+    return next((unfit for child in children if (unfit := _unfit(child, True))), "")

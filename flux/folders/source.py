@@ -1,0 +1,251 @@
+"""``flux.files``: a folder of files that keep coming, as a source of a flow that is read inside the workers.
+
+Partitions share the files: file number n, as the ledger counts them, is read by partition n modulo their number.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+import flux
+from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.ledger import Ledger
+from flux.dataflow.plain import plain_schema
+from flux.dataflow.sources import Source, source
+from flux.errors import UsageError
+from flux.folders.formats import Csv, Format, Json, Parquet, check_flat, check_json
+from flux.folders.reading import FileRows
+from flux.folders.watching import Folder, Watch
+from flux.settings import parse_seconds
+
+FORMATS: dict[str, type[Format]] = {"parquet": Parquet, "csv": Csv, "json": Json}
+#: Options of CSV in Spark's names: what they are here, and of which type.
+_CSV = {
+    "header": ("header", bool),
+    "sep": ("sep", str),
+    "delimiter": ("sep", str),
+    "quote": ("quote", str),
+    "escape": ("escape", str),
+    "nullvalue": ("null", str),
+    "encoding": ("encoding", str),
+    "charset": ("encoding", str),
+    "multiline": ("multi_line", bool),
+}
+#: Options that Spark has for files, and why there is nothing to set here.
+_REFUSED = {
+    "maxfilespertrigger": "there are no triggers: files are read one after the other as fast as the query takes them",
+    "maxbytespertrigger": "there are no triggers: files are read one after the other as fast as the query takes them",
+    "latestfirst": "files are read in the order in which they are found, and those found together by modification time",
+    "maxfileage": "every file is read, however old it is when it is found",
+    "filenameonly": "a file is known by its whole path below the folder",
+    "cleansource": "nothing is removed; a file may go once every row of it has left the query",
+    "sourcearchivedir": "nothing is moved",
+    "ignoremissingfiles": "a file that is gone before it was read would be lost rows",
+    "ignorecorruptfiles": "a file that cannot be read would be lost rows",
+    "mode": "a row that does not fit the schema ends the query, and its file is named",
+    "inferschema": "the schema is given with schema=...",
+    "mergeschema": "the schema is given with schema=...",
+}
+#: A ledger is in the folder itself, where Spark and other readers do not see it, if nothing else is said.
+LEDGER = "_flux"
+_PARTITIONS = 4
+
+
+class FilesReader:
+    """``read(partition, start)`` of a source. ``ledger``: the folder that has the ledgers of all queries; this one's is named
+    by ``id``, which is settled when the query starts for the first time."""
+
+    def __init__(self, folder: Folder, partitions: int, ledger: str) -> None:
+        self.folder, self.partitions, self.ledger = folder, partitions, ledger
+        self.id = ""
+        self._watch: Watch | None = None  # shared by the partitions that are read in a process
+
+    def prepare(self, kept: Any) -> Any:
+        self.id = str(uuid.uuid4()) if kept is None else kept["ledger"]
+        return {"ledger": self.id}
+
+    def forget(self) -> None:
+        """The query is over, and cannot be started again."""
+        Ledger(os.path.join(self.ledger, self.id)).forget()
+        if os.path.basename(self.ledger) == LEDGER:
+            try:
+                os.rmdir(self.ledger)
+            except OSError:
+                pass  # other queries have theirs in it, or it was never made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_watch": None}
+
+    def __call__(self, partition: int, start: Any) -> FileRows:
+        if self._watch is None:
+            self._watch = Watch(self.folder, os.path.join(self.ledger, self.id))
+        return FileRows(self._watch, partition, self.partitions, start)
+
+
+def files(
+    path: str | os.PathLike[str],
+    format: str = "parquet",
+    schema: Any = None,
+    *,
+    partitions: int = _PARTITIONS,
+    pathGlobFilter: str | None = None,  # noqa: N803
+    recursiveFileLookup: bool = False,  # noqa: N803
+    onChanged: str = "fail",  # noqa: N803
+    poll: float | str = "200ms",
+    settle: float | str | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> Source:
+    """A folder of files that keep coming: every file that is there or comes later is read once, in the workers. Never ends.
+
+    path            an absolute path that all workers reach, or a URI that pyarrow.fs knows
+    format          "parquet", "csv" or "json" (an object in each line)
+    schema          of the rows: DDL string, StructType or pyarrow schema. May be left out for parquet files if one is there
+    partitions      how many files are read at the same time
+    pathGlobFilter  names of files, as in "*.parquet". Names that begin with a dot or an underscore, or end in ".tmp", are left
+                    out in any case
+    recursiveFileLookup  whether files in folders below are read, too
+    onChanged       what to do if a file is changed after it was found: "fail" ends the query, "ignore" leaves the change out
+    poll            how often the folder is looked at
+    settle          how long a file must stay as it is before it is read; by default 0 for parquet files, which say by
+                    themselves when they are complete, and one second for others
+    ledger          a folder on a local disk or network mount that all workers reach, for what was found in which order;
+                    ``_flux`` in ``path`` if nothing is said
+    options         of CSV, in Spark's names: header, sep, quote, escape, nullValue, encoding, multiLine
+
+    Write a file under a hidden name and rename it, or write parquet. Remove it when its rows have left the query."""
+    path = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"flux.files wants the path of a folder, got {path!r}")
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= 4096:
+        raise UsageError(f"flux.files: partitions must be 1 to 4096, got {partitions!r}")
+    if not isinstance(format, str) or format.lower() not in FORMATS:
+        raise UsageError(f"flux.files: format must be one of {', '.join(FORMATS)}; got {format!r}")
+    if onChanged not in ("fail", "ignore"):
+        raise UsageError(f"flux.files: onChanged must be 'fail' or 'ignore', got {onChanged!r}")
+    where = path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    kind = FORMATS[format.lower()]
+    folder = Folder(
+        where,
+        kind(pa.schema([])),
+        _glob(pathGlobFilter),
+        _flag("recursiveFileLookup", recursiveFileLookup),
+        _seconds("poll", poll, least=0.01),
+        _seconds("settle", settle, least=0) if settle is not None else 0.0 if kind is Parquet else 1.0,
+        onChanged == "ignore",
+    )
+    wanted = _options(kind, options)
+    ledgers = _ledger(where, ledger)
+    columns = _schema(schema, folder)
+    folder = _with(folder, kind(columns, **wanted))
+    return source(FilesReader(folder, partitions, ledgers), columns, partitions, name or "files", positions=True)
+
+
+def _with(folder: Folder, format: Format) -> Folder:
+    if isinstance(format, Csv):
+        check_flat(format.schema)
+    elif isinstance(format, Json):
+        check_json(format.schema)
+    return Folder(**{**folder.__dict__, "format": format})
+
+
+def _ledger(where: str, given: str | os.PathLike[str] | None) -> str:
+    try:
+        found, root = fs.FileSystem.from_uri(where)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"flux.files cannot read {where!r}: {error}") from error
+    if given is not None:
+        asked = os.fspath(given)
+        if not isinstance(asked, str) or not asked or "://" in asked:
+            raise UsageError(f"flux.files: ledger must be the path of a folder on a disk or mount, got {given!r}")
+        return os.path.abspath(os.path.expanduser(asked))
+    if not isinstance(found, fs.LocalFileSystem):
+        raise UsageError(
+            f"flux.files: {where!r} is no file system where a name can be taken by one only. Name a folder on a local disk or "
+            "network mount that all workers reach, with ledger=...; what was found in which order is written there"
+        )
+    return os.path.join(root, LEDGER)
+
+
+def _schema(given: Any, folder: Folder) -> pa.Schema:
+    if given is None:
+        return _schema_of_a_file(folder)
+    columns = parse_ddl(given) if isinstance(given, str) else given
+    if not isinstance(columns, pa.Schema):
+        if type(columns).__name__ != "StructType":
+            raise UsageError(
+                f"flux.files: schema must be DDL, a StructType or a pyarrow schema; got {type(columns).__name__}"
+            )
+        columns = flux._arrow_schema(columns)
+    if not len(columns):
+        raise UsageError("flux.files: schema names no column")
+    return columns.remove_metadata()
+
+
+def _schema_of_a_file(folder: Folder) -> pa.Schema:
+    if not isinstance(folder.format, Parquet):
+        raise UsageError("flux.files: CSV and JSON need a schema, as in schema='user BIGINT, amount DOUBLE'")
+    watch = Watch(folder, "")
+    try:
+        for path in sorted(info.path for info in watch.infos()):
+            if folder.format.is_complete(watch.fs, path):
+                with watch.fs.open_input_file(path) as file:
+                    return plain_schema(pq.read_schema(file), path).remove_metadata()
+    except flux.FluxError as error:
+        raise UsageError(f"flux.files: {error}. Give schema=... to read it nevertheless") from error
+    raise UsageError(f"flux.files: there is no parquet file in {folder.path} yet: give schema=...")
+
+
+def _glob(given: Any) -> str | None:
+    if given is None or (isinstance(given, str) and given and not set(given) & set("{}/")):
+        return given
+    raise UsageError(
+        f"flux.files: pathGlobFilter is a pattern for names of files, with *, ? and [...], as in '*.parquet'; got {given!r}"
+    )
+
+
+def _options(kind: type[Format], given: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option, value in given.items():
+        if option.lower() in _REFUSED:
+            raise UsageError(f"flux.files has no option {option}: {_REFUSED[option.lower()]}")
+        if option.lower() not in _CSV:
+            raise UsageError(f"flux.files has no option {option}; see help(flux.files)")
+        if kind is not Csv:
+            raise UsageError(f"flux.files: option {option} is for format='csv'")
+        known, type_ = _CSV[option.lower()]
+        read: Callable[[str, Any], Any] = _flag if type_ is bool else _text
+        found[known] = read(option, value)
+    for known in ("sep", "quote", "escape"):
+        if len(found.get(known, "").encode()) > 1 or (known == "sep" and found.get(known) == ""):
+            raise UsageError(f"flux.files: {known} must be one character of ASCII, got {found[known]!r}")
+    return found
+
+
+def _flag(option: str, given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str) and given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    raise UsageError(f"flux.files: {option} must be True or False, got {given!r}")
+
+
+def _text(option: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"flux.files: {option} must be text, got {given!r}")
+    return given
+
+
+def _seconds(option: str, given: Any, least: float) -> float:
+    seconds = parse_seconds(option, given)
+    if seconds < least:
+        raise UsageError(f"flux.files: {option} must be {least:g} s or longer, got {given!r}")
+    return seconds

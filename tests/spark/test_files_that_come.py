@@ -1,0 +1,154 @@
+"""Files that keep coming, in real executors: written, half written, copied and renamed while a worker is killed and the query
+is stopped and started again; what Spark's streaming sink writes, too. Each row once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+from striking import rows_in, until
+
+import flux
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+ROWS, FILES = 500, 36
+TOTAL = ROWS * FILES
+
+
+@flux.stage(key="n", partitions=4, replicas=2)
+def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+class Writer(threading.Thread):
+    """Writes the files up to a number that it is told; file i has the rows from i * ROWS."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.wanted, self.written = folder, 0, 0
+        self.told = threading.Condition()
+        self.start()
+
+    def tell(self, wanted: int) -> None:
+        with self.told:
+            self.wanted = wanted
+            self.told.notify()
+
+    def run(self) -> None:
+        while self.written < FILES:
+            with self.told:
+                self.told.wait_for(lambda: self.wanted > self.written)
+            self.write(self.written)
+            self.written += 1
+
+    def write(self, number: int) -> None:
+        rows = pa.table({"n": range(number * ROWS, (number + 1) * ROWS)})
+        hidden, shown = self.folder / f".{number}", self.folder / f"a file, {number % 7}-{number}.parquet"
+        pq.write_table(rows, hidden, row_group_size=200)
+        if number % 3 == 0:
+            data = hidden.read_bytes()
+            with shown.open("wb") as out:  # half written, and seen like that
+                for start in range(0, len(data), 1000):
+                    out.write(data[start : start + 1000])
+                    out.flush()
+                    threading.Event().wait(0.005)
+            hidden.unlink()
+            return
+        if number % 3 == 1:
+            os.utime(hidden, (number, number))  # an old file, moved here
+        os.replace(hidden, shown)
+
+
+def dataset(folder: Path) -> Any:
+    return pyarrow.dataset.dataset(folder, pa.schema([("n", pa.int64())]), "parquet", exclude_invalid_files=True)
+
+
+def rows_there(folder: Path) -> list[int]:
+    return list(dataset(folder).to_table()["n"].to_pylist())
+
+
+def count(folder: Path) -> int:
+    """By the footers; not too often, because it takes the time of those who work."""
+    time.sleep(0.2)
+    return int(dataset(folder).count_rows()) if folder.exists() else 0
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    (tmp_path / "in").mkdir()
+    writer = Writer(tmp_path / "in")
+    yield writer
+    writer.tell(FILES)
+    writer.join(60)
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_each_row_comes_once_whatever_happens_to_files_workers_and_the_query(
+    cluster: Any, tmp_path: Path, writer: Writer
+) -> None:
+    def started(workers: int) -> Any:
+        flow = echo(flux.files(tmp_path / "in", schema="n long", partitions=3, poll="50ms"))
+        return flow.to_parquet(tmp_path / "out", roll_every="200ms").start(
+            spark=cluster, workers=workers, checkpointLocation=tmp_path / "location", progress_interval="100ms",
+            checkpoint_interval="200ms",
+        )  # fmt: skip
+
+    query = started(3)
+    try:
+        writer.tell(FILES // 3)
+        until(lambda: rows_in(query) > TOTAL // 6, "some of the rows")
+        table = query._server.core.table
+        reader = table.sources[0][0]
+        os.kill(query.members()[reader].about.pid, signal.SIGKILL)
+        writer.tell(FILES // 2)
+        until(lambda: reader not in query.members(), "the loss is noticed")
+        until(lambda: rows_in(query) > TOTAL // 3, "more rows")
+    finally:
+        query.stop()
+    read = sorted((tmp_path / "in").glob("*.parquet"))[0]
+    os.rename(read, tmp_path / "in" / "another name.parquet")
+    writer.tell(FILES)
+    query = started(2)
+    try:
+        until(lambda: count(tmp_path / "out") >= TOTAL, "all rows")
+    finally:
+        query.stop()
+    assert Counter(rows_there(tmp_path / "out")) == Counter(range(TOTAL))
+    assert len(list((tmp_path / "in" / "_flux").iterdir())) == 1, "the query may go on"
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_folder_that_spark_streams_to_is_read_while_it_does(spark: Any, tmp_path: Path) -> None:
+    given, by_spark, out = tmp_path / "given", tmp_path / "spark", tmp_path / "out"
+    spark.range(0, 600, 1, 4).withColumnRenamed("id", "n").write.parquet(str(given))
+    (by_spark / "_spark_metadata").mkdir(parents=True)
+    flow = one(flux.files(by_spark, schema="n long", ledger=tmp_path / "ledger", partitions=1))
+    query = flow.to_parquet(out, roll_every="100ms").start(spark=spark, workers=1)
+    try:
+        stream = spark.readStream.schema("n long").option("maxFilesPerTrigger", 2).parquet(str(given)).writeStream
+        streamed = stream.format("parquet").option("checkpointLocation", str(tmp_path / "location"))
+        assert streamed.trigger(availableNow=True).start(str(by_spark)).awaitTermination(120)
+        (by_spark / "part-of-a-task-that-failed.parquet").write_bytes(next(by_spark.glob("part-*")).read_bytes())
+        until(lambda: count(out) >= 600, "all rows")
+        assert query.isActive
+    finally:
+        query.stop()
+    assert sorted(rows_there(out)) == list(range(600))
+    assert not (by_spark / "_flux").exists()
+    assert not list((tmp_path / "ledger").iterdir()), "nobody can start this query again"
+
+
+@flux.stage(partitions=1)
+def one(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
