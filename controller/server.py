@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -70,6 +70,7 @@ class Server:
         self._host = host
         self._keys = keys
         self._title = name or query_id
+        self._not_read: Mapping[int, Sequence[str]] = {}
         self._report = Progress(plan, query_id, name, run_id)
         about = About(query_id, name, application, os.getpid(), started, began=began)
         #: Called in the controller's thread with an error that ends the query: returns the same error, or its cause.
@@ -88,6 +89,10 @@ class Server:
         if isinstance(bound, Exception):
             raise QueryFailed(f"the controller cannot listen on {self._host}: {bound}") from bound
         return bound
+
+    def note_unread(self, not_read: Mapping[int, Sequence[str]]) -> None:
+        """By the number of a source, names of what it has got since the start, for reports."""
+        self._not_read = not_read
 
     @property
     def phase(self) -> str:
@@ -247,6 +252,8 @@ class Server:
         core = self.core
         epoch = core.table.epoch if core.table else -1
         report = self._report.make(core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished)
+        for source, names in self._not_read.items():
+            report["sources"][source]["notRead"] = list(names)
         self.progress.append(report | core.report())
         self._service.observe()
 

@@ -98,7 +98,7 @@ class Query(Operated):
     def status(self) -> dict[str, Any]:
         """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow.
         ``protection``: of each stage in words, as was asked for last. Of a query with sinks also ``sinks``: where each goes,
-        and what it guarantees."""
+        and what it guarantees. ``notRead``: by source, what has come since the start, as new partitions of a topic."""
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
@@ -117,7 +117,8 @@ class Query(Operated):
         }
         sinks = [(stage.name, stage.sink) for stage in self._plan.stages if stage.sink is not None]
         said = [f"{name} to {sink!r}, {guarantee(sink)}" for name, sink in sinks]
-        return status | {"sinks": said} if sinks else status
+        not_read = {s["name"]: s["notRead"] for s in (progress or {}).get("sources", ()) if "notRead" in s}
+        return status | ({"sinks": said} if sinks else {}) | ({"notRead": not_read} if not_read else {})
 
     def _held_back(self) -> list[str]:
         """By sinks that are slower than their stages."""

@@ -32,6 +32,7 @@ from spark_integration.prepare import forget
 from spark_integration.retries import Retries
 from spark_integration.session import for_bulk_transfer, session_stopped
 from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
+from spark_integration.unread import Unread
 from spark_integration.vault import VaultProcess
 
 log = logging.getLogger("flux")
@@ -87,6 +88,7 @@ class Run:
         self.server.explain = self._explain
         self.retries = Retries(spark, f"flux-{plan.query}-ingress", self._called)
         self.elastic = Elastic(spark, plan, self.server, self._jobs, self._room)
+        self._unread_there = Unread(plan, self._called, self.server.note_unread)
         self._look_at = 0.0
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
 
@@ -99,6 +101,7 @@ class Run:
             if self._location is not None:
                 self._vault = VaultProcess(self._plan, self.rendezvous, self._location, self._location_failed)
             self.elastic.start(self.rendezvous, list(range(self.need.workers)))
+            self._unread_there.start()
             self._supervisor.start()
         except BaseException:
             self.server.stop()
@@ -217,6 +220,7 @@ class Run:
         patience_s = self._plan.settings.stop_timeout
         try:
             self._end_fetch()
+            self._unread_there.end()
             still_reading = self._ingress.join(1.0)
             self._cancelled = True
             if still_reading:

@@ -4,6 +4,7 @@ vault)."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -75,6 +76,10 @@ class Location:
         """The directory is this plan's from now on, and keeps what its sources and sinks have settled. UsageError: it is another
         one's, and in what they differ."""
         described = description(plan)
+        with _locked(self.path):
+            self._take(plan, described, kept)
+
+    def _take(self, plan: Plan, described: dict[str, Any], kept: Kept | None) -> None:
         if self.about is None:
             about = {
                 "format": FORMAT,
@@ -90,12 +95,46 @@ class Location:
                     f"checkpointLocation={str(self.path)!r} was empty, and is that of a query now that was just started"
                 ) from None
             return
-        differences = list(_differences(self.about["plan"], described, ""))
+        differences = list(_differences(_grown(self.about["plan"], plan), described, ""))
         if differences:
             raise UsageError(
                 f"checkpointLocation={str(self.path)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
                 "that it was made by, or give another directory"
             )
+        news = {**self.about, "plan": described, "kept": self.kept if kept is None else kept}
+        if news != self.about:
+            # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
+            if self.open(self.path).about != self.about:
+                raise UsageError(
+                    f"checkpointLocation={str(self.path)!r} is that of a query which another program has just started, too"
+                )
+            write_whole(self.path / _ABOUT, json.dumps(news, indent=1).encode())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Against other programs, for the moment that it takes."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The description of a plan as it would be with the partitions that its sources may have got since."""
+    now = {
+        source.name: source.partitions
+        for source in plan.sources
+        if isinstance(source, WorkerSourcePlan) and getattr(source.read, "may_grow", False)
+    }
+    sources = []
+    for source in was["sources"]:
+        known = source["partitions"]
+        more = max(known, now.get(source["name"], 0)) if isinstance(known, int) else known
+        sources.append({**source, "partitions": more})
+    return {**was, "sources": sources}
 
 
 def description(plan: Plan) -> dict[str, Any]:

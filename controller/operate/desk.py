@@ -257,6 +257,7 @@ class Desk:
             checkpoint=_kept(report.get("checkpoint")),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             bad_records={s["name"]: s["badRecords"] for s in report.get("sources", ()) if "badRecords" in s},
+            not_read={s["name"]: s["notRead"] for s in report.get("sources", ()) if "notRead" in s},
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:

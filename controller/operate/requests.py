@@ -256,7 +256,8 @@ class Status(Answer, frozen=True):
     partitions yet; ``requests``: those that are not over; ``metrics``: address of the Prometheus metrics, empty if they
     are not served; ``copies_on``: how far apart the replicas of each partition are, such as "different hosts";
     ``checkpoint``: of a query with a checkpoint location; ``source_lags``: records that are still to be read, of sources that
-    know it; ``bad_records``: of sources that have met some, how many did not fit their format."""
+    know it; ``bad_records``: of sources that have met some, how many did not fit their format; ``not_read``: of sources
+    that have got more since the start, names of that."""
 
     id: str
     name: str | None
@@ -288,6 +289,7 @@ class Status(Answer, frozen=True):
     checkpoint: KeptStatus | None = None
     source_lags: dict[str, int] = {}
     bad_records: dict[str, int] = {}
+    not_read: dict[str, list[str]] = {}
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import ssl
 import threading
 import time
@@ -103,6 +104,20 @@ class Client:
             return {topic: sorted(self._leaders[topic]) for topic in topics}
 
         return self.keep_trying(asked, f"listing the partitions of {_listed(topics)}", timeout)
+
+    def matching(self, pattern: re.Pattern[str], timeout: float) -> dict[str, list[int]]:
+        """Topics whose whole name matches, but those of Kafka itself, with their partitions. Those that nobody may see are not
+        told."""
+
+        def asked() -> dict[str, list[int]]:
+            kind = library().Metadata
+            found = {}
+            for topic in self._ask(None, kind(topics=None, allow_auto_topic_creation=False), ATTEMPT_S).topics:
+                if pattern.fullmatch(topic.name) and not topic.is_internal and not topic.error_code:
+                    found[topic.name] = sorted(each.partition_index for each in topic.partitions)
+            return dict(sorted(found.items()))
+
+        return self.keep_trying(asked, f"listing the topics that match {pattern.pattern!r}", timeout)
 
     def offsets(
         self, wanted: Mapping[tuple[str, int], int], timeout: float, read_committed: bool = True

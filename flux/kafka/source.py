@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -29,9 +30,13 @@ from flux.settings import parse_bytes, parse_seconds
 
 #: What ``starting`` may be, for one partition or for all.
 Start = str | int | datetime.datetime
+#: Names in order, or what names must match.
+Topics = list[str] | re.Pattern[str]
 BAD_RECORDS = ("fail", "drop")
 DEAD_LETTER = "dead_letter:"
 ISOLATION = ("read_committed", "read_uncommitted")
+#: How long brokers may take when they are asked, now and then, for what has come.
+UNREAD_S = 5.0
 _ENDS = {"earliest": EARLIEST, "latest": LATEST}
 #: Of brokers: an answer holds one record batch at least, however small this is.
 _FETCH_MIN, _FETCH_MAX = 1 << 10, 1 << 28
@@ -43,10 +48,17 @@ class KafkaReader:
 
     timeout: of brokers in ``prepare``, in seconds."""
 
-    def __init__(
-        self, how: Reading, partitions: Sequence[tuple[str, int]], starting: Any, group: str | None, timeout: float
-    ) -> None:
-        self.how, self.partitions, self.starting, self.group, self.timeout = how, partitions, starting, group, timeout
+    may_grow = True
+
+    def __init__(self, how: Reading, topics: Topics, starting: Any, group: str | None, timeout: float) -> None:
+        self.how, self.topics, self.starting, self.group, self.timeout = how, topics, starting, group, timeout
+        self.partitions = partitions = _partitions(how, topics, timeout)
+        if isinstance(topics, re.Pattern) and not partitions:
+            shown = ", ".join(f"{host}:{port}" for host, port in how.bootstrap)
+            raise UsageError(
+                f"Kafka at {shown} has no topic whose whole name matches {topics.pattern!r}, or hides it from whoever connects "
+                f"{how.security.who()}. One must be there when the query is made"
+            )
         self._committer: Committer | None = None  # shared by the partitions that are read in a process
         self.starts = self._first_offsets(partitions, starting)  # wrong ones are refused at once
 
@@ -58,24 +70,24 @@ class KafkaReader:
         else:
             began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
             new = [each for each in self.partitions if each not in began]
-            self._check_kept(list(began), new)
+            self._check_kept(began)
             self.partitions = [*began, *new]
             self.starts = [*began.values(), *self._first_offsets(new, "earliest")]
         return {"partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)]}
 
-    def _check_kept(self, began: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> None:
+    def _check_kept(self, began: Iterable[tuple[str, int]]) -> None:
         for topic, partition in began:
             if (topic, partition) not in self.partitions:
                 raise UsageError(
                     f"the checkpoint location knows partition {partition} of topic {topic!r}, which is not read any more. Name "
                     "the same topics, or start with another checkpointLocation"
                 )
-        if new and len({topic for topic, _ in self.partitions}) > 1:
-            # Only the first start is remembered: after the next growth, these could get other numbers.
-            raise UsageError(
-                f"topic {new[0][0]!r} has partition {new[0][1]}, which the checkpoint location does not know. A source of "
-                "several topics cannot grow; read each topic with a source of its own"
-            )
+
+    def unread(self) -> list[str]:
+        """Partitions that have come since the query was started, those of new topics included. The next start reads them."""
+        known = set(self.partitions)
+        found = _partitions(self.how, self.topics, UNREAD_S)
+        return [f"{topic}-{partition}" for topic, partition in found if (topic, partition) not in known]
 
     def _first_offsets(self, partitions: Sequence[tuple[str, int]], starting: Any) -> list[int]:
         found: dict[str, list[int]] = {}
@@ -113,9 +125,10 @@ class KafkaReader:
 
 
 def kafka(
-    topics: str | Sequence[str],
-    bootstrap: str | Sequence[str],
+    topics: str | Sequence[str] | re.Pattern[str] | None = None,
+    bootstrap: str | Sequence[str] = "",
     *,
+    pattern: str | re.Pattern[str] | None = None,
     starting: Start | Mapping[Any, Any] = "earliest",
     group: str | None = None,
     format: str | None = None,
@@ -134,6 +147,8 @@ def kafka(
 ) -> Source:
     """Topics of Kafka as a source: one source partition for each of theirs, read in the workers.
 
+    pattern         instead of topics: a regular expression that the whole name of a topic must match. Topics of Kafka itself, and
+                    that of bad records, are left out
     starting        where a new query begins: "earliest", "latest", a datetime with a time zone (the first record at that time
                     or later), or for each partition one of these or an offset: {0: 17, 1: "latest"}; with several topics
                     {"clicks": {0: 17, ...}, ...}. A query that goes on from a checkpoint begins where it was
@@ -155,11 +170,12 @@ def kafka(
     security        options of kafka-python: security_protocol, sasl_mechanism, sasl_plain_username, sasl_plain_password,
                     ssl_cafile, ssl_certfile, ssl_keyfile and so on; files must be there on the workers as well
 
-    A partition that is added to a topic later is read by a query that is started then. UsageError, or an error of
+    A partition that is added to a topic later, and a topic that comes to match later, is read when the query is started again on
+    its checkpoint location, from its beginning; until then ``lastProgress`` and the log name it. UsageError, or an error of
     ``flux.kafka.errors``, is raised here for a topic that is not there, a refused login and a broker that does not answer."""
     library()
     warm_up()
-    names = _topics(topics)
+    names = _topics(topics, pattern)
     reading = Reading(
         bootstrap=addresses(bootstrap),
         security=Security(security),
@@ -177,26 +193,31 @@ def kafka(
         raise UsageError(f"group must be the name of a consumer group, got {group!r}")
     limit = _above_zero("timeout", parse_seconds("timeout", timeout))
     reading = _with_dead_letters(reading, bad_records, names, limit)
-    read = KafkaReader(reading, _partitions(reading, names, limit), starting, group, limit)
-    called = name or f"kafka {', '.join(names)}"
+    read = KafkaReader(reading, names, starting, group, limit)
+    called = name or f"kafka {names.pattern if isinstance(names, re.Pattern) else ', '.join(names)}"
     return source(read, reading.schema, len(read.partitions), called, positions=True)
 
 
-def _partitions(how: Reading, topics: Sequence[str], timeout: float) -> list[tuple[str, int]]:
+def _partitions(how: Reading, topics: Topics, timeout: float) -> list[tuple[str, int]]:
     client = Client(how.bootstrap, how.security)
     try:
-        found = client.partitions(topics, timeout)
+        if isinstance(topics, re.Pattern):
+            found = client.matching(topics, timeout)
+            # What is put aside must not come back.
+            found.pop("" if how.dead_letters is None else how.dead_letters[0], None)
+        else:
+            found = client.partitions(topics, timeout)
     finally:
         client.close()
-    return [(topic, partition) for topic in topics for partition in found[topic]]
+    return [(topic, partition) for topic in found for partition in found[topic]]
 
 
-def _with_dead_letters(how: Reading, bad_records: Any, topics: Sequence[str], timeout: float) -> Reading:
+def _with_dead_letters(how: Reading, bad_records: Any, topics: Topics, timeout: float) -> Reading:
     if not isinstance(bad_records, str) or not bad_records.startswith(DEAD_LETTER):
         _one_of("bad_records", bad_records, (*BAD_RECORDS, f"{DEAD_LETTER}TOPIC"))
         return how
     to = bad_records.removeprefix(DEAD_LETTER)
-    if to in topics:
+    if not isinstance(topics, re.Pattern) and to in topics:
         raise UsageError(f"bad_records: topic {to!r} is read itself, so its bad records would come again for ever")
     if how.format is None:
         raise UsageError(f"bad_records={bad_records!r} has no effect without a format: any bytes are good")
@@ -260,11 +281,27 @@ def _with_columns(how: Reading, include: Sequence[str], headers: bool) -> Readin
     return dataclasses.replace(how, schema=pa.schema([*how.format.schema, *wanted]))
 
 
-def _topics(topics: Any) -> list[str]:
+def _topics(topics: Any, pattern: Any) -> Topics:
+    if pattern is None and isinstance(topics, re.Pattern):
+        topics, pattern = None, topics
+    if pattern is not None:
+        return _pattern(topics, pattern)
     names = [topics] if isinstance(topics, str) else list(topics) if isinstance(topics, list | tuple | set) else []
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise UsageError(f"flux.kafka wants the name of a topic, or a list of names; got {topics!r}")
+        raise UsageError(f"flux.kafka wants the name of a topic, a list of names, or a pattern; got {topics!r}")
     return sorted(set(names))
+
+
+def _pattern(topics: Any, pattern: Any) -> re.Pattern[str]:
+    if topics is not None:
+        raise UsageError(f"flux.kafka wants topics or a pattern, not both; got {topics!r} and {pattern!r}")
+    try:
+        made = re.compile(pattern)
+    except (TypeError, re.error) as error:
+        raise UsageError(f"pattern must be a regular expression, got {pattern!r}: {error}") from None
+    if not isinstance(made.pattern, str) or not made.pattern:
+        raise UsageError(f"pattern must be a regular expression of text, got {pattern!r}")
+    return made
 
 
 def _one_of(what: str, given: Any, known: Sequence[str]) -> str:

@@ -92,6 +92,62 @@ def test_what_json_cannot_hold_is_refused_and_says_whose_it_is() -> None:
         prepared(plan_of(Topic(), Numbered({1j})), None)
 
 
+class Growing(Topic):
+    """Keeps how many partitions it had."""
+
+    may_grow = True
+
+    def prepare(self, kept: Any) -> Any:
+        self.begin = len(kept or ())
+        return [*(kept or ()), "another"]
+
+
+def grown(partitions: int, read: Any = Growing) -> Plan:
+    from controller.dag import compile_plan
+    from flux.settings import Settings
+
+    source = flux.source(read(), SCHEMA, partitions, "topic", positions=True)
+    return compile_plan(
+        [flux.stage(partitions=3, name="passed")(lambda batch: batch)(source)],
+        Settings.of(),
+        lambda schema: schema,
+        "q",
+        b"",
+    )
+
+
+def started(location: Location, plan: Plan) -> Plan:
+    made, kept = prepared(plan, location.kept)
+    location.take(made, kept)
+    return made
+
+
+def test_a_source_that_may_grow_has_more_partitions_in_a_later_life_and_keeps_what_it_has_settled(
+    tmp_path: Path,
+) -> None:
+    started(Location.open(tmp_path), grown(2))
+    for partitions, lives in ((2, 1), (4, 2), (5, 3)):
+        assert begin_of(started(Location.open(tmp_path), grown(partitions))) == lives
+    assert Location.open(tmp_path).kept == {"sources": {"topic": ["another"] * 4}, "sinks": {}}
+    with pytest.raises(UsageError, match="sources partitions was 5 and is 4"):
+        started(Location.open(tmp_path), grown(4))
+
+
+def test_a_source_that_may_not_grow_does_not(tmp_path: Path) -> None:
+    started(Location.open(tmp_path), grown(2, Topic))
+    with pytest.raises(UsageError, match="sources partitions was 2 and is 3"):
+        started(Location.open(tmp_path), grown(3, Topic))
+
+
+def test_two_that_settle_something_at_once_do_not_give_a_number_twice(tmp_path: Path) -> None:
+    started(Location.open(tmp_path), grown(2))
+    one, other = Location.open(tmp_path), Location.open(tmp_path)
+    started(one, grown(3))
+    with pytest.raises(UsageError, match="another program has just started"):
+        started(other, grown(4))
+    assert Location.open(tmp_path).kept == {"sources": {"topic": ["another"] * 2}, "sinks": {}}
+
+
 def test_sources_and_sinks_that_settle_nothing_are_left_alone() -> None:
     plan = planned(flux.stage(partitions=1)(lambda batch: batch))
     assert prepared(plan, None) == (plan, {"sources": {}, "sinks": {}})

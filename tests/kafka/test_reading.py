@@ -20,7 +20,7 @@ from flux.kafka.errors import BadRecord
 from flux.kafka.reading import ROWS_MAX
 from tests.kafka.batches import TIME, made
 from tests.kafka.broker import Broker
-from tests.kafka.topics import put, read_all, reader, reading, rows, send, until
+from tests.kafka.topics import grow, put, read_all, reader, reading, rows, send, until
 
 UTC = datetime.UTC
 
@@ -145,21 +145,21 @@ def test_a_query_begins_where_it_was_first_started(broker: Broker, topic: str) -
 
 
 def test_what_a_topic_has_got_since_is_read_from_its_beginning(broker: Broker, new_topic: Callable[..., str]) -> None:
-    from confluent_kafka.admin import AdminClient, NewPartitions
-
     topic, other = new_topic(2), new_topic()
     send(broker.address, topic, [b"before"], 1)
     kept = reader(topic, broker.address, starting="latest").prepare(None)
     both = reader([topic, other], broker.address).prepare(None)
-    admin = AdminClient({"bootstrap.servers": broker.address})
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    grow(broker.address, topic, 3)
     gone(lambda: len(reader(topic, broker.address).partitions) < 3)
     send(broker.address, topic, [b"new"], 2)
     again = reader(topic, broker.address, starting="latest")
     assert again.prepare(kept) == {"partitions": [[topic, 0, 0], [topic, 1, 1], [topic, 2, 0]]}
     assert values(read_all(again, 1, 2)) == [b"new"]
-    with pytest.raises(UsageError, match=f"'{topic}' has partition 2, which the checkpoint location does not know"):
-        reader([topic, other], broker.address).prepare(both)
+    known = reader([topic, other], broker.address).prepare(both)
+    assert known == {"partitions": [[topic, 0, 0], [topic, 1, 0], [other, 0, 0], [topic, 2, 0]]}, "numbers stay"
+    grow(broker.address, topic, 4)
+    gone(lambda: len(reader(topic, broker.address).partitions) < 4)
+    assert reader([topic, other], broker.address).prepare(known)["partitions"][3:] == [[topic, 2, 0], [topic, 3, 0]]
     with pytest.raises(UsageError, match=f"knows partition 0 of topic '{topic}', which is not read any more"):
         reader(other, broker.address).prepare(kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import time
 from typing import Any
@@ -170,6 +171,12 @@ def test_a_broker_that_stays_silent_ends_the_reading(
     [
         ({"topics": []}, "name of a topic"),
         ({"topics": [""]}, "name of a topic"),
+        ({"topics": None}, "name of a topic, a list of names, or a pattern"),
+        ({"pattern": "c.*"}, "topics or a pattern, not both"),
+        ({"topics": None, "pattern": "c("}, "regular expression, got 'c\\('.*unterminated"),
+        ({"topics": None, "pattern": 5}, "regular expression, got 5"),
+        ({"topics": None, "pattern": ""}, "regular expression of text"),
+        ({"topics": None, "pattern": re.compile(b"c")}, "regular expression of text"),
         ({"bootstrap": ""}, "name a broker"),
         ({"bootstrap": "host:port"}, "'host:port'"),
         ({"bootstrap": "::1"}, "'host:port'"),

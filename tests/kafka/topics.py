@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 import flux
 from flux.dataflow.sources import Positioned
@@ -40,6 +41,12 @@ def send(address: str, topic: str, values: Iterable[Any], partition: int = 0, **
         producer.produce(topic, value, key, partition, headers=headers, timestamp=stamp)
         producer.poll(0)
     assert producer.flush(WAIT_S) == 0
+
+
+def grow(address: str, topic: str, partitions: int) -> None:
+    """To so many. They are known everywhere a little later."""
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
 
 
 def put(address: str, topic: str, data: bytes, partition: int = 0) -> tuple[int, int]:

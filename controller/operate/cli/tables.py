@@ -22,7 +22,7 @@ from controller.operate.requests import (
     WorkerStatus,
 )
 from controller.report.events import Event
-from controller.wording import count, named
+from controller.wording import count, named, some
 from partitioning.ids import ACTIVE
 
 #: Partitions in one frame of ``flux top``.
@@ -121,6 +121,8 @@ def head(query: Status) -> Text:
         text.append(f"\nsource {source} is {records:,} records behind")
     for source, records in query.bad_records.items():
         text.append(f"\n{count(records, 'record')} of source {source} did not fit its format", style="yellow")
+    for source, names in query.not_read.items():
+        text.append(f"\nsource {source} does not read {some(names, 5)}: start the query again", style="yellow")
     if query.copies_on:
         text.append(f"\ncopies of a partition are on {query.copies_on}")
     for stage in query.stages:

@@ -1,0 +1,77 @@
+"""What sources have got since the query was started, and do not read (design: unread).
+
+A partition that a topic gets later would need a number among the streams of the query, which has a fixed number of them. So it is
+only told, in the log and in reports; the next start reads it. Readers are asked here, in the program that started the query, in a
+thread of its own, because the answer may take seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from controller.wording import some
+from flux.dataflow.plan import Plan, WorkerSourcePlan
+
+log = logging.getLogger("flux")
+
+#: How often readers are asked. What comes later is read by the next start, so that nobody waits for the answer.
+EVERY_S = 10.0
+#: Names that the log and a report show at most.
+SHOWN = 100
+#: How long the end of a query waits for an answer.
+_END_S = 6.0
+
+
+class Unread:
+    """``tell``: is given all that is not read, by the number of the source, each time that it has changed."""
+
+    def __init__(self, plan: Plan, called: str, tell: Callable[[Mapping[int, Sequence[str]]], None]) -> None:
+        self._called, self._tell = called, tell
+        self._ask: dict[int, tuple[str, Callable[[], Any]]] = {}
+        for source in plan.sources:
+            if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "unread"):
+                self._ask[source.id] = source.name, source.read.unread
+        self._known: dict[int, Sequence[str]] = {}
+        self._failed: set[int] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flux-unread", daemon=True)
+
+    def start(self) -> None:
+        if self._ask:
+            self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self.look()
+
+    def look(self) -> None:
+        """Ask all once."""
+        found = dict(self._known)
+        for number, (name, ask) in self._ask.items():
+            try:
+                names = [str(each) for each in ask()]
+            except Exception as error:  # it is no reason to end a query that runs
+                if number not in self._failed and not self._ended.is_set():
+                    log.warning("query %s: cannot see what source %s does not read: %s", self._called, name, error)
+                self._failed.add(number)
+                continue
+            self._failed.discard(number)
+            if news := sorted(set(names) - set(self._known.get(number, ()))):
+                log.warning(
+                    "query %s: source %s does not read %s, which has come since the start. Start the query again on its "
+                    "checkpointLocation to read it, from its beginning", self._called, name, some(news, SHOWN),
+                )  # fmt: skip
+            found.pop(number, None)
+            if names:
+                found[number] = names
+        if found != self._known:
+            self._known = found
+            self._tell({number: names[:SHOWN] for number, names in found.items()})

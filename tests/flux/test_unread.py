@@ -1,0 +1,63 @@
+"""What sources have got since the start: asked for now and then, told once, and no reason to end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from one_worker import SCHEMA
+
+import flux
+from controller.dag import compile_plan
+from flux.settings import Settings
+from spark_integration.unread import Unread
+
+
+class Topic:
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, partition: int, start: Any) -> Iterator[Any]:
+        yield from ()
+
+    def unread(self) -> list[str]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+
+def asking(*reads: Any) -> tuple[Unread, list[Any]]:
+    sources = [flux.source(read, SCHEMA, 2, f"source-{i}", positions=True) for i, read in enumerate(reads)]
+    flow = flux.stage(partitions=1, name="passed")(lambda batch: batch)(*sources)
+    told: list[Any] = []
+    plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"")
+    return Unread(plan, "clicks", told.append), told
+
+
+def test_what_has_come_is_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    unread, told = asking(lambda partition, start: iter(()), Topic([], ["a-2"], ["a-2"], ["a-2", "a-3"], []))
+    for _ in range(5):
+        unread.look()
+    assert told == [{1: ["a-2"]}, {1: ["a-2", "a-3"]}, {}]
+    assert ["a-2, which" in each.getMessage() for each in caplog.records] == [True, False]
+    assert "query clicks: source source-1 does not read a-3, which has come" in caplog.records[1].getMessage()
+
+
+def test_a_reader_that_cannot_say_it_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = ValueError("no broker")
+    unread, told = asking(Topic(wrong, wrong, ["a-2"], wrong), Topic([], [], ["b-1"], []))
+    with caplog.at_level(logging.WARNING, "flux"):
+        for _ in range(4):
+            unread.look()
+    assert told == [{0: ["a-2"], 1: ["b-1"]}, {0: ["a-2"]}], "what was known stands"
+    assert sum("cannot see what source source-0" in each.getMessage() for each in caplog.records) == 2
+
+
+def test_nothing_runs_where_nobody_can_be_asked() -> None:
+    unread, _ = asking(lambda partition, start: iter(()))
+    unread.start()
+    assert not unread._thread.is_alive()
+    unread.end()
