@@ -101,7 +101,10 @@ class Location:
                 f"checkpointLocation={str(self.path)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
                 "that it was made by, or give another directory"
             )
-        news = {**self.about, "plan": described, "kept": self.kept if kept is None else kept}
+        growing = {source.name for source in plan.sources if _may_grow(source)}
+        said = {name: each for name, each in (kept or {}).get("sources", {}).items() if name in growing}
+        known = self.kept or {}
+        news = {**self.about, "plan": described, "kept": {**known, "sources": {**known.get("sources", {}), **said}}}
         if news != self.about:
             # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
             if self.open(self.path).about != self.about:
@@ -122,13 +125,13 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(directory)
 
 
+def _may_grow(source: SourcePlan) -> bool:
+    return isinstance(source, WorkerSourcePlan) and bool(getattr(source.read, "may_grow", False))
+
+
 def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The description of a plan as it would be with the partitions that its sources may have got since."""
-    now = {
-        source.name: source.partitions
-        for source in plan.sources
-        if isinstance(source, WorkerSourcePlan) and getattr(source.read, "may_grow", False)
-    }
+    now = {source.name: source.worker_partitions for source in plan.sources if _may_grow(source)}
     sources = []
     for source in was["sources"]:
         known = source["partitions"]

@@ -91,13 +91,13 @@ def source(
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
     query, before it starts, and settles where all lives of the query begin. ``kept``: None, or what it returned when a query
-    with the same ``checkpointLocation`` was started last. Returns what JSON can hold. ``forget()`` is called there
+    with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold. ``forget()`` is called there
     when a query without a ``checkpointLocation`` has ended. ``partition_name(partition)`` says how reports name a partition.
 
     If it has an attribute ``may_grow`` that is true, a later start may have more partitions than the checkpoint location knows;
-    those that were there must keep their numbers. If it has a method ``unread()``, this is called every few seconds in a thread
-    of the program that started the query, and may take some: names of what has come meanwhile and is not read.
-    ``lastProgress``, ``flux status`` and the log show them.
+    those that were there must keep their numbers, and ``kept`` is what the last start has returned. If it has a method
+    ``unread()``, this is called every few seconds in a thread of the program that started the query, and may take some: names
+    of what has come meanwhile and is not read. ``lastProgress``, ``flux status`` and the log show them.
 
     The iterator that ``read`` returns may have methods, too. All are called by the worker's thread and must not block:
       close()  nobody takes more from it
