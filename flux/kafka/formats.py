@@ -1,4 +1,4 @@
-"""What the values of records mean: JSON or CSV, to columns of a schema, all rows of a batch at once.
+"""What the values of records mean: JSON or CSV, to columns of a schema, all rows of a batch at once (Avro: ``avro``).
 
 Law: row i of the result is value i, by itself. A value that does not fit is found and told apart (``Bad``); those around it
 are read as if it were not there. A null value (a tombstone) and an empty one are a row of nulls.
@@ -23,6 +23,7 @@ from flux.kafka import kernels
 from partitioning.columns import raw_bytes
 
 FORMATS = ("raw", "json", "csv")
+READ_FORMATS = (*FORMATS, "avro")
 
 
 class Bad(NamedTuple):
@@ -61,14 +62,14 @@ class Format:
         def parsed(some: np.ndarray) -> pa.Table:
             return self._checked(values, some, blank)
 
-        tables = _halved(parsed, rows, bad, find_all) if len(rows) else []
+        tables = halved(parsed, rows, bad, find_all) if len(rows) else []
         if not bad:
-            return Parsed(_one(tables, self.schema), None, [])
+            return Parsed(one_batch(tables, self.schema), None, [])
         bad.sort()
         if not find_all:
-            return Parsed(_one([], self.schema), np.empty(0, np.int64), bad[:1])
+            return Parsed(one_batch([], self.schema), np.empty(0, np.int64), bad[:1])
         kept = np.setdiff1d(rows, [each.row for each in bad], assume_unique=True)
-        return Parsed(_one(tables, self.schema), kept, bad)
+        return Parsed(one_batch(tables, self.schema), kept, bad)
 
     #: Why a value is no single row.
     _broken = ""
@@ -164,14 +165,24 @@ class Csv(Format):
         return "csv"
 
 
-def format_of(name: str | None, schema: str | pa.Schema | None) -> Format | None:
-    """None: values stay as they are. UsageError for what does not go together."""
+def format_of(name: str | None, schema: Any, schemas: Any = None) -> Format | None:
+    """None: values stay as they are. ``schemas``: of writers, for Avro. UsageError for what does not go together."""
+    if schemas is not None and name != "avro":
+        raise UsageError("schemas says where the schemas of Avro are: it needs format='avro'")
     if name is None or name == "raw":
         if schema is not None:
-            raise UsageError("schema says what format='json' or 'csv' reads; without a format the columns are Kafka's")
+            raise UsageError(
+                "schema says what format='json', 'csv' or 'avro' reads; without a format the columns are Kafka's"
+            )
         return None
-    if name not in FORMATS:
-        raise UsageError(f"format must be one of {', '.join(FORMATS)}; got {name!r}")
+    if name not in READ_FORMATS:
+        raise UsageError(f"format must be one of {', '.join(READ_FORMATS)}; got {name!r}")
+    if schema is None and name == "avro":
+        raise UsageError("format='avro' needs a schema in Avro's JSON, which says the columns, also with schemas=")
+    if name == "avro":
+        from flux.kafka.avro import Avro  # with a library that others need not have
+
+        return Avro(schema, schemas)
     if schema is None:
         raise UsageError(f"format={name!r} needs a schema, as in schema='user BIGINT, amount DOUBLE'")
     fields = parse_ddl(schema) if isinstance(schema, str) else schema
@@ -198,7 +209,7 @@ def _unfit(type_: pa.DataType) -> str:
     return ""
 
 
-def _halved(
+def halved(
     parsed: Callable[[np.ndarray], pa.Table], rows: np.ndarray, bad: list[Bad], find_all: bool
 ) -> list[pa.Table]:
     """The tables of rows that can be parsed. A part that cannot is halved until the row is found that is to blame."""
@@ -210,13 +221,13 @@ def _halved(
             return []
     half = len(rows) // 2
     found = len(bad)
-    tables = _halved(parsed, rows[:half], bad, find_all)
+    tables = halved(parsed, rows[:half], bad, find_all)
     if not find_all and len(bad) > found:
         return []
-    return tables + _halved(parsed, rows[half:], bad, find_all)
+    return tables + halved(parsed, rows[half:], bad, find_all)
 
 
-def _one(tables: list[pa.Table], schema: pa.Schema) -> pa.RecordBatch:
+def one_batch(tables: list[pa.Table], schema: pa.Schema) -> pa.RecordBatch:
     if not tables:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
     table = pa.concat_tables(tables).combine_chunks()

@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -132,7 +132,8 @@ def kafka(
     starting: Start | Mapping[Any, Any] = "earliest",
     group: str | None = None,
     format: str | None = None,
-    schema: str | pa.Schema | None = None,
+    schema: str | pa.Schema | Mapping[str, Any] | None = None,
+    schemas: str | Callable[[int], Any] | None = None,
     include: Sequence[str] = (),
     headers: bool = False,
     fail_on_data_loss: bool = True,
@@ -154,8 +155,11 @@ def kafka(
                     {"clicks": {0: 17, ...}, ...}. A query that goes on from a checkpoint begins where it was
     group           offsets up to which everything is applied are committed to this consumer group once a second, for tools that
                     show lag. It must have no members
-    format          what values are: "json" or "csv", with ``schema`` the columns (DDL or a pyarrow schema). Without, or "raw":
-                    Spark's columns key, value, topic, partition, offset, timestamp, timestampType
+    format          what values are: "json" or "csv", with ``schema`` the columns (DDL or a pyarrow schema), or "avro", with
+                    ``schema`` a record in Avro's JSON. Without, or "raw": Spark's columns key, value, topic, partition, offset,
+                    timestamp, timestampType
+    schemas         of Avro: values have the id of their schema in front, as with a schema registry. The URL of the registry, or
+                    a function from an id to a schema. Values are read by their schema, and resolved to ``schema``
     include         which of these come beside those of ``schema``
     headers         whether a column headers, array<struct<key string, value binary>>, comes as well
     bad_records     of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out,
@@ -180,7 +184,7 @@ def kafka(
         bootstrap=addresses(bootstrap),
         security=Security(security),
         schema=pa.schema([]),
-        format=format_of(format, schema),
+        format=format_of(format, schema, schemas),
         drop_bad=bad_records == "drop",
         read_committed=_one_of("isolation", isolation, ISOLATION) == "read_committed",
         fail_on_data_loss=bool(fail_on_data_loss),

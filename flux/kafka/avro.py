@@ -1,0 +1,288 @@
+"""Values in Avro, to columns of a schema: with the framing of a schema registry, or each by the same schema.
+
+Law: as of ``formats``: row i is value i by itself, and a null or empty value is a row of nulls. Whatever the bytes are, they make
+a row or are told apart. What a writer's schema may do is checked first: some could make a few bytes an endless list, or a tower
+of calls in the library.
+
+The library (fastavro) makes objects, value by value; they become columns together.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flux.errors import UsageError
+from flux.kafka.formats import Bad, Format, Parsed, halved, one_batch
+from flux.kafka.registry import Registry
+
+#: In front of a value: this byte, and the id of its schema in four.
+_MAGIC, _FRAME = 0, 5
+#: Records, lists and maps inside each other.
+_DEPTH_MAX = 64
+_DECIMAL_MAX = 38
+_PLAIN = {
+    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
+    "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
+}  # fmt: skip
+#: Numbers of these are what Arrow counts, too. Others stay the numbers or bytes that they are.
+_TIMES = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+_WIDER = ({"int": pa.int32(), "long": pa.int64()}, {"float": pa.float32(), "double": pa.float64()})
+
+
+@functools.cache
+def library() -> Any:
+    """fastavro. UsageError says how to install it."""
+    try:
+        import fastavro
+    except ImportError as error:
+        raise UsageError(
+            f"format='avro' needs fastavro, which is missing here ({error}): pip install 'flux-exchange[avro]', on the driver "
+            "and on the executors"
+        ) from error
+    return fastavro
+
+
+class Avro(Format):
+    """``schema``: a record in Avro's JSON, as text or as a dict: the reader's. ``schemas``: where the ids in front of values lead
+    to the writer's, see ``Registry``; None: values are by ``schema``, with nothing in front."""
+
+    def __init__(self, schema: Any, schemas: Any = None) -> None:
+        self._reader = parsed_schema(_as_json(schema))
+        named: dict[str, Any] = {}
+        if not isinstance(self._reader, dict) or self._reader["type"] != "record":
+            raise UsageError("format='avro' reads records: schema must be one with a type \"record\" and fields")
+        fields = [
+            pa.field(field["name"], arrow_type(field["type"], field["name"], named, 1))
+            for field in self._reader["fields"]
+        ]
+        if not fields:
+            raise UsageError("schema names no column")
+        if twice := {field.name for field in fields if sum(field.name == other.name for other in fields) > 1}:
+            raise UsageError(f"schema names column {min(twice)!r} twice")
+        self._as_read = pa.struct(fields)
+        self._as_given = in_micros(self._as_read)
+        super().__init__(pa.schema(list(self._as_given)))
+        check_writer(self._reader)
+        self._registry = None if schemas is None else Registry(schemas)
+
+    def parse(self, values: pa.Array, find_all: bool) -> Parsed:
+        rows: list[Any] = []
+        good, bad = [], []
+        for row, value in enumerate(values.to_pylist()):
+            read: Any = None
+            if value:
+                read = self._read(value)
+                if isinstance(read, str):
+                    bad.append(Bad(row, read))
+                    if not find_all:
+                        return Parsed(one_batch([], self.schema), np.empty(0, np.int64), bad)
+                    continue
+            rows.append(read)
+            good.append(row)
+        index = np.array(good, np.int64)
+        unfit: list[Bad] = []
+        tables = halved(lambda some: self._columns([rows[i] for i in some]), np.arange(len(rows)), unfit, find_all)
+        bad += [Bad(int(index[each.row]), each.why) for each in unfit]
+        if not bad:
+            return Parsed(one_batch(tables, self.schema), None, [])
+        bad.sort()
+        if not find_all:
+            return Parsed(one_batch([], self.schema), np.empty(0, np.int64), bad[:1])
+        kept = np.setdiff1d(index, [each.row for each in bad], assume_unique=True)
+        return Parsed(one_batch(tables, self.schema), kept, bad)
+
+    def _read(self, value: bytes) -> Any:
+        """A dict, or what is wrong with it. Raises what is nobody's fault: a registry that does not answer."""
+        writer, at = self._reader, 0
+        if self._registry is not None:
+            if len(value) < _FRAME or value[0] != _MAGIC:
+                return "it does not begin with a zero byte and the id of a schema"
+            at, number = _FRAME, int.from_bytes(value[1:_FRAME], "big")
+            found = self._registry.writer(number)
+            if isinstance(found, str):
+                return found
+            writer = found
+        stream = io.BytesIO(value)
+        stream.seek(at)
+        try:
+            read = library().schemaless_reader(stream, writer, None if writer is self._reader else self._reader)
+        except Exception as error:  # whatever it raises for bytes that make no sense
+            return f"it cannot be read by its schema: {type(error).__name__} {error}".rstrip()
+        left = len(value) - stream.tell()
+        return f"{left} bytes are left behind it" if left else read
+
+    def _columns(self, rows: list[Any]) -> pa.Table:
+        return pa.Table.from_arrays(pa.array(rows, self._as_read).cast(self._as_given).flatten(), schema=self.schema)
+
+    def __repr__(self) -> str:
+        return "avro"
+
+
+def _as_json(schema: Any) -> Any:
+    if isinstance(schema, str):
+        try:
+            return json.loads(schema)
+        except ValueError as error:
+            raise UsageError(
+                f"with format='avro', schema must be a schema in Avro's JSON, not {schema[:60]!r}: {error}"
+            ) from None
+    if not isinstance(schema, Mapping):
+        raise UsageError(
+            f"with format='avro', schema must be a schema in Avro's JSON, as text or a dict; got {type(schema).__name__}"
+        )
+    return dict(schema)
+
+
+def parsed_schema(schema: Any) -> Any:
+    """As the library takes it, without logical types whose numbers Arrow understands. UsageError says what is wrong."""
+    try:
+        return library().parse_schema(_plainer(schema, 0))
+    except UsageError:
+        raise
+    except Exception as error:  # of several kinds, and KeyErrors
+        raise UsageError(f"it is no schema of Avro: {type(error).__name__}: {error}") from None
+
+
+def _plainer(schema: Any, depth: int) -> Any:
+    """The logical type is kept aside, under a name that the library does not know."""
+    if depth > 4 * _DEPTH_MAX:
+        raise UsageError(f"a schema has at most {_DEPTH_MAX} types inside each other")
+    if isinstance(schema, Mapping):
+        made = {key: _plainer(value, depth + 1) if key in ("type", "fields", "items", "values") else value
+                for key, value in schema.items() if key != "logicalType"}  # fmt: skip
+        if (logical := schema.get("logicalType")) is not None:
+            made["logicalType" if logical == "decimal" else "fluxLogicalType"] = logical
+        return made
+    if isinstance(schema, list | tuple):
+        return [_plainer(each, depth + 1) for each in schema]
+    return schema
+
+
+def arrow_type(schema: Any, where: str, named: dict[str, Any], depth: int) -> pa.DataType:
+    """``schema`` as the library gives it; ``named``: types that have been defined before. UsageError: ``where`` it is that no
+    column can hold it."""
+    if depth > _DEPTH_MAX:
+        raise UsageError(f"column {where!r} has more than {_DEPTH_MAX} types inside each other")
+    if isinstance(schema, list):
+        return _union(schema, where, named, depth)
+    if isinstance(schema, str) and schema not in _PLAIN:
+        if named.get(schema) is None:
+            raise UsageError(f"column {where!r} contains itself (type {schema}), which no column can hold")
+        known: pa.DataType = named[schema]
+        return known
+    kind = schema if isinstance(schema, str) else schema["type"]
+    if isinstance(kind, dict | list):
+        return arrow_type(kind, where, named, depth + 1)
+    if isinstance(schema, str):
+        return _PLAIN[kind]
+    if kind == "array":
+        return pa.list_(arrow_type(schema["items"], where, named, depth + 1))
+    if kind == "map":
+        return pa.map_(pa.string(), arrow_type(schema["values"], where, named, depth + 1))
+    if kind in ("record", "enum", "fixed"):
+        named[schema["name"]] = None  # until it is known
+        made = _named_type(kind, schema, where, named, depth)
+        named[schema["name"]] = made
+        return made
+    if schema.get("logicalType") == "decimal":
+        return _decimal(schema, where)
+    return _TIMES.get((kind, schema.get("fluxLogicalType"))) or arrow_type(kind, where, named, depth + 1)
+
+
+def in_micros(type_: pa.DataType) -> pa.DataType:
+    """Spark knows no other timestamps."""
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp("us", type_.tz)
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(in_micros(field.type)) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(type_.key_type, in_micros(type_.item_type))
+    if pa.types.is_list(type_):
+        return pa.list_(in_micros(type_.value_type))
+    return type_
+
+
+def _named_type(kind: str, schema: Any, where: str, named: dict[str, Any], depth: int) -> pa.DataType:
+    if kind == "enum":
+        return pa.string()
+    if kind == "fixed":
+        return _decimal(schema, where) if schema.get("logicalType") == "decimal" else pa.binary()
+    return pa.struct(
+        [
+            pa.field(field["name"], arrow_type(field["type"], f"{where}.{field['name']}", named, depth + 1))
+            for field in schema["fields"]
+        ]
+    )
+
+
+def _union(branches: list[Any], where: str, named: dict[str, Any], depth: int) -> pa.DataType:
+    kept = [each for each in branches if each != "null"]
+    if len(kept) <= 1:
+        return arrow_type(kept[0], where, named, depth + 1) if kept else pa.null()
+    for wider in _WIDER:
+        if all(isinstance(each, str) and each in wider for each in kept):
+            return list(wider.values())[-1]
+    raise UsageError(
+        f"column {where!r} is a union of {len(kept)} types, which no column can hold: one type besides null, or int and long, or "
+        "float and double"
+    )
+
+
+def _decimal(schema: Any, where: str) -> pa.DataType:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision <= _DECIMAL_MAX:
+        raise UsageError(f"column {where!r}: a decimal has 1 to {_DECIMAL_MAX} digits; got {precision!r}, {scale!r}")
+    return pa.decimal128(precision, scale)
+
+
+def check_writer(schema: Any) -> None:
+    """UsageError for what must not be read from strangers: types that contain themselves, and lists of nothing, of which a few
+    bytes can say that there are billions."""
+    _least_bytes(schema, {}, 0)
+
+
+def _least_bytes(schema: Any, named: dict[str, Any], depth: int) -> int:
+    """0 or more; ``named``: of types that have been defined before, None while it is not known."""
+    if depth > _DEPTH_MAX:
+        raise UsageError(f"a schema has at most {_DEPTH_MAX} types inside each other")
+    if isinstance(schema, list):
+        for each in schema:
+            _least_bytes(each, named, depth + 1)
+        return 1
+    if isinstance(schema, str):
+        if schema in _PLAIN:
+            return int(schema != "null")
+        if named.get(schema) is None:
+            raise UsageError(f"its schema has a type that contains itself, {schema}")
+        return int(named[schema])
+    kind = schema["type"]
+    if isinstance(kind, dict | list):
+        return _least_bytes(kind, named, depth + 1)
+    if kind in ("array", "map"):
+        if not _least_bytes(schema["items" if kind == "array" else "values"], named, depth + 1) and kind == "array":
+            raise UsageError("its schema has a list whose items take no bytes")
+        return 1
+    if kind in ("record", "error"):
+        named[schema["name"]] = None
+        least = sum(_least_bytes(field["type"], named, depth + 1) for field in schema["fields"])
+    elif kind == "fixed":
+        least = int(schema["size"])
+    elif kind == "enum":
+        least = 1
+    else:
+        return _least_bytes(kind, named, depth + 1)
+    named[schema["name"]] = least
+    return least

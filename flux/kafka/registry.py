@@ -1,0 +1,127 @@
+"""Schemas of values by their ids: from a schema registry, or from a function of the user.
+
+Law: an id is looked up once in a process. One that leads nowhere is told as such (a value with it is bad), and looked up again a
+minute later at the earliest, so that a topic full of nonsense is no burden. A registry that does not answer is an error
+that may pass.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from flux.errors import UsageError
+from flux.kafka.client import Passing
+from flux.kafka.errors import NotPermitted
+
+#: Of one request; of its answer.
+_LIMIT_S, _BYTES_MAX = 5.0, 4 << 20
+#: Ids that are remembered, good ones and others; how long others are.
+_KEPT_MAX, _AGAIN_S = 4096, 60.0
+
+
+class Registry:
+    """``schemas``: the URL of a registry (http or https), or a function from an id to a schema, as text or a dict, that raises
+    LookupError for ids that it does not know. For several threads."""
+
+    def __init__(self, schemas: str | Callable[[int], Any]) -> None:
+        if isinstance(schemas, str):
+            parts = urllib.parse.urlsplit(schemas)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+                raise UsageError(
+                    "schemas must be the URL of a registry, as in schemas='http://host:8081', without a user; for a registry "
+                    f"with a login give a function from an id to a schema. Got a URL for {parts.hostname or schemas[:40]!r}"
+                )
+        elif not callable(schemas):
+            raise UsageError(
+                f"schemas must be the URL of a registry, or a function from an id to a schema; got {type(schemas).__name__}"
+            )
+        self._schemas = schemas
+        self._known: dict[int, Any] = {}
+        self._unknown: dict[int, tuple[str, float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": {}, "_unknown": {}}
+
+    def writer(self, number: int) -> Any:
+        """The schema as the library takes it, checked; or, as text, why there is none."""
+        found = self._known.get(number)
+        if found is not None:
+            return found
+        why, until = self._unknown.get(number, ("", 0.0))
+        if time.monotonic() < until:
+            return why
+        try:
+            found = self._parsed(number)
+        except _NoSchema as error:
+            if len(self._unknown) >= _KEPT_MAX:
+                self._unknown.clear()
+            self._unknown[number] = str(error), time.monotonic() + _AGAIN_S
+            return str(error)
+        if len(self._known) >= _KEPT_MAX:
+            self._known.clear()
+        self._known[number] = found
+        return found
+
+    def _parsed(self, number: int) -> Any:
+        from flux.kafka.avro import check_writer, parsed_schema
+
+        given = self._fetched(number) if isinstance(self._schemas, str) else self._told(number)
+        try:
+            schema = json.loads(given) if isinstance(given, str | bytes) else given
+            made = parsed_schema(schema)
+            check_writer(made)
+        except (ValueError, RecursionError) as error:
+            raise _NoSchema(f"its schema {number} cannot be used: {error}") from None
+        return made
+
+    def _told(self, number: int) -> Any:
+        assert callable(self._schemas)
+        try:
+            given = self._schemas(number)
+        except LookupError as error:
+            raise _NoSchema(f"schemas({number}) knows no such schema: {type(error).__name__} {error}") from None
+        if given is None:
+            raise _NoSchema(f"schemas({number}) knows no such schema")
+        return given
+
+    def _fetched(self, number: int) -> Any:
+        assert isinstance(self._schemas, str)
+        url = f"{self._schemas.rstrip('/')}/schemas/ids/{number}"
+        try:
+            with urllib.request.urlopen(url, timeout=_LIMIT_S) as answer:
+                text = answer.read(_BYTES_MAX + 1)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                raise _NoSchema(f"the registry at {self._schemas} has no schema {number}") from None
+            if error.code in (401, 403):
+                raise NotPermitted(
+                    f"the registry at {self._schemas} does not permit reading schema {number}: {error.code} {error.reason}. Give "
+                    "schemas= a function that logs in"
+                ) from None
+            raise Passing(f"the registry at {url}: {error.code} {error.reason}") from None
+        except (OSError, ValueError) as error:
+            raise Passing(f"the registry at {url}: {error}") from error
+        try:
+            found = json.loads(text) if len(text) <= _BYTES_MAX else None
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
+            raise Passing(f"the registry at {url}: the answer is no schema")
+        if found.get("schemaType", "AVRO") != "AVRO":
+            raise _NoSchema(f"schema {number} of the registry is of type {found['schemaType']!r:.40}, not AVRO")
+        if found.get("references"):
+            raise _NoSchema(
+                f"schema {number} of the registry refers to others; give schemas= a function that puts them together"
+            )
+        return found["schema"]
+
+
+class _NoSchema(Exception):
+    """Nobody has it, or it cannot be used."""
