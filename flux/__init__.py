@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
 
     import flux.testing as testing
     from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
@@ -62,6 +64,7 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "count",
+    "datasource",
     "explain",
     "files",
     "follow",
@@ -145,6 +148,47 @@ def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options:
     from spark_integration.explain import explain_flows
 
     return explain_flows(list(flows), spark, **options)
+
+
+def datasource(
+    source: type[DataSource],
+    options: Mapping[str, Any] | None = None,
+    schema: Any = None,
+    *,
+    stream: bool = False,
+    partitions: int | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    commit: bool = False,
+    poll: float | str = "200ms",
+    name: str | None = None,
+) -> Source:
+    """A Python data source of PySpark as a source of a flow, read inside the workers and not through the JVM: any class derived
+    from ``pyspark.sql.datasource.DataSource``, as ``spark.dataSource.register`` takes it.
+
+    options     as for ``spark.read.format(...).options(...)``; what ``load(path)`` takes is the option "path"
+    schema      DDL or a StructType, where the data source's own is not meant
+    partitions  how many of its partitions are read at the same time, up to 8 if nothing is said
+
+    It must give the same rows in the same order when a partition is read again.
+
+    stream      reads the source's ``streamReader`` or ``simpleStreamReader``, in one worker, and never ends
+    ledger      for streams: a folder on a disk or network mount that all workers reach, where the ends of batches are written
+    commit      for streams: whether ``commit`` of the data source is called with what every replica has applied. A later reader
+                may ask again for some batches before it: only for data sources that give these nevertheless
+    poll        how often a stream that has nothing is asked again"""
+    from spark_integration.datasource import datasource
+
+    return datasource(
+        source,
+        options,
+        schema,
+        stream=stream,
+        partitions=partitions,
+        ledger=ledger,
+        commit=commit,
+        poll=poll,
+        name=name,
+    )
 
 
 def _arrow_schema(declared: Any) -> Any:

@@ -21,7 +21,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from flux.errors import FluxError
+from flux.errors import FluxError, UsageError
 
 #: So many entries are put together in one file, once as many are newer as ``_APART``. A process that is stopped for as long as
 #: it takes to write those was given up before it wakes: what it then writes at an older place is not looked at.
@@ -160,6 +160,40 @@ class Ledger:
                 "that all of them reach; name one with ledger=..."
             ) from error
         return path
+
+
+class HasLedger:
+    """Where the ledger of a source is: ``ledgers`` has those of all queries, and a query's is named by an id that is settled when
+    it starts for the first time. ``own``: whether the folder is there for ledgers alone. Readers that have one derive from it
+    (see ``flux.source`` for ``prepare`` and ``forget``)."""
+
+    def __init__(self, ledgers: str, own: bool = False) -> None:
+        self.ledgers, self.own, self.id = ledgers, own, ""
+
+    @property
+    def ledger(self) -> Path:
+        return Path(self.ledgers) / self.id
+
+    def prepare(self, kept: Any) -> Any:
+        self.id = str(uuid.uuid4()) if kept is None else str(kept["ledger"])
+        return {"ledger": self.id}
+
+    def forget(self) -> None:
+        Ledger(self.ledger).forget()
+        if self.own:
+            try:
+                os.rmdir(self.ledgers)
+            except OSError:
+                pass  # other queries have theirs in it, or it was never made
+
+
+def ledger_folder(given: Any, what: str) -> str:
+    asked = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(asked, str) or not asked or "://" in asked:
+        raise UsageError(
+            f"{what}: ledger must be the path of a folder on a disk or network mount that all workers reach, got {given!r}"
+        )
+    return os.path.abspath(os.path.expanduser(asked))
 
 
 def _single(number: int) -> str:

@@ -6,7 +6,6 @@ Partitions share the files: file number n, as the ledger counts them, is read by
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyarrow import fs
 
 import flux
 from flux.dataflow.ddl import parse_ddl
-from flux.dataflow.ledger import Ledger
+from flux.dataflow.ledger import HasLedger, ledger_folder
 from flux.dataflow.plain import plain_schema
 from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
@@ -58,34 +57,20 @@ LEDGER = "_flux"
 _PARTITIONS = 4
 
 
-class FilesReader:
-    """``read(partition, start)`` of a source. ``ledger``: the folder that has the ledgers of all queries; this one's is named
-    by ``id``, which is settled when the query starts for the first time."""
+class FilesReader(HasLedger):
+    """``read(partition, start)`` of a source."""
 
-    def __init__(self, folder: Folder, partitions: int, ledger: str) -> None:
-        self.folder, self.partitions, self.ledger = folder, partitions, ledger
-        self.id = ""
+    def __init__(self, folder: Folder, partitions: int, ledgers: str, own: bool) -> None:
+        super().__init__(ledgers, own)
+        self.folder, self.partitions = folder, partitions
         self._watch: Watch | None = None  # shared by the partitions that are read in a process
-
-    def prepare(self, kept: Any) -> Any:
-        self.id = str(uuid.uuid4()) if kept is None else kept["ledger"]
-        return {"ledger": self.id}
-
-    def forget(self) -> None:
-        """The query is over, and cannot be started again."""
-        Ledger(os.path.join(self.ledger, self.id)).forget()
-        if os.path.basename(self.ledger) == LEDGER:
-            try:
-                os.rmdir(self.ledger)
-            except OSError:
-                pass  # other queries have theirs in it, or it was never made
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_watch": None}
 
     def __call__(self, partition: int, start: Any) -> FileRows:
         if self._watch is None:
-            self._watch = Watch(self.folder, os.path.join(self.ledger, self.id))
+            self._watch = Watch(self.folder, self.ledger)
         return FileRows(self._watch, partition, self.partitions, start)
 
 
@@ -146,7 +131,7 @@ def files(
     ledgers = _ledger(where, ledger)
     columns = _schema(schema, folder)
     folder = _with(folder, kind(columns, **wanted))
-    return source(FilesReader(folder, partitions, ledgers), columns, partitions, name or "files", positions=True)
+    return source(FilesReader(folder, partitions, *ledgers), columns, partitions, name or "files", positions=True)
 
 
 def _with(folder: Folder, format: Format) -> Folder:
@@ -157,22 +142,19 @@ def _with(folder: Folder, format: Format) -> Folder:
     return Folder(**{**folder.__dict__, "format": format})
 
 
-def _ledger(where: str, given: str | os.PathLike[str] | None) -> str:
+def _ledger(where: str, given: str | os.PathLike[str] | None) -> tuple[str, bool]:
     try:
         found, root = fs.FileSystem.from_uri(where)
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"flux.files cannot read {where!r}: {error}") from error
     if given is not None:
-        asked = os.fspath(given)
-        if not isinstance(asked, str) or not asked or "://" in asked:
-            raise UsageError(f"flux.files: ledger must be the path of a folder on a disk or mount, got {given!r}")
-        return os.path.abspath(os.path.expanduser(asked))
+        return ledger_folder(given, "flux.files"), False
     if not isinstance(found, fs.LocalFileSystem):
         raise UsageError(
             f"flux.files: {where!r} is no file system where a name can be taken by one only. Name a folder on a local disk or "
             "network mount that all workers reach, with ledger=...; what was found in which order is written there"
         )
-    return os.path.join(root, LEDGER)
+    return os.path.join(root, LEDGER), True
 
 
 def _schema(given: Any, folder: Folder) -> pa.Schema:

@@ -62,7 +62,7 @@ class Folder:
 class Watch:
     """One for each process and source; all its readers ask it. Safe for threads, one of which looks at the folder at a time."""
 
-    def __init__(self, folder: Folder, ledger: str) -> None:
+    def __init__(self, folder: Folder, ledger: str | os.PathLike[str]) -> None:
         self.folder = folder
         self.fs, root = fs.FileSystem.from_uri(folder.path)
         self.root = root.rstrip("/")

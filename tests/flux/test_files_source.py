@@ -262,7 +262,10 @@ def test_a_ledger_that_was_removed_is_told(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a.parquet"]
     for start in ([1, 0], [0, 2]):
         fails(
-            started(tmp_path, kept={"ledger": reader.id}), LedgerBroken, "has [01] files", start if start[1] else [2, 0]
+            started(tmp_path, kept={"ledger": reader.id}),
+            LedgerBroken,
+            "has [01] files",
+            start if start[1] else [2, 0],
         )
 
 
@@ -420,7 +423,7 @@ def test_the_schema_of_a_parquet_file_that_is_there_is_found(tmp_path: Path) -> 
         ({"onChanged": "warn"}, "'fail' or 'ignore'"),
         ({"poll": 0}, "poll must be"),
         ({"settle": -1}, "settle must be"),
-        ({"ledger": "s3://bucket/x"}, "disk or mount"),
+        ({"ledger": "s3://bucket/x"}, "disk or network mount"),
         ({"recursiveFileLookup": 1}, "True or False"),
     ],
 )

@@ -1,5 +1,6 @@
-"""Files that keep coming, in real executors: written, half written, copied and renamed while a worker is killed and the query
-is stopped and started again; what Spark's streaming sink writes, too. Each row once."""
+"""Sources whose order is in a ledger, in real executors: files that keep coming, written, half written, copied and renamed, and
+a streaming data source, while a worker is killed and the query is stopped and started again; what Spark's streaming sink
+writes, too. Each row once."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from striking import rows_in, until
+from ticks import TICKS, Ticks
 
 import flux
 
@@ -28,6 +30,11 @@ TOTAL = ROWS * FILES
 
 @flux.stage(key="n", partitions=4, replicas=2)
 def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@flux.stage(partitions=2, replicas=2)
+def also(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
@@ -98,18 +105,22 @@ def test_each_row_comes_once_whatever_happens_to_files_workers_and_the_query(
     cluster: Any, tmp_path: Path, writer: Writer
 ) -> None:
     def started(workers: int) -> Any:
-        flow = echo(flux.files(tmp_path / "in", schema="n long", partitions=3, poll="50ms"))
-        return flow.to_parquet(tmp_path / "out", roll_every="200ms").start(
+        files = echo(flux.files(tmp_path / "in", schema="n long", partitions=3, poll="50ms"))
+        stream = also(flux.datasource(Ticks, options, stream=True, ledger=tmp_path / "ledger", poll="10ms"))
+        return flux.start(
+            files.to_parquet(tmp_path / "out", roll_every="200ms"),
+            stream.to_parquet(tmp_path / "ticks", roll_every="200ms"),
             spark=cluster, workers=workers, checkpointLocation=tmp_path / "location", progress_interval="100ms",
             checkpoint_interval="200ms",
         )  # fmt: skip
 
+    options = {"began": time.time(), "gate": str(tmp_path / "gate")}
     query = started(3)
     try:
         writer.tell(FILES // 3)
         until(lambda: rows_in(query) > TOTAL // 6, "some of the rows")
-        table = query._server.core.table
-        reader = table.sources[0][0]
+        until(lambda: count(tmp_path / "ticks") > TICKS // 6, "some of the stream")
+        reader = query._server.core.table.sources[1][0]  # the only one of the stream
         os.kill(query.members()[reader].about.pid, signal.SIGKILL)
         writer.tell(FILES // 2)
         until(lambda: reader not in query.members(), "the loss is noticed")
@@ -119,12 +130,14 @@ def test_each_row_comes_once_whatever_happens_to_files_workers_and_the_query(
     read = sorted((tmp_path / "in").glob("*.parquet"))[0]
     os.rename(read, tmp_path / "in" / "another name.parquet")
     writer.tell(FILES)
+    (tmp_path / "gate").touch()
     query = started(2)
     try:
-        until(lambda: count(tmp_path / "out") >= TOTAL, "all rows")
+        until(lambda: count(tmp_path / "out") >= TOTAL and count(tmp_path / "ticks") >= TICKS, "all rows")
     finally:
         query.stop()
     assert Counter(rows_there(tmp_path / "out")) == Counter(range(TOTAL))
+    assert Counter(rows_there(tmp_path / "ticks")) == Counter(range(TICKS))
     assert len(list((tmp_path / "in" / "_flux").iterdir())) == 1, "the query may go on"
 
 

@@ -1,0 +1,153 @@
+"""``flux.datasource``: a Python data source of PySpark as a source of a flow, read inside the workers and not through the JVM.
+
+What Spark does once on its driver is done once here, in the program that starts the query: the data source is made, its
+schema is asked, and its partitions are planned. A query that goes on from a checkpoint reads the partitions that were planned
+at its first start.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark import SparkContext, cloudpickle
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from flux.dataflow.ahead import Ahead
+from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.ledger import ledger_folder
+from flux.dataflow.sources import Positioned, Source, source
+from flux.errors import UsageError
+from flux.settings import parse_seconds
+from spark_integration.datasource_rows import arrow_schema, batches
+from spark_integration.datasource_stream import StreamReading
+
+#: Partitions of a data source that are read at the same time, if nothing is said.
+_AT_ONCE = 8
+
+
+def datasource(
+    kind: Any,
+    options: Mapping[str, Any] | None = None,
+    schema: Any = None,
+    *,
+    stream: bool = False,
+    partitions: int | None = None,
+    ledger: Any = None,
+    commit: bool = False,
+    poll: float | str = "200ms",
+    name: str | None = None,
+) -> Source:
+    """See ``flux.datasource``."""
+    if not inspect.isclass(kind) or not issubclass(kind, DataSource):
+        raise UsageError(
+            f"flux.datasource wants a class derived from pyspark.sql.datasource.DataSource, got {kind!r:.100}. A name that "
+            "was registered with Spark is known to Spark only: give the class"
+        )
+    make: Any = kind
+    made = make(options=_options(options))
+    columns = _schema(made, schema)
+    called = name or str(made.name())
+    wanted = arrow_schema(columns)
+    if not stream:
+        if ledger is not None or commit:
+            raise UsageError("flux.datasource: ledger and commit are for stream=True")
+        reading = BatchReading(made, columns, *_planned(made, columns), _at_once(partitions))
+        return source(reading, wanted, reading.partitions, called, positions=True)
+    if partitions not in (None, 1):
+        raise UsageError("flux.datasource: a stream is read by one worker: leave partitions out")
+    if ledger is None:
+        raise UsageError(
+            "flux.datasource: stream=True needs ledger=..., a folder on a disk or network mount that all workers reach. The "
+            "offsets at which batches end are written there before their rows are given"
+        )
+    seconds = parse_seconds("poll", poll)
+    if not seconds > 0:
+        raise UsageError(f"flux.datasource: poll must be above zero, got {poll!r}")
+    place = ledger_folder(ledger, "flux.datasource")
+    return source(StreamReading(made, columns, place, seconds, bool(commit)), wanted, 1, called, positions=True)
+
+
+class BatchReading:
+    """``read(partition, start)`` of a source: partition p reads ``planned[p]``, ``planned[p + partitions]`` and so on. A position
+    is the index of a planned partition, and how many of its rows come before."""
+
+    def __init__(
+        self, made: DataSource, schema: StructType, reader: DataSourceReader, planned: list[Any], at_once: int
+    ) -> None:
+        self.made, self.schema, self.reader, self.planned = made, schema, reader, planned
+        self.partitions = min(at_once, len(planned))
+
+    def prepare(self, kept: Any) -> Any:
+        """What was planned is not planned the same a second time: files may have come."""
+        if kept is not None:
+            self.planned = pickle.loads(base64.b64decode(kept["planned"]))
+        return {"planned": base64.b64encode(cloudpickle.dumps(self.planned)).decode()}
+
+    def __call__(self, partition: int, start: Any) -> Ahead:
+        index, rows = (partition, 0) if start is None else (int(start[0]), int(start[1]))
+        return Ahead(lambda: self._rows(index, rows), f"flux-datasource-{partition}")
+
+    def _rows(self, index: int, skip: int) -> Iterator[Positioned]:
+        while index < len(self.planned):
+            at = 0
+            for batch in batches(self.reader.read(self.planned[index]), self.schema, self.made):
+                left = min(max(skip - at, 0), batch.num_rows)
+                at += batch.num_rows
+                if left < batch.num_rows:
+                    yield Positioned(batch.slice(left), [index, at])
+            index, skip = index + self.partitions, 0
+
+
+def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, list[Any]]:
+    """As Spark does; a data source that does not say has one partition."""
+    reader = made.reader(schema=schema)
+    if not isinstance(reader, DataSourceReader):
+        raise UsageError(f"reader() of data source {made.name()} must return a DataSourceReader, got {reader!r:.100}")
+    try:
+        planned = reader.partitions()
+    except NotImplementedError:
+        planned = [InputPartition(None)]
+    if not isinstance(planned, list | tuple) or not all(isinstance(each, InputPartition) for each in planned):
+        raise UsageError(f"partitions() of data source {made.name()} must return InputPartitions, got {planned!r:.100}")
+    return reader, list(planned) or [InputPartition(None)]
+
+
+def _options(given: Mapping[str, Any] | None) -> CaseInsensitiveDict:
+    """As text, as Spark hands them to data sources."""
+    options = CaseInsensitiveDict()
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"flux.datasource: options must be a dict, got {type(given).__name__}")
+    for key, value in (given or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str | bool | int | float):
+            raise UsageError(
+                f"flux.datasource: options are text, numbers or booleans by name, got {key!r}: {value!r:.100}"
+            )
+        options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return options
+
+
+def _schema(made: DataSource, given: Any) -> StructType:
+    declared = made.schema() if given is None else given
+    if isinstance(declared, str):
+        # Spark knows more types, where there is one to ask.
+        if SparkContext._active_spark_context is not None:
+            declared = StructType.fromDDL(declared)
+        else:
+            declared = from_arrow_schema(parse_ddl(declared))
+    if not isinstance(declared, StructType):
+        raise UsageError(f"flux.datasource: a schema must be DDL or a StructType, got {type(declared).__name__}")
+    return declared
+
+
+def _at_once(given: Any) -> int:
+    if given is None:
+        return _AT_ONCE
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= 4096:
+        raise UsageError(f"flux.datasource: partitions must be 1 to 4096, got {given!r}")
+    return given

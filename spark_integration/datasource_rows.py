@@ -1,0 +1,70 @@
+"""What the readers of Python data sources give, as record batches: exactly what Spark makes of it.
+
+Rows are turned column by column. Where a column has nothing but values that Spark takes as they are, no Python code looks at
+each of them; all else goes through Spark's own converters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.conversion import LocalDataToArrowConversion
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
+
+#: Rows of a batch, where rows come one by one.
+ROWS = 10_000
+#: Types whose values Spark's converter leaves as they are, where it looks at each.
+_AS_IT_IS = {StringType: {str, type(None)}, BinaryType: {bytes, type(None)}}
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Of the batches that data sources give, whatever the time zone of the session."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def batches(given: Any, schema: StructType, source: DataSource) -> Iterator[pa.RecordBatch]:
+    """``given``: what ``read`` returned, rows or record batches. Raises what Spark raises for rows that do not fit."""
+    rows = iter(_iterable(given, source))
+    try:
+        first = next(rows)
+    except StopIteration:
+        return
+    rows = chain((first,), rows)
+    if isinstance(first, pa.RecordBatch):
+        yield from records_to_arrow_batches(rows, ROWS, schema, source)
+        return
+    convert = _converters(schema)
+    columns_of = arrow_schema(schema)
+    while some := list(islice(rows, ROWS)):
+        if {type(row) for row in some} <= {tuple, list} and {len(row) for row in some} == {len(convert)}:
+            columns = [change(values) for change, values in zip(convert, zip(*some, strict=True), strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=columns_of)
+        else:  # by name, or wrong: Spark knows
+            yield from records_to_arrow_batches(iter(some), ROWS, schema, source)
+
+
+def _iterable(given: Any, source: DataSource) -> Iterable[Any]:
+    if isinstance(given, Iterator):
+        return given
+    raise TypeError(f"read() of data source {source.name()} must return an iterator, got {type(given).__name__}")
+
+
+def _converters(schema: StructType) -> list[Callable[[tuple[Any, ...]], Any]]:
+    return [_converter(field.dataType) for field in schema.fields]
+
+
+def _converter(kind: Any) -> Callable[[tuple[Any, ...]], Any]:
+    if not LocalDataToArrowConversion._need_converter(kind):
+        return list
+    convert, good = LocalDataToArrowConversion._create_converter(kind), _AS_IT_IS.get(type(kind), set())
+
+    def column(values: tuple[Any, ...]) -> list[Any]:
+        return list(values) if set(map(type, values)) <= good else [convert(value) for value in values]
+
+    return column

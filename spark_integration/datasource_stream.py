@@ -1,0 +1,184 @@
+"""A streaming data source inside a worker (design: ledger).
+
+Where a batch ends is what the source says when it is asked, and it says another end each time. So ends are entries of a
+ledger: entry 0 is the initial offset, and batch n goes from entry n - 1 to entry n. An end is written down before a row of its
+batch is given. A position is the number of a batch, the index of a partition in it, and how many of its rows come before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.errors import PySparkNotImplementedError
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from flux.dataflow.ahead import Ahead
+from flux.dataflow.ledger import HasLedger, Ledger, LedgerBroken
+from flux.dataflow.sources import Positioned
+from spark_integration.datasource_rows import batches
+
+
+class StreamReading(HasLedger):
+    """``read(partition, start)`` of a source of one partition. ``commit``: whether the data source is told what was applied."""
+
+    def __init__(self, made: DataSource, schema: StructType, ledgers: str, poll_s: float, commit: bool) -> None:
+        super().__init__(ledgers)
+        self.made, self.schema, self.poll_s, self.commit = made, schema, poll_s, commit
+
+    def __call__(self, partition: int, start: Any) -> StreamRows:
+        return StreamRows(self, start)
+
+
+class StreamRows(Ahead):
+    """Never ends. The data source's reader is made, used and stopped by the thread."""
+
+    def __init__(self, how: StreamReading, start: Any) -> None:
+        self._how = how
+        self._start: tuple[int, int, int] = (
+            (1, 0, 0) if start is None else (int(start[0]), int(start[1]), int(start[2]))
+        )
+        self._ledger = Ledger(how.ledger)
+        self._offsets: list[Any] = []
+        self._done = self._committed = 0  # batches
+        super().__init__(self._rows, "flux-datasource-stream")
+
+    def done(self, position: Any) -> None:
+        """Batches before that of the position are applied everywhere."""
+        self._done = int(position[0]) - 1
+
+    def _rows(self) -> Iterator[Positioned | float]:
+        source = _opened(self._how.made, self._how.schema)
+        try:
+            number, index, skip = self._start
+            self._learn()
+            if skip and len(self._offsets) <= number:
+                raise LedgerBroken(
+                    f"the ledger {self._ledger.folder} has {len(self._offsets)} offsets, but batch {number} was begun: it was "
+                    "removed, or cut off. Put it back, or start with another checkpointLocation"
+                )
+            if not self._offsets:
+                self._decide(source.initial())
+            while True:
+                if len(self._offsets) <= number:
+                    end, now = source.latest(self._offsets[number - 1])
+                    if _same(end, self._offsets[number - 1]):
+                        self._tell(source)
+                        yield self._how.poll_s
+                        continue
+                    if self._decide(end) and now is not None:
+                        source.keep(now)
+                for part, given in enumerate(source.parts(self._offsets[number - 1], self._offsets[number])):
+                    if part >= index:
+                        yield from self._part(number, part, given, skip)
+                        index, skip = part + 1, 0
+                self._tell(source)
+                number, index, skip = number + 1, 0, 0
+        finally:
+            source.stop()
+
+    def _part(self, number: int, part: int, given: Any, skip: int) -> Iterator[Positioned]:
+        at = 0
+        for batch in batches(given(), self._how.schema, self._how.made):
+            left = min(max(skip - at, 0), batch.num_rows)
+            at += batch.num_rows
+            if left < batch.num_rows:
+                yield Positioned(batch.slice(left), [number, part, at])
+
+    def _learn(self) -> None:
+        self._offsets += [entry["offset"] for entry in self._ledger.news()]
+
+    def _decide(self, offset: Any) -> bool:
+        """False: another life had decided, and its offset counts."""
+        if self._ledger.add({"offset": offset}):
+            self._offsets.append(offset)
+            return True
+        self._learn()
+        return False
+
+    def _tell(self, source: _Stream) -> None:
+        if self._how.commit and self._done > self._committed:
+            self._committed = self._done
+            source.commit(self._offsets[self._committed])
+
+
+class _Stream:
+    """What both kinds of stream readers have in common. ``parts``: the partitions of a batch, as functions that read them."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def initial(self) -> Any:
+        return self.reader.initialOffset()
+
+    def latest(self, start: Any) -> tuple[Any, Any]:
+        """The end that there is now, and the rows up to there if they came with it."""
+        raise NotImplementedError
+
+    def keep(self, rows: Any) -> None:
+        """Those that came with the end are read next."""
+
+    def parts(self, start: Any, end: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def commit(self, end: Any) -> None:
+        self.reader.commit(end)
+
+    def stop(self) -> None:
+        stop = getattr(self.reader, "stop", None)
+        if stop is not None:
+            stop()
+
+
+class _Partitioned(_Stream):
+    """A ``DataSourceStreamReader``."""
+
+    def latest(self, start: Any) -> tuple[Any, Any]:
+        ask = self.reader.latestOffset
+        if inspect.signature(ask).parameters:
+            return ask(start, self.reader.getDefaultReadLimit()), None
+        return ask(), None  # as data sources were before Spark 4.2
+
+    def parts(self, start: Any, end: Any) -> list[Any]:
+        return [lambda part=part: self.reader.read(part) for part in self.reader.partitions(start, end)]
+
+
+class _Simple(_Stream):
+    """A ``SimpleDataSourceStreamReader``, which gives rows with their end, once."""
+
+    _rows: Any = None
+
+    def latest(self, start: Any) -> tuple[Any, Any]:
+        rows, end = self.reader.read(start)
+        return end, rows
+
+    def keep(self, rows: Any) -> None:
+        self._rows = rows
+
+    def parts(self, start: Any, end: Any) -> list[Any]:
+        rows, self._rows = self._rows, None
+        return [lambda: self.reader.readBetweenOffsets(start, end) if rows is None else iter(rows)]
+
+
+def _opened(made: DataSource, schema: StructType) -> _Stream:
+    """As Spark does: the simple reader where there is no other."""
+    try:
+        reader = made.streamReader(schema=schema)
+    except PySparkNotImplementedError:
+        simple = made.simpleStreamReader(schema=schema)
+        if not isinstance(simple, SimpleDataSourceStreamReader):
+            raise TypeError(
+                f"simpleStreamReader() of {made.name()} must return a SimpleDataSourceStreamReader, got {simple!r:.100}"
+            ) from None
+        return _Simple(simple)
+    if not isinstance(reader, DataSourceStreamReader):
+        raise TypeError(f"streamReader() of {made.name()} must return a DataSourceStreamReader, got {reader!r:.100}")
+    return _Partitioned(reader)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Offsets are compared as Spark writes them."""
+    return json.dumps(one) == json.dumps(other)
