@@ -87,6 +87,14 @@ def test_every_file_that_a_document_names_exists() -> None:
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+def test_every_test_that_a_document_names_exists() -> None:
+    """As in ``tests/kafka/test_sink.py::test_null_values_are_tombstones``."""
+    named = {(path, *pair) for path in RULES for pair in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text())}
+    assert len(named) > 25
+    missing = [each for each in named if f"def {each[2]}(" not in (ROOT / each[1]).read_text()]
+    assert [f"{path.relative_to(ROOT)}: {file}::{name}" for path, file, name in sorted(missing)] == []
+
+
 def test_the_table_of_packages_names_every_module() -> None:
     rows = re.findall(r"^\| `([\w/]+)/` \|.*\| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     folders = {path.parent for package in PACKAGES if package != "tests" for path in (ROOT / package).rglob("*.py")}
