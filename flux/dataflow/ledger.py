@@ -110,8 +110,11 @@ class Ledger:
                     (self.folder / _single(number)).unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Nobody will ask any more."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Nobody will ask any more. A reader that is ending may write at this moment."""
+        for _ in range(_LOOKS):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                return
 
     def _there(self) -> tuple[set[int], dict[int, int]]:
         """Numbers of single entries, and of those that are together the first, with the one behind the last."""
@@ -149,7 +152,10 @@ class Ledger:
         """Whole and on disk, under a name that nobody looks for: rows go out after it, and a power failure must not forget it."""
         path = self.folder / f".{uuid.uuid4().hex}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if (
+                not self.known
+            ):  # later it is there, or was forgotten, and a reader that is ending must not bring it back
+                self.folder.mkdir(parents=True, exist_ok=True)
             with open(path, "x", encoding="utf-8") as out:
                 out.writelines(json.dumps(entry) + "\n" for entry in entries)
                 out.flush()

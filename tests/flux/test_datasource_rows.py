@@ -131,6 +131,7 @@ def taken(rows: Iterator[Any], count: int) -> list[tuple[int, Any]]:
         assert given.batch.column("text").to_pylist() == [f"row {n}" for n in given.batch.column("n").to_pylist()]
         found += [(n, given.position) for n in given.batch.column("n").to_pylist()]
     rows.close()  # type: ignore[attr-defined]
+    rows._thread.join(LONG_S)  # type: ignore[attr-defined]
     return found
 
 

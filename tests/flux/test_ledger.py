@@ -100,3 +100,12 @@ def test_a_folder_that_cannot_be_written_is_told_with_a_remedy(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerBroken, match="ledger="):
         Ledger(tmp_path / "file" / "below").add(0)
+
+
+def test_what_was_forgotten_is_not_brought_back_by_a_reader_that_is_ending(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    ledger.add(0)
+    ledger.forget()
+    with pytest.raises(LedgerBroken):
+        ledger.add(1)
+    assert not (tmp_path / "l").exists()
