@@ -22,15 +22,17 @@ from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
     FromDataFrame,
+    FromMicroBatches,
     FromSource,
     FromStage,
     Plan,
     SourcePlan,
     StagePlan,
+    StreamSourcePlan,
     WorkerSourcePlan,
 )
 from flux.dataflow.sink import FlowTo, Sink, flow_of
-from flux.dataflow.sources import Source, WorkerSource
+from flux.dataflow.sources import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
@@ -267,7 +269,9 @@ class _Compiler:
             self._source_ids[id(given)] = len(self.sources)
             index, name = len(self.sources), self._unique(given.name)
             schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
-            if isinstance(given, WorkerSource):
+            if isinstance(given, StreamSource):
+                self.sources.append(StreamSourcePlan(index, name, schema))
+            elif isinstance(given, WorkerSource):
                 how = given.partitions, given.read, given.seeks, given.positions
                 self.sources.append(WorkerSourcePlan(index, name, schema, *how))
             else:
@@ -290,6 +294,8 @@ class _Compiler:
                 self.edges.append(FromStage(*where, origin.partitions, origin.id))
             case WorkerSourcePlan():
                 self.edges.append(FromSource(*where, origin.partitions, origin.id))
+            case StreamSourcePlan():
+                self.edges.append(FromMicroBatches(*where, 0, origin.id))
             case _:
                 self.edges.append(FromDataFrame(*where, 0, origin.id))
         return edge_id

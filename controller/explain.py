@@ -11,7 +11,7 @@ from controller.wording import count, some
 from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.api import FunctionOperator
 from flux.dataflow.operator import Operator
-from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
 from flux.replicas.kinds import replicated
 from flux.settings import Settings
@@ -40,7 +40,9 @@ def _heading(plan: Plan) -> str:
 
 def _source(source: SourcePlan) -> Iterator[str]:
     yield f"source {source.name}"
-    if not isinstance(source, WorkerSourcePlan):
+    if isinstance(source, StreamSourcePlan):
+        yield "    micro-batches of Structured Streaming, read by Spark tasks, one for each partition of a batch"
+    elif not isinstance(source, WorkerSourcePlan):
         yield "    read by Spark tasks, one for each partition of the DataFrame"
     else:
         again = "from where it stopped" if source.seeks else "from its start"

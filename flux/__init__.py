@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flux.dataflow.operator import Context, Operator
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
     from flux.dataflow.sources import Positioned, Source, source
+    from flux.dataflow.streaming import stream
     from flux.errors import (
         FluxError,
         MoveFailed,
@@ -44,6 +45,7 @@ __version__ = "0.4.0"
 __all__ = [
     "Aggregate",
     "Context",
+    "DataSource",
     "Flow",
     "FlowTo",
     "FluxError",
@@ -75,6 +77,7 @@ __all__ = [
     "source",
     "stage",
     "start",
+    "stream",
     "sum",
     "testing",
     "to_df",
@@ -104,8 +107,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are used: the ``flux`` command begins without Arrow and numba, which take longer than
     what it does. ``flux.testing`` is there after ``import flux``, too."""
-    if name in ("kafka", "testing"):
+    if name in ("kafka", "stream", "testing"):
         return importlib.import_module(f"flux.{name}")
+    if name == "DataSource":
+        return importlib.import_module("spark_integration.flux_format").FluxDataSource
     if name not in _HOME:
         raise AttributeError(f"module 'flux' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)

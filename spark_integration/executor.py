@@ -12,14 +12,18 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from flux.dataflow.plan import Plan
+from flux.errors import QueryFailed, UsageError
 from flux.shell.egress_loop import Egress
 from flux.shell.ingress_loop import Ingress
 from flux.shell.loop import Rendezvous, Stopped
 from flux.shell.worker import Worker
+from flux.stream.micro_batches import MicroBatch
 from spark_integration.schema import recast
 
 #: How long an ingress task that is told to stop throws away input before it fails. Spark kills it before that.
 DRAIN_S = 30.0
+#: Local properties of Spark's, by which tasks know the streaming query and the micro-batch that they work for.
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -58,6 +62,36 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
         )
 
     return run
+
+
+def micro_batch_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFunction:
+    """One task per partition of a micro-batch of a streaming query: rows in, one row about them out."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = send_micro_batch(plan, rendezvous, source, batches)
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})
+
+    return run
+
+
+def send_micro_batch(plan: Plan, rendezvous: Rendezvous, source: int, batches: Iterator[pa.RecordBatch]) -> int:
+    """In a task of a streaming query: send its partition of a micro-batch. Returns the number of rows when everybody has
+    applied them; raises whatever else happens, also where the query is stopped, because Spark commits the batch then."""
+    given = (batch for batch in batches if batch.num_rows)
+    first = next(given, None)
+    if first is None:
+        return 0
+    context = _context()
+    names = plan.sources[source].schema.names
+    renamed = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in itertools.chain((first,), given))
+    query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    if not query or not number:
+        raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")
+    ingress = Ingress(plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number)))
+    try:
+        return ingress.run(renamed, context.taskAttemptId())
+    except Stopped as error:
+        raise QueryFailed(f"the Flux query has ended before batch {number} was applied: {error}") from None
 
 
 def egress_function(plan: Plan, rendezvous: Rendezvous, stage: int, schema: pa.Schema) -> ArrowFunction:

@@ -191,6 +191,7 @@ class Query(Operated):
         Raises the query's error. timeout: seconds, default no limit; QueryTimeout says what is still to come."""
         timeout = None if timeout is None else checked_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
+        self._run.streams.process_all_available(end)
         waiting, say_at = AllAvailable(self._plan), time.monotonic() + ALL_AVAILABLE_SAY_S
         while what := self._server.look(lambda: waiting.look(self._server.core.board)):
             if time.monotonic() >= say_at:
@@ -211,6 +212,7 @@ class Query(Operated):
 
         timeout: seconds, default twice ``spark.flux.stop.timeout``. QueryTimeout says what is still running."""
         limit = 2 * self._plan.settings.stop_timeout + 10 if timeout is None else checked_timeout(timeout, 0)
+        self._run.streams.stop()  # first: a batch that loses its workers would look as if it failed
         self._server.stop()
         if not self._run.terminated.wait(limit):
             raise QueryTimeout(f"query {self.id} is still ending after {limit:g} s: {self._run.left()}")

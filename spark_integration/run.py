@@ -32,6 +32,7 @@ from spark_integration.prepare import forget
 from spark_integration.retries import Retries
 from spark_integration.session import for_bulk_transfer, session_stopped
 from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
+from spark_integration.streaming import Streams
 from spark_integration.unread import Unread
 from spark_integration.vault import VaultProcess
 
@@ -87,6 +88,7 @@ class Run:
         self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)
         self.server.explain = self._explain
         self.retries = Retries(spark, f"flux-{plan.query}-ingress", self._called)
+        self.streams = Streams(plan, sources, name, location, self.server, self._job_failed)
         self.elastic = Elastic(spark, plan, self.server, self._jobs, self._room)
         self._unread_there = Unread(plan, self._called, self.server.note_unread)
         self._look_at = 0.0
@@ -136,7 +138,7 @@ class Run:
     @property
     def is_fed_by_spark(self) -> bool:
         """Whether Spark tasks still have to read a DataFrame, or may be asked to fetch the output."""
-        return bool(self._unread) or any(stage.collects for stage in self._plan.stages)
+        return bool(self._unread) or self.streams.reads or any(stage.collects for stage in self._plan.stages)
 
     def _ask_for_executors(self) -> str:
         """Tasks that wait are what dynamic allocation goes by; people are told. Empty if nothing has to be asked for."""
@@ -189,6 +191,7 @@ class Run:
             for index, source in enumerate(self._sources):
                 if isinstance(source, DataFrameSource):
                     self._start_ingress(index, source)
+            self.streams.start(self.rendezvous)
         while not self.server.ended.wait(LOOK_S):
             self._look()
         self._look_at_input()  # where Spark has given up the input since the last look
@@ -200,6 +203,7 @@ class Run:
             self.server.job_failed("Spark", STOPPED)
             return
         try:
+            self.streams.look()
             self.elastic.look(self.rendezvous)
         except Exception as error:
             if not session_stopped(self._spark):
@@ -221,6 +225,7 @@ class Run:
         try:
             self._end_fetch()
             self._unread_there.end()
+            self.streams.stop()
             still_reading = self._ingress.join(1.0)
             self._cancelled = True
             if still_reading:

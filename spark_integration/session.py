@@ -48,6 +48,13 @@ def for_bulk_transfer(df: DataFrame, batch_max_rows: int) -> DataFrame:
         return df
 
 
+def set_for_bulk_transfer(batch: DataFrame, batch_max_rows: int) -> None:
+    """The same for a micro-batch, whose session is a copy that Spark has made for the streaming query alone."""
+    rows = min(max(BATCH_BYTES // row_bytes(batch.schema), ROWS_MIN), ROWS_MAX, batch_max_rows)
+    for key, value in _transfer_settings(rows).items():
+        batch.sparkSession.conf.set(key, value)
+
+
 def _transfer_settings(rows: int) -> dict[str, Any]:
     return {
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows),

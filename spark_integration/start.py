@@ -17,10 +17,11 @@ from flux.dataflow.api import Flow
 from flux.dataflow.files import ParquetFiles
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import FlowTo, flow_of
-from flux.dataflow.sources import DataFrameSource, Source
+from flux.dataflow.sources import DataFrameSource, Source, StreamSource
 from flux.errors import UsageError
 from spark_integration import active
 from spark_integration.first_start import compile_once
+from spark_integration.flux_format import register
 from spark_integration.follow import follow
 from spark_integration.prepare import prepared
 from spark_integration.query import Query
@@ -42,6 +43,7 @@ from spark_integration.settings import (
     told_of_copies,
 )
 from spark_integration.shipping import check_shipping
+from spark_integration.streaming import check_checkpoints
 from spark_integration.vault import Location
 
 log = logging.getLogger("flux")
@@ -64,7 +66,7 @@ def start_query(
     sources = sources_of(flows)
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)
-    spark_tasks = keep_output or any(isinstance(source, DataFrameSource) for source in sources)
+    spark_tasks = keep_output or any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
     shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
     if shared:
         settings = replace(settings, same_executor=True)
@@ -88,8 +90,13 @@ def start_query(
             for_spark(stage.schemas[0], f"stage {stage.name}")
         if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
             for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
+    check_checkpoints(
+        spark, plan, sources, None if location is None else location.path, location is None or location.about is None
+    )
     check_shipping(plan)
     check_copies(plan, need.workers, executors_at_most(spark))
+    if any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
+        register(spark)
     if is_local(spark):
         compile_once()
     plan, kept = prepared(plan, None if location is None else location.kept)
@@ -129,8 +136,9 @@ def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:
 def session_of(sources: list[Source]) -> SparkSession:
     """That of a DataFrame among them, or else the one of the program."""
     for source in sources:
-        if isinstance(source, DataFrameSource):
-            return source.dataframe.sparkSession
+        dataframe = source.dataframe if isinstance(source, DataFrameSource | StreamSource) else None
+        if dataframe is not None:
+            return dataframe.sparkSession
     # A session is active in the thread that made it; the default one is that of the whole program.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if session is None or session_stopped(session):

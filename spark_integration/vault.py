@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
 from flux.durable.directory import check_location, write_whole
 from flux.errors import UsageError
 from flux.shell.loop import Rendezvous
@@ -149,7 +149,9 @@ def description(plan: Plan) -> dict[str, Any]:
 
 
 def _source(source: SourcePlan) -> dict[str, Any]:
-    partitions = source.partitions if isinstance(source, WorkerSourcePlan) else "those of the DataFrame"
+    partitions: Any = "those of each batch" if isinstance(source, StreamSourcePlan) else "those of the DataFrame"
+    if isinstance(source, WorkerSourcePlan):
+        partitions = source.partitions
     said = {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
     return said | ({"positions": True} if source.positions else {})
 

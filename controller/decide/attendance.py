@@ -12,7 +12,7 @@ from controller.decide.losing import Losses
 from controller.decide.phases import QueryPhase
 from controller.decide.sweeping import Sweeper
 from controller.replicas.elastic import Slots
-from controller.replicas.membership import Member
+from controller.replicas.membership import Member, goes_on
 from controller.replicas.table_changes import with_worker
 from flux.wire.control import Register, Rejected, Stop, Welcome
 
@@ -98,6 +98,8 @@ class Attendance:
             board.answer(connection, Stop(reason=f"slot {message.index} was closed: the query has shrunk"))
             return
         member = board.members.admit(connection, message, now)
+        if goes_on(board.plan, message):
+            member.left = False  # it may have rows of another batch than the attempt before
         self._welcome(member)
         if message.role == "worker":
             slots.owed.discard(message.index)  # Spark has started its task again on another executor

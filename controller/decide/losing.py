@@ -9,7 +9,7 @@ from controller.decide.departures import Departures
 from controller.decide.phases import QueryPhase
 from controller.decide.sweeping import Sweeper
 from controller.replicas.disks import revived
-from controller.replicas.membership import Member
+from controller.replicas.membership import Member, goes_on
 from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import AfterLoss, Judge, without_worker
@@ -228,6 +228,7 @@ class Losses:
         # Reports may have come since the last look and not be read yet. If that was long ago, silence is known only up
         # to that time.
         known = now if asleep <= 1.5 * settings.heartbeat_interval else now - asleep
+        self._forget_silent_ingress(known)
         for member in list(self._board.members.workers.values()):
             if self._board.phase == QueryPhase.ENDED or self._board.table is None:
                 return
@@ -241,6 +242,16 @@ class Losses:
                 _, orphans = self._after_loss(self._board.table, member.node, could_go_on, [])
                 if not orphans or member.cut or quiet > settings.heartbeat_last_timeout:
                     self.give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+
+    def _forget_silent_ingress(self, known: float) -> None:
+        """Of tasks that send a micro-batch: repairs wait for those that take part, and nobody says that one was killed and will
+        not be tried again. One that lives after all is turned away when it is heard, before it may end, and Spark tries it
+        again (design: micro-batches)."""
+        plan, members = self._plan, self._board.members
+        for member in list(members.ingress.values()):
+            silent = known - member.heard > plan.settings.heartbeat_timeout
+            if silent and not member.left and goes_on(plan, member.about):
+                members.forget(member)
 
     def _too_long(self, member: Member, seconds: float) -> str:
         """The reason for giving up a worker whose loop has not turned for so long, with what it is doing."""

@@ -221,6 +221,8 @@ class Controller:
             if "unapplied" in stats:
                 self.repairs.lags.note_unapplied(member.node, stats["unapplied"], now)
             self.inputs.from_worker(member.node, stats.get("sources", ()))
+        elif member.about.role == "ingress" and "sources" in stats:
+            self.inputs.from_worker(member.node, stats["sources"])
         elif member.about.role == "ingress":
             self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))
 

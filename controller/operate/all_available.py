@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from controller.decide.board import Board
 from controller.decide.phases import QueryPhase
 from controller.wording import count, named
-from flux.dataflow.plan import DataFrameSourcePlan, FromStage, Plan
+from flux.dataflow.plan import DataFrameSourcePlan, FromMicroBatches, FromStage, Plan
 from partitioning.ids import SourcePartition
 
 #: The third report of a worker was certainly made after the question: the first was here already, and the second may
@@ -89,7 +89,8 @@ class AllAvailable:
         if missing:
             return " and ".join(missing)
         every = sum(source.worker_partitions for source in self._plan.sources)
-        return "the end of the query" if len(self._ended) == every else ""
+        goes_on = any(isinstance(edge, FromMicroBatches) and edge.id not in board.complete for edge in self._plan.edges)
+        return "the end of the query" if len(self._ended) == every and not goes_on else ""
 
     def _heard(self, node: int, stats: dict[str, Any]) -> None:
         for source, partition, pauses, ended in stats.get("pauses", ()):

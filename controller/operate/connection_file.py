@@ -23,6 +23,8 @@ from flux.errors import UsageError
 
 #: Version of the file's format. A file of another version is listed, but not used.
 VERSION = 1
+#: Suffix of the ingress file.
+INGRESS = ".ingress"
 FOLDER_VARIABLE = "FLUX_RUNTIME_DIR"
 FILE_BYTES_MAX = 1 << 16
 #: Tolerance for the start time of a process: it is computed from the clock, which may be set meanwhile. No process id
@@ -121,7 +123,9 @@ def _appear(unfinished: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
+    """With the ingress file beside it, which says how to write into the same query."""
     path.unlink(missing_ok=True)
+    path.with_suffix(INGRESS).unlink(missing_ok=True)
 
 
 # ---- reading

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from controller.replicas.apart import Place
 from controller.replicas.placement import Placement, placement_of
+from flux.dataflow.plan import FromMicroBatches, Plan
 from flux.host.notes import Pulse
 from flux.wire.control import InStep, Register
 
@@ -26,6 +27,11 @@ class IngressTask(NamedTuple):
     @classmethod
     def of(cls, about: Register) -> IngressTask:
         return cls(tuple(about.edges), about.index)
+
+
+def goes_on(plan: Plan, about: Register) -> bool:
+    """Whether it is an ingress task for one of many batches: another task goes on with its streams."""
+    return about.role == "ingress" and any(isinstance(plan.edges[edge], FromMicroBatches) for edge in about.edges)
 
 
 @dataclass
@@ -86,6 +92,11 @@ class Membership:
             member.left = key in self.ingress and self.ingress[key].left
             self.ingress[key] = member
         return member
+
+    def forget(self, member: Member) -> None:
+        """An ingress task that takes no part any more."""
+        if self.knows(member):
+            del self.ingress[IngressTask.of(member.about)]
 
     def knew(self, node: int) -> bool:
         """Whether there was ever a process of this id."""

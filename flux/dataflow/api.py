@@ -351,8 +351,8 @@ def node(given: Any) -> Flow | Source:
     if _is_dataframe(given):
         if getattr(given, "isStreaming", False):
             raise UsageError(
-                "an input must be a batch DataFrame: streaming DataFrames (spark.readStream) are not taken. Read the stream in "
-                "the workers instead, with flux.source(read, schema, partitions)"
+                "an input must be a batch DataFrame; this one is streaming (spark.readStream): give flux.stream(df, "
+                "checkpoint=...), which says where Spark keeps how far it is"
             )
         known = getattr(given, "_flux_source", None)
         if known is None:

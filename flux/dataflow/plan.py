@@ -50,6 +50,18 @@ class DataFrameSourcePlan(SourcePlan):
 
 
 @dataclass(frozen=True)
+class StreamSourcePlan(SourcePlan):
+    """Micro-batches of Structured Streaming: each is read by the tasks of a Spark job of its own, and goes on with the same
+    streams. Rows are numbered, so that a batch that is read again may be cut elsewhere."""
+
+    positions = True
+
+    @property
+    def worker_partitions(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class WorkerSourcePlan(SourcePlan):
     """Read inside the workers. ``seeks``: ``read`` takes the position to begin with as its second argument; ``positions``: it
     gives positions of its own with its batches."""
@@ -116,6 +128,12 @@ class FromDataFrame(FromSource):
     """How many streams there are is known when the Spark job that reads has ended (``EdgeComplete``)."""
 
     producers_known: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class FromMicroBatches(FromDataFrame):
+    """One stream for each partition that any batch had. Between batches nobody sends. ``EdgeComplete`` says that no more
+    batches come, and names no streams: none of them has a last element."""
 
 
 @dataclass(frozen=True)

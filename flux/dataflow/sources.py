@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -49,6 +50,16 @@ class DataFrameSource(Source):
         self.dataframe = dataframe
 
 
+@dataclass(frozen=True)
+class StreamOptions:
+    """How the streaming query runs that feeds a source: ``checkpoint`` is Spark's, None: beside that of the query itself;
+    ``trigger`` and ``output_mode`` as ``DataStreamWriter`` takes them."""
+
+    checkpoint: str | None = None
+    trigger: tuple[tuple[str, Any], ...] = ()
+    output_mode: str = "append"
+
+
 class WorkerSource(Source):
     """Read inside the workers; see ``source``."""
 
@@ -66,6 +77,16 @@ class WorkerSource(Source):
         self.partitions = partitions
         self.seeks = seeks
         self.positions = positions
+
+
+class StreamSource(Source):
+    """Micro-batches of Spark's Structured Streaming; see ``stream``. Without a DataFrame, a streaming query that somebody else
+    starts writes into it."""
+
+    def __init__(self, name: str, declared: Any, dataframe: DataFrame | None = None, how: StreamOptions | None = None):
+        super().__init__(name, declared)
+        self.dataframe = dataframe
+        self.how = how or StreamOptions()
 
 
 def source(

@@ -15,16 +15,20 @@ from flux.dataflow.batches import conform
 from flux.dataflow.plan import Plan
 from flux.stream.consumers import Consumers
 from flux.stream.log import LogMeter
+from flux.stream.micro_batches import MicroBatch, MicroBatchStreams
 from flux.stream.producer import Producer, ToWorker
 from flux.stream.source_streams import SourceStreams
 from flux.wire.messages import Acks
-from flux.wire.statistics import Statistics
+from flux.wire.statistics import PartitionRead, Statistics
 from partitioning.ids import StreamId
 from partitioning.table import Table
 
 
 class IngressTask:
-    def __init__(self, plan: Plan, source: int, partition: int, incarnation: int) -> None:
+    def __init__(
+        self, plan: Plan, source: int, partition: int, incarnation: int, micro_batch: MicroBatch | None = None
+    ) -> None:
+        """``micro_batch``: of a streaming query, in which the partition is; None: it is all there is."""
         settings = plan.settings
         self.plan = plan
         self.source = plan.sources[source]
@@ -39,7 +43,16 @@ class IngressTask:
             for edge in edges
         }  # fmt: skip
         self._consumers = {edge.consumer: Consumers(edge.consumer) for edge in edges}
-        self.streams = SourceStreams(edges, list(self.producers.values()), self.source.name)
+        producers = list(self.producers.values())
+        self.streams: SourceStreams
+        if micro_batch is None:
+            self.streams = SourceStreams(edges, producers, self.source.name)
+        else:
+            self.streams = MicroBatchStreams(
+                edges, producers, self.source.name, micro_batch, settings.batch_max_bytes
+            )  # fmt: skip
+        self._partition = partition
+        self._left_out = 0  # rows that came and were applied before
         self.first_row_at: float | None = None
         self.wall_ahead = 0.0  # of the wall clock to ``now``, renewed by the shell; rows carry the wall clock's time
 
@@ -51,14 +64,36 @@ class IngressTask:
     def drained(self) -> bool:
         return self.streams.drained
 
-    def append(self, batch: pa.RecordBatch, now: float) -> None:
+    def place(self) -> bool:
+        """Whether it is known with which row to begin."""
+        return self.streams.place() if isinstance(self.streams, MicroBatchStreams) else True
+
+    def needed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without the rows before those with which to begin. To be called for every batch that comes, once."""
+        if not isinstance(self.streams, MicroBatchStreams):
+            return batch
+        before = min(self.streams.left_out - self._left_out, batch.num_rows)
+        self._left_out += before
+        return batch.slice(before) if before else batch
+
+    def append(self, batch: pa.RecordBatch, now: float) -> pa.RecordBatch | None:
+        """Append a batch. What there is no room for now, or must come in another: None if nothing."""
         created = now + self.wall_ahead
         if self.first_row_at is None:
             self.first_row_at = created
-        self.streams.append(conform(batch, self.source.schema, f"source {self.source.name}"), created)
+        batch = conform(batch, self.source.schema, f"source {self.source.name}")
+        if not isinstance(self.streams, MicroBatchStreams):
+            self.streams.append(batch, created)
+            return None
+        rest = self.streams.give(batch, created)
+        return rest if rest.num_rows else None
 
     def finish(self, now: float) -> None:
-        self.streams.finish(now + self.wall_ahead)
+        """No more rows come. Of a micro-batch NonDeterministicInputError: there were more when it was read before."""
+        if isinstance(self.streams, MicroBatchStreams):
+            self.streams.finish_batch(self._left_out)
+        else:
+            self.streams.finish(now + self.wall_ahead)
 
     def on_table(self, table: Table, now: float) -> None:
         for stream, producer in self.producers.items():
@@ -77,8 +112,11 @@ class IngressTask:
 
     def stats(self) -> Statistics:
         """What a heartbeat reports."""
-        return {
-            "source_rows": self.streams.rows,
+        about: Statistics = {"source_rows": self.streams.rows}
+        if isinstance(self.streams, MicroBatchStreams):
+            first, elements, rows = self.streams.first or 0, self.streams.elements, self.streams.rows
+            about = {"sources": [PartitionRead(self.source.id, self._partition, first, elements, rows)]}
+        return about | {
             "log_bytes": self.meter.bytes,
             "peak_log_bytes": self.meter.peak,
             "first_row_at": self.first_row_at,

@@ -9,13 +9,14 @@ import pyarrow as pa
 
 from flux.dataflow.batches import split
 from flux.dataflow.plan import Plan
-from flux.errors import FluxError, RefusedError
+from flux.errors import FluxError, RefusedError, UsageError
 from flux.host.ingress_task import IngressTask
 from flux.host.newest_table import NewestTable
 from flux.shell.links import Links
 from flux.shell.loop import ControllerLink, Rendezvous, failure_of, refuse_rejected, register, short_collections
 from flux.shell.prefetch import Prefetch
 from flux.shell.transport import Sockets
+from flux.stream.micro_batches import MicroBatch
 from flux.wire.control import (
     FromController,
     Goodbye,
@@ -36,8 +37,17 @@ WAIT_S = 0.05
 
 
 class Ingress:
-    def __init__(self, plan: Plan, rendezvous: Rendezvous, source: int, partition: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rendezvous: Rendezvous,
+        source: int,
+        partition: int,
+        micro_batch: MicroBatch | None = None,
+    ) -> None:
+        """``micro_batch``: whose partition it is; None: that of a DataFrame."""
         self.plan = plan
+        self.micro_batch = micro_batch
         self.rendezvous = rendezvous
         self.source = source
         self.partition = partition
@@ -69,11 +79,13 @@ class Ingress:
             edges=[edge.id for edge in self.plan.edges_of_source(self.source)],
         )  # fmt: skip
         self._node = welcome.node
-        core = IngressTask(self.plan, self.source, self.partition, welcome.incarnation)
+        core = IngressTask(self.plan, self.source, self.partition, welcome.incarnation, self.micro_batch)
         try:
             for command in early:
                 self._on_command(core, command, time.monotonic())
             return self._send(core, batches)
+        except UsageError:
+            raise  # who writes here is told; the query goes on
         except FluxError as error:
             if not (isinstance(error, RefusedError) and error.code == "stale"):
                 self.control.report(failure_of(-1, error))
@@ -81,7 +93,7 @@ class Ingress:
 
     def _send(self, core: IngressTask, batches: Iterable[pa.RecordBatch]) -> int:
         settings = self.plan.settings
-        while not self._ready:
+        while not self._ready or not core.place():
             self._turn(core, WAIT_S)
         bell = self.sockets.bell()
         self.input = Prefetch(batches, bell)
@@ -91,11 +103,13 @@ class Ingress:
             if batch is None:
                 self._turn(core, 0 if self.input.ended else WAIT_S)
                 continue
-            for part in split(batch, settings.batch_max_rows, settings.batch_max_bytes):
-                while not core.has_room:
-                    self._turn(core, WAIT_S)
-                core.append(part, time.monotonic())
-                self._turn(core, 0)
+            for part in split(core.needed(batch), settings.batch_max_rows, settings.batch_max_bytes):
+                rest: pa.RecordBatch | None = part
+                while rest is not None:
+                    while not core.has_room:
+                        self._turn(core, WAIT_S)
+                    rest = core.append(rest, time.monotonic())
+                    self._turn(core, 0)
         core.finish(time.monotonic())
         while not core.drained:
             self._turn(core, WAIT_S)

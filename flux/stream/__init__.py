@@ -1,1 +1,21 @@
-"""One stream from one producer to its consumers: numbered, logged, acked, within credit."""
+"""One stream from one producer to its consumers: numbered, logged, acked, within credit.
+
+``flux.stream(streaming_df)`` is a call of this package: it has the name that people look for, and so has the function
+``flux.dataflow.streaming.stream``, which says what it takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        from flux.dataflow.streaming import stream
+
+        return stream(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

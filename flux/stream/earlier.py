@@ -59,6 +59,11 @@ class Earlier:
         mark = self._expected[at].mark
         return Beginning(at + 1, mark.checksum, mark.position)
 
+    def newest(self) -> Mark | None:
+        """The last one with a position that any worker has shown."""
+        marks = [shown.mark for shown in self._expected.values() if shown.mark.position]
+        return max(marks, key=lambda mark: mark.sequence, default=None)
+
     def forget_below(self, sequence: int) -> None:
         self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
 

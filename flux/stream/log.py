@@ -107,11 +107,12 @@ class Log:
                 self.gone[head.touches] = head.sequence
         return dropped
 
-    def begin_at(self, sequence: int) -> None:
-        """Leave out what comes before ``sequence``, of which nothing was ever here."""
+    def begin_at(self, sequence: int, settled: bool = False) -> None:
+        """Leave out what comes before ``sequence``, of which nothing was ever here. ``settled``: nor is it missed by anybody."""
         assert not self._entries
         self.base = self.end = sequence
-        self.gone[:] = sequence - 1
+        if not settled:
+            self.gone[:] = sequence - 1
 
     def clear(self) -> None:
         """This process gives up the stream: nobody will ask it for these batches."""

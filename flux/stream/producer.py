@@ -73,6 +73,7 @@ class Producer:
         self.log = Log(log_bytes_max, meter, base, partitions)
         self.dirty = True  # poll may have something to send
         self.finished = False
+        self.resting = False  # nothing more comes in this life, and the stream goes on in another
         #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
         self.release_from = NEVER
         self.rows = 0
@@ -102,11 +103,11 @@ class Producer:
     @property
     def has_room(self) -> bool:
         """Whether the owner may append. False is back-pressure: wait for acks."""
-        return self.log.has_room and not self.finished
+        return self.log.has_room and not self.finished and not self.resting
 
     @property
     def drained(self) -> bool:
-        return self.finished and not self.log
+        return (self.finished or self.resting) and not self.log
 
     @property
     def awaited(self) -> bool:
@@ -127,6 +128,11 @@ class Producer:
         received do not count, because a new replica may still need them. The last applied batch is made once more,
         because it may be the end of the stream. A replica that has no state yet does not count: the primary whose state it
         gets speaks for it. None: wait, not all workers have answered yet."""
+        applied = self.applied_by_all()
+        return None if applied is None else self.earlier.before(applied)
+
+    def applied_by_all(self) -> int | None:
+        """Through which element everybody has applied the stream, as ``floor`` counts; None: not all workers have answered."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
         applied = NOBODY
@@ -136,7 +142,7 @@ class Producer:
             if self.reads_again:
                 skipped |= ~at.reads  # should one lead later, it is read again for it
             applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
-        return self.earlier.before(applied)
+        return applied
 
     def applied_through(self, sequence: int) -> bool:
         """Whether every replica has applied what it gets of the elements up to this one; one that keeps checkpoints, whether
@@ -148,11 +154,12 @@ class Producer:
         owed = np.minimum(np.maximum(self._last, self._first - 1), sequence)
         return bool(((least >= owed) & (least != NOBODY)).all())
 
-    def begin_at(self, sequence: int, checksum: int) -> None:
-        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it."""
+    def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
+        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it. ``settled``:
+        who asks for something before ``sequence`` says only that nothing there was for it."""
         assert self.log.end == 0
         self._first = sequence
-        self.log.begin_at(sequence)
+        self.log.begin_at(sequence, settled)
         self._checksum = checksum
         self.earlier.forget_below(sequence)
 
@@ -183,6 +190,11 @@ class Producer:
             self.say(End(), created)
             self.finished = True
             self.earlier.on_end(self.log.end)
+
+    def rest(self) -> None:
+        """Nothing more comes in this life; another goes on behind it. NonDeterministicInputError: an earlier one gave more."""
+        self.resting = self.dirty = True
+        self.earlier.on_end(self.log.end)
 
     def _push(self, entry: LogEntry) -> None:
         self.dirty = True
@@ -412,7 +424,9 @@ class Producer:
         if end != self._sendable:
             self._sendable, self._version = end, self._version + 1
         if self._consumers is not None and self._consumers.kept and not self.reads_again:
-            for worker, press in self._pressing.look(self.log, self.finished, self._acks, self._consumers, now):
+            for worker, press in self._pressing.look(
+                self.log, self.finished or self.resting, self._acks, self._consumers, now
+            ):
                 yield ToWorker(worker, press)
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:

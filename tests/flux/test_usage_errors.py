@@ -200,7 +200,7 @@ def test_what_is_often_taken_for_an_input_is_refused_in_a_sentence(given: Any, n
 
 
 def test_a_streaming_dataframe_is_refused_in_a_sentence() -> None:
-    with pytest.raises(flux.UsageError, match=r"streaming DataFrames .* are not taken.*flux\.source"):
+    with pytest.raises(flux.UsageError, match=r"this one is streaming .*: give flux\.stream\(df"):
         Sums(DataFrame())
 
 

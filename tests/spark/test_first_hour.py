@@ -137,7 +137,7 @@ def test_what_cannot_be_sent_to_the_executors_is_named_before_anything_runs(spar
 def test_inputs_of_pyspark_that_are_none_are_refused_in_a_sentence(spark: Any) -> None:
     for wrong, named in (
         (spark.range(3).groupBy("id"), "the result of groupBy"),
-        (spark.readStream.format("rate").load(), "streaming DataFrames"),
+        (spark.readStream.format("rate").load(), "give flux.stream"),
         (spark.range(3).toPandas(), "a pandas DataFrame"),
         (spark.range(3).rdd, "an RDD"),
     ):

@@ -1,0 +1,28 @@
+"""The data source ``flux`` of PySpark: Structured Streaming's side of a running query (design: micro-batches).
+
+Spark makes it in Python processes of its own, on the host of the driver, again for every micro-batch.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from spark_integration.stream_writer import StreamWriter, writer_of
+
+
+class FluxDataSource(DataSource):  # type: ignore[misc]
+    """``df.writeStream.format("flux").option("query", name)``. Options: see ``writer_of``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "flux"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        return writer_of(dict(self.options), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """So that the session knows ``format("flux")``."""
+    spark.dataSource.register(FluxDataSource)

@@ -1,0 +1,90 @@
+"""The ingress file: by it the streaming queries of a program find the inputs of a running query that they write into (design:
+micro-batches).
+
+It lies beside the connection file, readable by its owner only, and has what an ingress task is given besides its rows: the plan
+without code, the address of the controller and the secret of the workers. Spark makes the writers of a streaming query in
+Python processes of its own on the host of the driver, which know nothing of the driver's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.operate import connection_file
+from controller.operate.client import choose
+from flux.dataflow.plan import Plan, StreamSourcePlan
+from flux.errors import UsageError
+from flux.shell.loop import Rendezvous
+from flux.shell.vault import without_code
+
+VERSION = 1
+BYTES_MAX = 1 << 26
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an ingress task needs. ``name``: of the query, or its id."""
+
+    version: int
+    name: str
+    plan: Plan
+    rendezvous: Rendezvous
+
+    def source(self, name: str | None) -> StreamSourcePlan:
+        """The input of that name; None: the only one. UsageError says which there are."""
+        inputs = [source for source in self.plan.sources if isinstance(source, StreamSourcePlan)]
+        meant = [source for source in inputs if name in (None, source.name)]
+        if len(meant) == 1:
+            return meant[0]
+        names = ", ".join(repr(source.name) for source in inputs)
+        if name is None:
+            raise UsageError(f"query {self.name} has several inputs: say option('input', ...) with one of {names}")
+        raise UsageError(
+            f"query {self.name} has no input {name!r} that a streaming query can write into; it has {names}"
+        )
+
+
+def write(plan: Plan, name: str | None, rendezvous: Rendezvous) -> Path:
+    """Make the file; the caller removes it when the query ends. OSError, or UsageError if others could write there."""
+    folder = connection_file.folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    connection_file.check_folder(folder)
+    path = _path(folder, plan.query)
+    data = pickle.dumps(Inputs(VERSION, name or plan.query, without_code(plan), rendezvous))
+    path.unlink(missing_ok=True)  # of an earlier life
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(data)
+    return path
+
+
+def find(query: str) -> Inputs:
+    """Of the running query of that name or id. UsageError or Unreachable: there is none, or nothing can be written into it."""
+    connection = choose(query)
+    path = _path(connection_file.folder(), connection.id)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise UsageError(
+            f"query {connection.name or connection.id} has no input that a streaming query can write into: begin its flow with "
+            "flux.stream('user BIGINT, ...'), the schema of what will come"
+        ) from None
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(file.fileno())
+        # It is unpickled: nobody else may have written it.
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            raise UsageError(f"{path} is not a file of this user's alone; remove it, and start the query again")
+        if about.st_size > BYTES_MAX:
+            raise UsageError(f"{path} is not an ingress file: {about.st_size} bytes")
+        inputs = pickle.loads(file.read())
+    if not isinstance(inputs, Inputs) or inputs.version != VERSION:
+        raise UsageError(f"{path} was written by another release of Flux; start the query again")
+    return inputs
+
+
+def _path(folder: Path, query: str) -> Path:
+    return folder / f"{query}{connection_file.INGRESS}"

@@ -1,0 +1,82 @@
+"""``df.writeStream.format("flux")``: a streaming query of Spark that writes into an input of a running query (design:
+micro-batches).
+
+Its tasks are ingress tasks, as those of ``flux.stream(streaming_df)``. They end when everybody has applied their rows, so there
+is nothing left to do when Spark commits a batch, and nothing to take back when it fails: Spark repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from flux.errors import SchemaError, UsageError
+from spark_integration import ingress_file
+from spark_integration.executor import send_micro_batch
+from spark_integration.schema import struct_to_arrow
+
+OPTIONS = ("query", "input")
+#: Of Spark's own, which it gives to the data source, too.
+OF_SPARK = ("checkpointlocation", "path", "queryname")
+
+
+@dataclass
+class Sent(WriterCommitMessage):  # type: ignore[misc]
+    """``rows`` of one partition of a batch, which everybody has applied."""
+
+    rows: int
+
+
+class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """Of one micro-batch: ``write`` is called in its tasks."""
+
+    def __init__(self, inputs: ingress_file.Inputs, source: int) -> None:
+        self._inputs = inputs
+        self._source = source
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Sent(send_micro_batch(self._inputs.plan, self._inputs.rendezvous, self._source, iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+
+def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
+    """``query``: name or id of a running query of this user on this host; ``input``: name of the ``flux.stream`` in its flow,
+    if it has several. UsageError and SchemaError say what there is."""
+    given = {key.lower(): value for key, value in options.items()}
+    unknown = sorted(given.keys() - {*OPTIONS, *OF_SPARK})
+    if unknown:
+        raise UsageError(
+            f"format('flux') has no option {unknown[0]!r}; it has {', '.join(OPTIONS)} and checkpointLocation"
+        )
+    if not given.get("query"):
+        raise UsageError("format('flux') needs option('query', ...): the queryName, or the id, of a running Flux query")
+    inputs = ingress_file.find(given["query"])
+    source = inputs.source(given.get("input"))
+    check_schema(schema, source.schema, f"input {source.name!r} of query {inputs.name}")
+    return StreamWriter(inputs, source.id)
+
+
+def check_schema(given: StructType, wanted: pa.Schema, what: str) -> None:
+    """Columns are taken in their order, and must have the names and types of the input. The time zone of timestamps is that of
+    the session that wrote its schema."""
+    columns = struct_to_arrow(given, "UTC")
+    fits = len(columns) == len(wanted) and all(
+        mine.name == theirs.name and _plain(mine.type) == _plain(theirs.type)
+        for mine, theirs in zip(columns, wanted, strict=True)
+    )
+    if not fits:
+        said = ["; ".join(f"{field.name} {field.type}" for field in each) for each in (wanted, columns)]
+        raise SchemaError(f"{what} takes the columns ({said[0]}), and those of the streaming DataFrame are ({said[1]})")
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", "UTC") if pa.types.is_timestamp(type_) and type_.tz else type_

@@ -1,0 +1,217 @@
+"""The streaming queries of Spark that feed the sources of a query: started, watched and stopped together with it (design:
+micro-batches).
+
+Spark calls ``foreachBatch`` for every micro-batch, and that runs one Spark job, whose tasks send the rows. The call returns when
+everybody has applied them, and Spark commits the batch then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+
+from controller.operate.all_available import AllAvailable
+from controller.server import Server
+from flux.dataflow.plan import Plan
+from flux.dataflow.sources import Source, StreamSource
+from flux.errors import QueryFailed, QueryTimeout, UsageError
+from flux.shell.loop import Rendezvous
+from flux.shell.vault import without_code
+from spark_integration import ingress_file
+from spark_integration.executor import micro_batch_function
+from spark_integration.jobs import reason_of
+from spark_integration.session import set_for_bulk_transfer
+
+log = logging.getLogger("flux")
+
+#: By this text Spark knows that a batch was interrupted because its streaming query is stopped, which is no failure.
+INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
+#: How often it is looked whether a call of pyspark has returned.
+LOOK_S = 0.05
+
+
+class Streams:
+    """Those of one run. ``start`` them once the workers are there; ``look`` now and then; ``stop`` them before the workers go."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sources: list[Source],
+        name: str | None,
+        location: Path | None,
+        server: Server,
+        failed: Callable[[str, str], None],
+    ) -> None:
+        """``location``: the checkpoint location of the query; ``failed``: called with what failed and why."""
+        self._plan = plan
+        self._name = name
+        self._location = location
+        self._server = server
+        self._failed = failed
+        self._given = [(i, source) for i, source in enumerate(sources) if isinstance(source, StreamSource)]
+        self._running: dict[int, Any] = {}
+        self._temporary: list[str] = []
+        self._file: Path | None = None
+        self._started = threading.Event()
+        self._stopping = threading.Event()
+        self._pausing: AllAvailable | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether Spark tasks read for any, now or later."""
+        return bool(self._given)
+
+    def start(self, rendezvous: Rendezvous) -> None:
+        """What cannot be started fails the query."""
+        try:
+            if any(source.dataframe is None for _, source in self._given):
+                self._file = ingress_file.write(self._plan, self._name, rendezvous)
+            for index, source in self._given:
+                if source.dataframe is not None and not self._stopping.is_set():
+                    self._running[index] = self._start(index, source, rendezvous)
+        except Exception as error:
+            if not self._stopping.is_set():
+                self._failed("start of Spark's streaming query", reason_of(error))
+        finally:
+            self._started.set()
+
+    def _start(self, index: int, source: StreamSource, rendezvous: Rendezvous) -> Any:
+        assert source.dataframe is not None
+        about, how = self._plan.sources[index], source.how
+        feed = micro_batch_function(without_code(self._plan), rendezvous, index)
+
+        def each(batch: DataFrame, number: int) -> None:
+            set_for_bulk_transfer(batch, self._plan.settings.batch_max_rows)
+            # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
+            numbered = batch.toDF(*(f"c{position}" for position in range(len(batch.columns))))
+            try:
+                numbered.mapInArrow(feed, "rows long").collect()
+            except Exception as error:
+                # Short: Spark searches the text of what is raised here with a regular expression that is recursive.
+                raise QueryFailed(INTERRUPTED if self._stopping.is_set() else reason_of(error)) from None
+
+        writer = source.dataframe.writeStream.foreachBatch(each).outputMode(how.output_mode)
+        writer = writer.queryName(f"{self._name or self._plan.query}: {about.name}")
+        if how.trigger:
+            writer = writer.trigger(**dict(how.trigger))
+        return writer.option("checkpointLocation", self._checkpoint(about.name, how.checkpoint)).start()
+
+    def _checkpoint(self, name: str, given: str | None) -> str:
+        where = checkpoint_of(name, given, self._location)
+        if where is None:
+            where = tempfile.mkdtemp(prefix="flux-stream-")
+            self._temporary.append(where)
+        return where
+
+    # ---- while they run
+
+    def look(self) -> None:
+        """One that fails ends the query; one that ends is the end of its source."""
+        for index, running in list(self._running.items()):
+            if running.isActive or self._stopping.is_set():
+                continue
+            del self._running[index]
+            error = running.exception()
+            if error is not None:
+                self._failed(f"Spark's streaming query for source {self._plan.sources[index].name}", reason_of(error))
+            elif self._location is None:
+                for edge in self._plan.edges_of_source(index):
+                    self._server.edge_complete(edge.id, [])
+            elif not self._running:
+                self._pausing = AllAvailable(self._plan)
+        self._pause()
+
+    def _pause(self) -> None:
+        """All that was available is read, and the query goes on another time: it is stopped, and not finished, once the rows have
+        passed all stages."""
+        if self._pausing is None or self._server.phase != "running":
+            return
+        waiting = self._pausing
+        if not self._server.look(lambda: waiting.look(self._server.core.board)):
+            self._pausing = None
+            self._server.stop()
+
+    def process_all_available(self, end: float | None) -> None:
+        """Until Spark has given all that its sources had at the time of the call. QueryTimeout at the time ``end``."""
+        while self._given and not (self._started.wait(LOOK_S) or self._server.ended.is_set()):
+            _check_time(end, "Spark's streaming queries have not started")
+        waits = [_in_background(running.processAllAvailable) for running in list(self._running.values())]
+        while any(wait.is_alive() for wait in waits) and not self._server.ended.is_set():
+            _check_time(end, "Spark has not given all rows of its streaming queries")
+            waits[0].join(LOOK_S)
+            waits = [wait for wait in waits if wait.is_alive()]
+
+    # ---- their end
+
+    def stop(self) -> None:
+        """Spark ends what it is at, and repeats that batch another time."""
+        self._stopping.set()
+        stops = [_in_background(running.stop) for running in list(self._running.values())]
+        end = time.monotonic() + self._plan.settings.stop_timeout
+        for stop in stops:
+            stop.join(max(end - time.monotonic(), 0))
+        for where in self._temporary:
+            shutil.rmtree(where, ignore_errors=True)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def _in_background(call: Callable[[], Any]) -> threading.Thread:
+    """Calls of pyspark have no time limit. What they raise is known to ``look`` as well."""
+
+    def body() -> None:
+        with contextlib.suppress(Exception):
+            call()
+
+    thread: threading.Thread = InheritableThread(target=body, name="flux-streaming", daemon=True)
+    thread.start()
+    return thread
+
+
+def _check_time(end: float | None, what: str) -> None:
+    if end is not None and time.monotonic() >= end:
+        raise QueryTimeout(f"the time is over, and {what}")
+
+
+def checkpoint_of(name: str, given: str | None, location: Path | None) -> str | None:
+    """Where Spark keeps how far it is; None: in a temporary directory."""
+    if given is not None or location is None:
+        return given
+    return (location / f"stream-{name}").as_uri()
+
+
+def check_checkpoints(spark: SparkSession, plan: Plan, sources: list[Source], location: Path | None, new: bool) -> None:
+    """UsageError: Spark would go on behind batches that the state of the query does not have. ``new``: it has no state."""
+    if not new:
+        return
+    for index, source in enumerate(sources):
+        if not isinstance(source, StreamSource) or source.dataframe is None:
+            continue
+        where = checkpoint_of(plan.sources[index].name, source.how.checkpoint, location)
+        if where is not None and (last := _last_commit(spark, where)) is not None:
+            raise UsageError(
+                f"source {plan.sources[index].name}: checkpoint {where!r} has batches through {last}, and their rows are not in "
+                "the state of this query, which is new. Give the checkpointLocation of the query that has read them, or another "
+                "checkpoint, with which Spark begins anew"
+            )
+
+
+def _last_commit(spark: SparkSession, checkpoint: str) -> int | None:
+    """The last batch that Spark has committed there."""
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/commits")
+    files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    if not files.exists(path):
+        return None
+    names = [str(status.getPath().getName()) for status in files.listStatus(path)]
+    return max((int(name) for name in names if name.isdigit()), default=None)

@@ -1,0 +1,259 @@
+"""Micro-batches of a streaming query go on with the streams of the batches before, each row once (design: micro-batches)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from harness import LIMIT_S, Rows, ThreadQuery
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_worker import SCHEMA, planned, rows
+
+import flux
+from flux.dataflow.plan import FromMicroBatches, Plan, StreamSourcePlan
+from flux.errors import NonDeterministicInputError, QueryFailed, RefusedError, UsageError
+from flux.host.ingress_task import IngressTask
+from flux.shell.ingress_loop import Ingress
+from flux.shell.loop import Stopped
+from flux.stream.micro_batches import MicroBatch
+from flux.stream.receiver import Counters, Inbound, RowSlice
+from flux.wire.messages import Data
+from partitioning.cluster import cluster_by_key
+from partitioning.ids import StreamId
+from partitioning.table import ReplicaAt, Table
+
+PARTITIONS = 3
+HOSTED = list(range(PARTITIONS))
+WORKERS = (10, 11)
+#: Partition 0 on one worker, the others on another.
+TABLE = Table(
+    0, (((ReplicaAt(10, 0),), (ReplicaAt(11, 0),), (ReplicaAt(11, 0),)),), (), dict.fromkeys(WORKERS, "")
+)  # fmt: skip
+PLACED = {10: [0], 11: [1, 2]}
+
+
+def plan(key: str | None = "x") -> Plan:
+    return planned(
+        flux.stage(key=key, partitions=PARTITIONS, name="kept")(lambda batch: batch), source=flux.stream(SCHEMA)
+    )
+
+
+class Consumers:
+    """Two workers that read the stream of one partition of the source."""
+
+    def __init__(self, key: str | None = "x") -> None:
+        self.plan = plan(key)
+        self.inbounds = {worker: Inbound(StreamId(0, 0), 0, 1 << 30, numbered=True) for worker in WORKERS}
+        for worker, inbound in self.inbounds.items():
+            for at, partition in enumerate(PLACED[worker]):
+                inbound.received.join(partition, 0, PLACED[worker][:at])
+        self.got: list[int] = []
+        self.attempts = itertools.count()
+        self.applies = True
+
+    def task(self, number: int, query: str = "a query") -> IngressTask:
+        """An attempt that everybody has answered."""
+        attempt = next(self.attempts)
+        core = IngressTask(self.plan, 0, 0, attempt, MicroBatch(query, number))
+        core.on_table(TABLE, 0.0)
+        list(core.poll(0.0))
+        for worker, inbound in self.inbounds.items():
+            inbound.greet(attempt, "here", 100 * attempt + worker)
+            core.on_answer(worker, inbound.resume(0, PLACED[worker], front=self.front(inbound)), 0.0)
+        assert core.place()
+        return core
+
+    def front(self, inbound: Inbound) -> int:
+        return max(inbound.received[partition] for partition in PLACED[self.worker_of(inbound)])
+
+    def worker_of(self, inbound: Inbound) -> int:
+        return next(worker for worker, known in self.inbounds.items() if known is inbound)
+
+    def give(self, core: IngressTask, *values: int) -> None:
+        rest: Any = core.needed(rows(*values))
+        while rest is not None and rest.num_rows:
+            rest = core.append(rest, 0.0)
+        self.send(core)
+
+    def send(self, core: IngressTask) -> None:
+        for effect in core.poll(0.0):
+            if not isinstance(effect.message, Data):
+                continue
+            inbound, hosted = self.inbounds[effect.worker], PLACED[effect.worker]
+            found = inbound.take(effect.message, effect.batches, hosted, (), Counters())
+            assert isinstance(found, list)
+            for partition, slice_ in found:
+                assert isinstance(slice_, RowSlice)
+                self.got += slice_.batch.column("x").to_pylist()
+                inbound.applied(partition, slice_)
+            inbound.validate()
+
+    def acked(self, core: IngressTask) -> bool:
+        for worker, inbound in self.inbounds.items():
+            core.on_answer(worker, inbound.ack(0, PLACED[worker]), 0.0)
+        for producer in core.producers.values():
+            producer.validate()
+        return core.drained
+
+
+def whole(at: Consumers, number: int, *batches: list[int]) -> IngressTask:
+    """A task that sends all rows of a batch."""
+    core = at.task(number)
+    for values in batches:
+        at.give(core, *values)
+    core.finish(0.0)
+    assert at.acked(core)
+    return core
+
+
+def ended(at: Consumers, core: IngressTask, values: list[int]) -> None:
+    at.give(core, *values)
+    core.finish(0.0)
+
+
+#: Per micro-batch: rows, and the attempts before the last: how many rows each sends, and the sizes of its batches.
+BATCHES = st.lists(
+    st.tuples(
+        st.integers(0, 30), st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=3), st.integers(1, 9)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(BATCHES, st.sampled_from(["x", None]))
+def test_every_row_comes_once_whatever_attempts_send_and_however_they_cut(
+    batches: list[tuple[int, list[tuple[int, int]], int]], key: str | None
+) -> None:
+    at, begun = Consumers(key), 0
+    for number, (count, tries, size) in enumerate(batches):
+        values = list(range(begun, begun + count))
+        for sends, cut in tries:
+            core = at.task(number)
+            for few in _cut(values[:sends], cut):
+                at.give(core, *few)
+        whole(at, number, *map(list, _cut(values, size)))
+        begun += count
+        assert sorted(at.got) == list(range(begun))
+
+
+def _cut(values: list[int], size: int) -> list[list[int]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def test_a_batch_that_was_applied_and_not_committed_is_repeated_without_a_trace() -> None:
+    at = Consumers()
+    whole(at, 0, [1, 2, 3], [4, 5])
+    whole(at, 1, [6, 7])
+    again = whole(at, 1, [6], [7])
+    assert at.got.count(6) == at.got.count(7) == 1
+    assert sorted(at.got) == [1, 2, 3, 4, 5, 6, 7]
+    assert again.stats()["sources"][0].first <= 5 + 2
+    whole(at, 2, [8])
+    assert sorted(at.got) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_partition_that_some_batches_do_not_have_goes_on() -> None:
+    at = Consumers()
+    whole(at, 3, [1, 2])
+    whole(at, 9, [3])
+    assert sorted(at.got) == [1, 2, 3]
+
+
+def test_a_worker_that_had_no_rows_of_the_batches_before_may_greet_again() -> None:
+    """What it asks for is long gone, and was never for it."""
+    at = Consumers()
+    mine = [x for x in range(400) if not for_worker_10(at, x)]
+    whole(at, 0, mine)
+    assert at.inbounds[10].marks.newest.sequence == -1, "nothing came there"
+    core = at.task(1)
+    core.on_answer(10, at.inbounds[10].resume(0, PLACED[10]), 0.0)
+    at.give(core, *range(1000, 1030))
+    core.finish(0.0)
+    assert at.acked(core)
+    assert sorted(at.got) == sorted([*mine, *range(1000, 1030)])
+
+
+def for_worker_10(at: Consumers, x: int) -> bool:
+    return cluster_by_key(rows(x), at.plan.edges[0].key, PARTITIONS).rows_of(0).num_rows > 0
+
+
+@pytest.mark.parametrize("other", [[1, 2, 30], [1, 2], []])
+def test_other_rows_in_a_batch_that_is_repeated_are_refused(other: list[int]) -> None:
+    at = Consumers()
+    whole(at, 0, [0])
+    core = at.task(1)
+    at.give(core, 1, 2, 3)  # and Spark ends the task
+    again = at.task(1)
+    with pytest.raises(NonDeterministicInputError):
+        ended(at, again, other)
+
+
+def test_fewer_rows_than_were_applied_are_refused() -> None:
+    at = Consumers()
+    core = at.task(0)
+    for x in range(6):
+        at.give(core, x)
+    assert not at.acked(core)
+    again = at.task(0)
+    with pytest.raises(NonDeterministicInputError):
+        ended(at, again, [0])
+
+
+def test_another_streaming_query_is_refused_and_so_is_a_task_of_long_ago() -> None:
+    at = Consumers()
+    whole(at, 4, [1])
+    with pytest.raises(UsageError, match="rows of streaming query a query, and those of another, another one"):
+        at.task(0, "another one")
+    with pytest.raises(RefusedError, match="batch 3 of source stream is over: 4 has come"):
+        at.task(3)
+
+
+def test_the_plan_of_a_stream() -> None:
+    made = plan()
+    assert isinstance(made.sources[0], StreamSourcePlan)
+    assert isinstance(made.edges[0], FromMicroBatches)
+    assert made.numbered(made.edges[0])
+
+
+# ---- with sockets
+
+
+def send(query: ThreadQuery, number: int, partition: int, batches: Any, attempt: int, name: str = "a query") -> None:
+    Ingress(query.plan, query.rendezvous, 0, partition, MicroBatch(name, number)).run(iter(batches), attempt)
+
+
+def test_batches_with_other_numbers_of_partitions_pass_a_query_and_the_input_ends() -> None:
+    seen = Rows(key="x")
+    flow = seen.stage(flux.stage(lambda batch: batch)(flux.stream(SCHEMA)))
+    with ThreadQuery(flow) as query:
+        query.started()
+        attempt, value, wanted = itertools.count(1), itertools.count(), 0
+        for number, partitions in enumerate((2, 1, 3, 2)):
+            for partition in range(partitions):
+                given_rows = [rows(*itertools.islice(value, 5)) for _ in range(3)]
+                wanted += 15
+                send(query, number, partition, given_rows, next(attempt))
+            last = partition, given_rows
+        send(query, 3, *last, next(attempt))  # Spark repeats a task that had done its work
+        with pytest.raises(UsageError, match="an input takes one streaming query"):
+            send(query, 0, 0, [rows(0)], next(attempt), "another")
+        for edge in query.plan.edges_of_source(0):
+            query.server.edge_complete(edge.id, [])
+        query.wait()
+        assert query.server.core.inputs.total == wanted
+    assert sorted(row["x"] for row in seen) == list(range(wanted))
+
+
+def test_a_task_that_is_stopped_before_its_rows_are_applied_does_not_end_well() -> None:
+    """Spark would commit the batch."""
+    flow = Rows(key="x").stage(flux.stream(SCHEMA))
+    with ThreadQuery(flow) as query:
+        query.started()
+        query.server.stop()
+        with pytest.raises((Stopped, QueryFailed)):
+            send(query, 0, 0, [rows(1)], 1)
+        assert query.server.ended.wait(LIMIT_S)

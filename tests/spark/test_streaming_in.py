@@ -1,0 +1,108 @@
+"""Structured Streaming into a query: each row once, as Spark's own batch answer has it (design: micro-batches)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flux
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("callbacks", "nothing_left_behind")]
+
+WAIT_S = 120.0
+COLUMNS = "k BIGINT, v BIGINT, `a.t` TIMESTAMP"
+ROWS, FILES = 500, 6
+
+
+@pytest.fixture
+def callbacks() -> None:
+    """pyspark opens one port for all ``foreachBatch`` of a program, and keeps it."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    ensure_callback_server_started(SparkContext._active_spark_context._gateway)
+
+
+@flux.stage(key="k", partitions=4, replicas=2)
+class PerKey(flux.Aggregate):
+    n = flux.count()
+    total = flux.sum("v")
+    last = flux.max("a.t")
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (found := look()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+def files(spark: Any, folder: Path, first: int = 0, count: int = FILES) -> None:
+    """Files of so many rows each: v is 0, 1, 2, ... over all of them."""
+    for number in range(first, first + count):
+        rows = spark.range(number * ROWS, (number + 1) * ROWS, 1, 1)
+        rows = rows.selectExpr("id % 7 k", "id v", "timestamp_seconds(1700000000 + id) `a.t`")
+        rows.write.mode("append").parquet(str(folder))
+
+
+def streaming(spark: Any, folder: Path, at_once: int) -> Any:
+    return spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", at_once).parquet(str(folder))
+
+
+def expected(spark: Any, folder: Path) -> list[tuple[Any, ...]]:
+    """Spark's batch answer."""
+    found = spark.read.parquet(str(folder)).groupBy("k").agg({"v": "sum", "*": "count", "`a.t`": "max"})
+    return sorted(found.selectExpr("k", "`count(1)`", "`sum(v)`", "`max(a.t)`").collect())
+
+
+def test_what_there_is_passes_in_batches_of_other_numbers_of_partitions(spark: Any, tmp_path: Path) -> None:
+    files(spark, tmp_path / "in")
+    df = streaming(spark, tmp_path / "in", 4).withWatermark("`a.t`", "1 minute")
+    source = flux.stream(df, trigger={"availableNow": True}, name="clicks of the day")
+    query = PerKey(source).start(spark=spark, workers=2, keep_output=True, queryName="clicks")
+    try:
+        got = sorted(map(tuple, query.toDF().collect()))
+    finally:
+        query.stop()
+    assert got == expected(spark, tmp_path / "in")
+    assert query.lastProgress["totalInputRows"] == ROWS * FILES
+
+
+def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path) -> None:
+    def write(to: str, checkpoint: str, folder: str = "in", **options: str) -> Any:
+        writer = (
+            streaming(spark, tmp_path / folder, 1).writeStream.format("flux").option("query", to).options(**options)
+        )
+        return writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+
+    files(spark, tmp_path / "in", count=2)
+    flow = PerKey(flux.stream(COLUMNS, name="clicks"))
+    query = flow.start(spark=spark, workers=2, queryName="running totals")
+    try:
+        query.wait_until_running(WAIT_S)
+        for wrong, options, why in (
+            ("running totals", {"inputs": "clicks"}, "has no option 'inputs'; it has query, input"),
+            (
+                "running totals",
+                {"input": "x"},
+                r"has no input 'x' that a streaming query can write into; it has 'clicks'",
+            ),
+            ("no such query", {}, "no running query is called 'no such query'"),
+        ):
+            with pytest.raises(Exception, match=why):
+                write(wrong, f"refused {why[:9]}", **options).processAllAvailable()
+        write("running totals", "one").awaitTermination()
+        files(spark, tmp_path / "in", 2, 1)
+        write("running totals", "one", input="clicks").awaitTermination()
+        with pytest.raises(Exception, match="an input takes one streaming query"):
+            write("running totals", "another").awaitTermination()
+        query.processAllAvailable(WAIT_S)
+        until(lambda: query.lastProgress["totalInputRows"] == 3 * ROWS, f"{query.lastProgress['totalInputRows']} rows")
+        assert query.exception() is None
+    finally:
+        query.stop()
