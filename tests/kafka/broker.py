@@ -99,21 +99,21 @@ def missing() -> str:
     return ""
 
 
-def jars() -> Path:
-    """The folder with the broker's jars; fetched if they are not there."""
-    name = hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
+def jars(pom: Path = POM) -> Path:
+    """The folder with the jars that a pom names, by default the broker's; fetched if they are not there."""
+    name = hashlib.sha256(pom.read_bytes()).hexdigest()[:16]
     kept = Path(platformdirs.user_cache_dir("flux-kafka-broker")) / name
     if kept.is_dir():
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=kept.parent))
-    command = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", "-DincludeScope=runtime"]
+    command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
     done = subprocess.run(
         [*command, f"-DoutputDirectory={fresh}"], capture_output=True, text=True, timeout=FETCH_JARS_S, check=False
     )
     if done.returncode:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise RuntimeError(f"Maven could not fetch the broker:\n{(done.stdout + done.stderr)[-2000:]}")
+        raise RuntimeError(f"Maven could not fetch what {pom.name} names:\n{(done.stdout + done.stderr)[-2000:]}")
     try:
         fresh.rename(kept)
     except OSError:  # somebody else was quicker

@@ -223,6 +223,52 @@ def restart(
     _finish(benchmark.run(state_mb, times, console), console, as_json, out)
 
 
+class PeerKind(StrEnum):
+    rtm = "rtm"
+    micro = "micro"
+    kstreams = "kstreams"
+
+
+class KafkaFault(StrEnum):
+    kill_executor = "kill-executor"
+
+
+@bench.command()
+def kafka(
+    rate: Annotated[int, typer.Option(min=1, max=5_000_000, help="Rows per second over all partitions.")] = 1_000,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=1024, help="Partitions of each topic, and of the keyed stage.")
+    ] = 5,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 20,
+    replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition of the query.")] = 2,
+    peer: Annotated[
+        list[PeerKind] | None,
+        typer.Option(
+            help="Also run Spark's real-time mode, its micro-batches or Kafka Streams, same load and broker; may be repeated."
+        ),
+    ] = None,
+    fault: Annotated[KafkaFault | None, typer.Option(help="What happens half-way.")] = None,
+    rows: Annotated[
+        int, typer.Option(min=0, max=1_000_000_000, help="Rows of the backlog that is worked off; 0: none.")
+    ] = 10_000_000,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A broker that runs; its topics stay as they are. [default: a new one]"),
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """A count per key from a topic to a topic: latency at a rate, a killed executor, and how fast a backlog goes down."""
+    if fault is not None and replicas < 2:
+        raise typer.BadParameter("a query survives a killed executor with --replicas 2 or more")
+    console = _prepare(as_json, out)
+    from benchmarks.kafka import bench as benchmark
+
+    chosen = [each.value for each in dict.fromkeys(peer or [])]
+    report = benchmark.run(rate, partitions, chosen, fault is not None, console, seconds, replicas, rows, bootstrap)
+    _finish(report, console, as_json, out)
+
+
 @bench.command()
 def scale(
     workers: Annotated[

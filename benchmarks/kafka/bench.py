@@ -1,0 +1,357 @@
+"""Latency of a running count per key from a topic to a topic, what a killed executor costs, and how fast a backlog is worked off.
+
+Each run has two new topics on a broker that is started for the benchmark: paced rows go into one of them, and records come out
+in the other, whose times the broker gives. Broker, load and query share the machine. After the run another client reads both
+topics, and every record of the output is compared with what the input alone gives. What is run beside Flux gets the same load
+on the same broker, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, Queue
+from typing import Any
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from benchmarks import session
+from benchmarks.arrivals import Seen
+from benchmarks.kafka import count, load, written
+from benchmarks.kafka import peers as peers_
+from benchmarks.operating import until
+from benchmarks.timeline import Line, Mark, Report, of_arrivals
+from flux.errors import QueryFailed, UsageError
+from flux.kafka.client import LATEST, Client, addresses
+from flux.kafka.security import Security
+from spark_integration.query import Query
+
+#: Load before anything is measured. JVMs compile for longer.
+WARM_UP_S, JVM_WARM_UP_S = 15.0, 20.0
+#: How long the output may stand still behind the end of the load before it counts as the end of the output; who comes back
+#: after a fault needs longer.
+STILL_S, STILL_AFTER_FAULT_S = 4.0, 25.0
+WORKERS, WORKERS_WITH_FAULT = 2, 3
+START_S, LOAD_EXTRA_S, BACKLOG_S = 120.0, 30.0, 300.0
+FAULT = "kill-executor"
+
+
+@dataclass
+class Run:
+    """One run of somebody: what was measured, and the picture of it; None where there is nothing to draw."""
+
+    figures: dict[str, Any]
+    line: Line | None
+
+
+@dataclass
+class Topics:
+    """``given`` and ``out`` of one run, with so many partitions each."""
+
+    address: str
+    name: str
+    partitions: int
+    given: str = field(init=False)
+    out: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.given, self.out = f"{self.name}-in", f"{self.name}-out"
+        for topic in (self.given, self.out):
+            create(self.address, topic, self.partitions, message_timestamp_type="LogAppendTime")
+
+    def records(self, topic: str) -> int:
+        """Behind the last one that is committed, all partitions together."""
+        client = Client(addresses(self.address), Security({}))
+        try:
+            places = {(topic, each): LATEST for each in range(self.partitions)}
+            return sum(client.offsets(places, 30.0, True).values())
+        finally:
+            client.close()
+
+    def await_output(self, still_s: float, limit_s: float, each_row: bool) -> None:
+        """Until all has come out, or nothing has for ``still_s``."""
+        wanted, had = self.records(self.given), -1
+        since = began = time.monotonic()
+        while time.monotonic() - since < still_s and time.monotonic() - began < limit_s:
+            has = self.records(self.out)
+            if each_row and has >= wanted:
+                time.sleep(0.5)  # what comes again comes now
+                return
+            if has != had:
+                had, since = has, time.monotonic()
+            time.sleep(0.1)
+
+
+def create(address: str, topic: str, partitions: int, **settings: Any) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    config = {name.replace("_", "."): str(value) for name, value in settings.items()}
+    admin = _admin(address)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+
+
+def _admin(address: str) -> Any:
+    """To be kept until what it was asked for is done. Says only what went wrong."""
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": address, "log_level": 3})
+
+
+@contextmanager
+def loading(topics: Topics, rate: int, seconds: float) -> Iterator[Loading]:
+    """Rows flow into ``given`` meanwhile, by a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.kafka.load", topics.address, topics.given]
+    process = subprocess.Popen(
+        [*command, str(topics.partitions), str(rate), str(seconds)], stdout=subprocess.PIPE, text=True,
+        env=peers_.environment(),
+    )  # fmt: skip
+    made = Loading(process)
+    try:
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Loading:
+    """``start``: when the first row is due."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._said: Queue[dict[str, Any]] = Queue()
+        threading.Thread(target=self._hear, daemon=True).start()
+        self.start = float(self._next(START_S)["start"])
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.put(json.loads(line))
+
+    def _next(self, limit_s: float) -> dict[str, Any]:
+        try:
+            return self._said.get(timeout=limit_s)
+        except Empty:
+            raise TimeoutError(f"the load says nothing for {limit_s:g} s") from None
+
+    def end(self, limit_s: float) -> None:
+        """Wait for it."""
+        self._next(limit_s)
+
+
+def measured(
+    name: str,
+    topics: Topics,
+    rate: int,
+    seconds: float,
+    warm_up_s: float,
+    strike: Callable[[], None] | None,
+    each_row: bool = True,
+) -> Run:
+    """Load, a fault in the middle, and what has come out. Whoever makes the output runs already."""
+    fault_at: float | None = None
+    with loading(topics, rate, warm_up_s + seconds) as flowing:
+        start = flowing.start + warm_up_s
+        end = start + seconds
+        if strike is not None:
+            time.sleep(max(start + seconds / 2 - time.time(), 0))
+            fault_at = time.time()
+            strike()
+        flowing.end(max(end - time.time(), 0) + LOAD_EXTRA_S + seconds)
+    still_s = STILL_S if strike is None else STILL_AFTER_FAULT_S
+    topics.await_output(still_s, seconds + 4 * still_s, each_row)
+    given = written.read(topics.address, topics.given, topics.partitions)
+    got = written.read(topics.address, topics.out, topics.partitions)
+    figures: dict[str, Any] = written.statistics(got, start, end)
+    figures |= {f"load_{name}": value for name, value in written.statistics(given, start, end).items()}
+    figures |= written.exactness(given, got, each_row)
+    return Run(figures, line_of(name, got, start, end, fault_at))
+
+
+def line_of(name: str, got: written.Written, start: float, end: float, fault_at: float | None) -> Line:
+    at = got.append_ms / 1e3
+    ones = at * 0 + 1
+    marks = [] if fault_at is None else [Mark(fault_at, fault_at, FAULT)]
+    return of_arrivals(name, Seen(at, ones * 0, got.due_us / 1e6, ones, ones[:0]), marks, start, end)
+
+
+def run(
+    rate: int,
+    partitions: int,
+    peers: Sequence[str],
+    fault: bool,
+    console: Console,
+    seconds: float = 20.0,
+    replicas: int = 2,
+    rows: int = 10_000_000,
+    bootstrap: str | None = None,
+) -> Report:
+    """``seconds`` that are measured; ``rows`` of the backlog, 0: none; ``bootstrap``: of a broker that is there already."""
+    with ExitStack() as ends:
+        address = bootstrap or _broker(ends, console).address
+        topics = Made(address, partitions)
+        ends.callback(topics.remove)
+        workers = WORKERS_WITH_FAULT if fault else WORKERS
+        result: dict[str, Any] = {"benchmark": "kafka", "rate": rate, "partitions": partitions, "seconds": seconds}
+        result |= {"workers": workers, "replicas": replicas, "fault": FAULT if fault else None}
+        runs = {"flux": _flux(topics, rate, seconds, workers, replicas, rows, fault, console)}
+        for peer in peers:
+            runs[peer] = _peer(peer, topics, rate, seconds, rows, fault, console)
+    return report(result, runs)
+
+
+def report(result: dict[str, Any], runs: Mapping[str, Run]) -> Report:
+    """Of Flux the figures as they are, and of each peer behind ``peer_`` and its name. ``ratio``: of the two rates at which a
+    backlog is worked off."""
+    result |= {"rows_per_s": None} | runs["flux"].figures
+    for peer, measured in runs.items():
+        if peer != "flux":
+            result |= {f"peer_{peer}_{name}": value for name, value in measured.figures.items()}
+    theirs = result.get("peer_micro_rows_per_s")
+    result["ratio"] = round(result["rows_per_s"] / theirs, 2) if theirs and result.get("rows_per_s") else None
+    lines = [measured.line for measured in runs.values() if measured.line is not None]
+    return Report(result, lines, "latency, due to appended (ms)", failed=_wrong(result))
+
+
+def _wrong(result: Mapping[str, Any]) -> str | None:
+    """Why the command ends with an error; None: each record is there once."""
+    if not result["lost"] and not result["duplicated"]:
+        return None
+    return f"{result['lost']} records are lost and {result['duplicated']} are there that should not be; each was to be there once"
+
+
+def _broker(ends: ExitStack, console: Console) -> Any:
+    try:
+        found = peers_.broker()
+    except peers_.Unavailable as error:
+        raise UsageError(
+            f"no broker can be started here: {error}. --bootstrap HOST:PORT names one that runs"
+        ) from error
+    console.print("starting a broker")
+    return ends.enter_context(found.Broker(heap="1g"))
+
+
+class Made:
+    """Makes topics, with names that nobody else has, and removes them."""
+
+    def __init__(self, address: str, partitions: int) -> None:
+        self.address, self.partitions = address, partitions
+        self._names: list[str] = []
+
+    def pair(self, who: str) -> Topics:
+        made = Topics(self.address, f"flux-bench-{os.getpid()}-{who}", self.partitions)
+        self._names += [made.given, made.out]
+        return made
+
+    def backlog(self, rows: int) -> str:
+        """The topic with it, filled when it is asked for the first time."""
+        name = f"flux-bench-{os.getpid()}-backlog"
+        if name not in self._names:
+            create(self.address, name, self.partitions)
+            self._names.append(name)
+            load.backlog(addresses(self.address), name, self.partitions, rows)
+        return name
+
+    def remove(self) -> None:
+        if self._names:
+            admin = _admin(self.address)
+            for done in admin.delete_topics(self._names).values():
+                done.result(30)
+
+
+def _flux(
+    topics: Made, rate: int, seconds: float, workers: int, replicas: int, rows: int, fault: bool, console: Console
+) -> Run:
+    # Two workers share an executor where one is killed: as many as are left have room for all copies.
+    spark, _ = session.start(
+        workers, 2 if fault else 1, 1024, idle_jvm=True,
+        **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"},
+    )  # fmt: skip
+    try:
+        console.print(f"Flux, {rate:,} rows/s{', an executor is killed' if fault else ''}")
+        found = with_flux(spark, topics.pair("flux"), rate, seconds, workers, replicas, fault)
+        if rows:
+            console.print(f"Flux, a backlog of {rows:,} rows")
+            found.figures["rows_per_s"] = work_off(spark, topics, rows)
+        return found
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+        spark.stop()
+
+
+def _peer(peer: str, topics: Made, rate: int, seconds: float, rows: int, fault: bool, console: Console) -> Run:
+    pair = topics.pair(peer)
+    console.print(f"{peers_.title(peer)}, {rate:,} rows/s")
+    try:
+        with peers_.running(peer, topics.address, pair.given, pair.out, fault) as strike:
+            # Spark may put several rows of a key into one record.
+            found = measured(
+                peer, pair, rate, seconds, JVM_WARM_UP_S, strike if fault else None, each_row=peer == "kstreams"
+            )
+        if peer == "micro" and rows:
+            console.print(f"{peers_.title(peer)}, a backlog of {rows:,} rows")
+            found.figures["rows_per_s"] = peers_.backlog(topics.address, topics.backlog(rows), rows)
+        return found
+    except peers_.Unavailable as error:
+        console.print(f"  not run: {error}")
+        return Run({"not_run": str(error)}, None)
+
+
+def with_flux(
+    spark: SparkSession,
+    topics: Topics,
+    rate: int,
+    seconds: float,
+    workers: int,
+    replicas: int,
+    fault: bool,
+    **options: Any,
+) -> Run:
+    query = count.start(
+        spark, topics.address, topics.given, topics.out, topics.partitions, workers, replicas, **options
+    )
+    try:
+        query.wait_until_running(START_S)
+        until(query.is_whole, START_S, "all copies are there")
+        return measured("flux", topics, rate, seconds, WARM_UP_S, (lambda: kill_executor(query)) if fault else None)
+    finally:
+        query.stop()
+
+
+def kill_executor(query: Query) -> None:
+    """That of the primary of the count's first partition."""
+    table = query._server.core.table
+    assert table is not None
+    primary = table.stages[0][0][0].worker
+    os.kill(int(query.members()[primary].about.executor.rpartition(":")[2]), signal.SIGKILL)
+
+
+def work_off(spark: SparkSession, topics: Made, rows: int) -> int:
+    """Rows per second from a topic through a keyed stage to state, from when the workers are there."""
+    name = topics.backlog(rows)
+    query = count.start_totals(spark, topics.address, name, topics.partitions, WORKERS, progress_interval="20ms")
+    try:
+        query.wait_until_running(START_S)
+        began = time.monotonic()
+        until(lambda: _applied(query) >= rows, BACKLOG_S, f"{rows} rows are applied")
+        took = time.monotonic() - began
+        if _applied(query) != rows:
+            raise QueryFailed(f"{_applied(query)} rows were applied of {rows}")
+        return round(rows / took)
+    finally:
+        query.stop()
+
+
+def _applied(query: Query) -> int:
+    if (error := query.exception()) is not None:
+        raise error
+    progress = query.lastProgress
+    return 0 if progress is None else int(progress["stages"][0]["rowsIn"])

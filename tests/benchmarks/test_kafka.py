@@ -1,0 +1,225 @@
+"""What the benchmark of Kafka makes of the records that it finds: made-up ones here, of which the answer is known."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.kafka import bench, load, peers
+from benchmarks.kafka.count import RunningCount
+from benchmarks.kafka.written import Written, exactness, expected, statistics
+from controller.operate.cli import app
+from flux.dataflow.operator import Context
+from flux.kafka.records import Decoder
+
+START = 1_000_000.0
+#: Of the issue, and of whoever reads them by program.
+KEYS = {"rate", "p50_ms", "p99_ms", "worst_second_ms", "gap_ms_max", "lost", "duplicated", "rows_per_s", "ratio"}
+
+
+def rows(keys: list[int]) -> Written:
+    """One each millisecond, in the input."""
+    due = np.arange(len(keys)) * 1000 + round(START * 1e6)
+    return Written(np.array(keys, np.int64), due, np.zeros(len(keys), np.int64), due // 1000)
+
+
+def without(some: Written, *places: int) -> Written:
+    return Written(*(np.delete(getattr(some, name), places) for name in Written.__dataclass_fields__))
+
+
+def with_again(some: Written, *places: int) -> Written:
+    columns = (getattr(some, name) for name in Written.__dataclass_fields__)
+    return Written(*(np.concatenate([column, column[list(places)]]) for column in columns))
+
+
+def test_each_row_has_the_number_of_rows_of_its_key_until_then() -> None:
+    wanted = expected(rows([3, 1, 3, 3, 1]))
+    assert list(zip(wanted.key.tolist(), wanted.count.tolist(), strict=True)) == [
+        (1, 1),
+        (1, 2),
+        (3, 1),
+        (3, 2),
+        (3, 3),
+    ]
+    assert ((wanted.due_us - START * 1e6) // 1000).astype(int).tolist() == [1, 4, 0, 2, 3]
+
+
+def test_what_is_missing_and_what_comes_again_is_counted() -> None:
+    given = rows([3, 1, 3, 3, 1])
+    right = expected(given)
+    shuffled = Written(*(getattr(right, name)[[4, 0, 2, 1, 3]] for name in Written.__dataclass_fields__))
+    assert exactness(given, shuffled) == {"lost": 0, "duplicated": 0}
+    assert exactness(given, without(right, 1, 3)) == {"lost": 2, "duplicated": 0}
+    assert exactness(given, with_again(right, 1, 1, 4)) == {"lost": 0, "duplicated": 3}
+    assert exactness(given, with_again(without(right, 0), 3)) == {"lost": 1, "duplicated": 1}
+
+
+def test_a_count_that_no_row_gives_is_doubled_and_a_wrong_time_is_both() -> None:
+    given = rows([3, 1, 3])
+    right = expected(given)
+    too_high = Written(np.append(right.key, 3), np.append(right.due_us, 0), np.append(right.count, 3), right.append_ms)
+    assert exactness(given, too_high) == {"lost": 0, "duplicated": 1}
+    other = Written(right.key, right.due_us + np.array([0, 7, 0]), right.count, right.append_ms)
+    assert exactness(given, other) == {"lost": 1, "duplicated": 1}
+    unknown = Written(np.append(right.key, 9), np.append(right.due_us, 0), np.append(right.count, 1), right.append_ms)
+    assert exactness(given, unknown) == {"lost": 0, "duplicated": 1}
+
+
+def test_nothing_at_all_is_lost_as_a_whole_and_nothing_of_nothing_is_not() -> None:
+    given, none = rows([3, 1, 3]), rows([])
+    assert exactness(given, none) == {"lost": 3, "duplicated": 0}
+    assert exactness(none, expected(given)) == {"lost": 0, "duplicated": 3}
+    assert exactness(none, none) == {"lost": 0, "duplicated": 0}
+    assert exactness(none, none, each_row=False) == {"lost": 0, "duplicated": 0}
+
+
+def test_where_rows_share_a_record_the_last_count_of_a_key_says_what_is_there() -> None:
+    given = rows([3, 1, 3, 3, 1])
+    right = expected(given)
+    assert exactness(given, without(right, 0, 2, 3), each_row=False) == {"lost": 0, "duplicated": 0}
+    assert exactness(given, without(right, 1, 3, 4), each_row=False) == {"lost": 3, "duplicated": 0}
+    assert exactness(given, with_again(right, 2), each_row=False) == {"lost": 0, "duplicated": 1}
+
+
+def arrived(ages_ms: list[list[float]]) -> Written:
+    """Rows that are due evenly in each second, and so old when they are appended."""
+    due = np.concatenate([START + second + np.arange(len(ages)) / len(ages) for second, ages in enumerate(ages_ms)])
+    ones = np.ones(len(due), np.int64)
+    return Written(ones, np.round(due * 1e6).astype(np.int64), ones, due * 1e3 + np.concatenate(ages_ms))
+
+
+def test_the_worst_second_is_not_hidden_by_the_others() -> None:
+    of = statistics(arrived([[5.0] * 100, [5.0] * 90 + [70.0] * 10, [5.0] * 100]), START, START + 3)
+    assert (of["p50_ms"], of["p99_ms"]) == (pytest.approx(5), pytest.approx(70))
+    assert (of["worst_second_ms"], of["max_ms"]) == (pytest.approx(70), pytest.approx(70))
+    assert of["gap_ms_max"] == pytest.approx(75)
+
+
+def test_only_what_was_due_in_the_time_counts_however_late_it_comes() -> None:
+    warm_up, measured, after = [900.0] * 10, [4.0] * 9 + [3000.0], [800.0] * 10
+    of = statistics(arrived([warm_up, measured, after]), START + 1, START + 2)
+    assert (of["p50_ms"], of["max_ms"]) == (pytest.approx(4), pytest.approx(3000))
+
+
+def test_a_topic_in_which_nothing_came_has_no_figures() -> None:
+    assert set(statistics(rows([]), START, START + 1).values()) == {None}
+
+
+def test_the_load_gives_each_partition_its_keys_and_each_row_the_time_at_which_it_was_due() -> None:
+    keys, due = np.array([7, 2, 12, 7, 999]), np.arange(5) + 1_700_000_000_000_000
+    found = {}
+    for partition, data in load._batches(keys, due, 5).items():
+        made = Decoder("load", 0).decode(pa.py_buffer(data), 0).rows
+        assert made is not None
+        pairs = zip(made.column("key").to_pylist(), made.column("value").to_pylist(), strict=True)
+        found[partition] = [(key.decode(), int(value)) for key, value in pairs]
+    assert found == {
+        2: [("k000007", due[0]), ("k000002", due[1]), ("k000012", due[2]), ("k000007", due[3])],
+        4: [("k000999", due[4])],
+    }
+
+
+def test_the_query_counts_as_the_independent_answer_does_however_it_is_cut() -> None:
+    given = rows(np.random.default_rng(1).integers(0, 40, 500).tolist())
+    column = pa.array([b"k%06d" % key for key in given.key])
+    batch = pa.record_batch({"key": column, "due_us": pa.array(given.due_us)})
+    operator, out = _opened(), []
+    for start, end in ((0, 1), (1, 180), (180, 500)):
+        out.append(operator.process(batch.slice(start, end - start)))
+        again = _opened()
+        again.restore(operator.snapshot())
+        operator = again
+    table = pa.Table.from_batches(out)
+    keys = np.array([int(key[1:]) for key in table.column("key").to_pylist()])
+    got = Written(keys, table.column("due_us").to_numpy(), table.column("count").to_numpy(), given.append_ms)
+    assert exactness(given, got) == {"lost": 0, "duplicated": 0}
+
+
+def _opened() -> RunningCount:
+    made = RunningCount()
+    made.open(Context("count"))
+    return made
+
+
+FIGURES = {"p50_ms": 5.0, "p99_ms": 20.0, "worst_second_ms": 30.0, "gap_ms_max": 12.0, "lost": 0, "duplicated": 0}
+
+
+def report(flux: dict[str, Any], **others: dict[str, Any]) -> Any:
+    runs = {name: bench.Run(dict(figures), None) for name, figures in ({"flux": flux} | others).items()}
+    return bench.report({"benchmark": "kafka", "rate": 1000}, runs)
+
+
+def test_the_figures_have_their_names_and_those_of_peers_say_whose_they_are() -> None:
+    made = report(FIGURES | {"rows_per_s": 3_000_000}, micro=FIGURES | {"rows_per_s": 500_000}, kstreams=FIGURES)
+    assert made.figures.keys() >= KEYS
+    assert made.figures["ratio"] == 6.0
+    assert made.figures["peer_kstreams_p99_ms"] == 20.0
+    assert made.failed is None
+    json.dumps(made.figures)
+    assert report(FIGURES).figures.keys() >= KEYS, "without a backlog, too"
+
+
+def test_a_peer_that_cannot_be_run_says_why_and_fails_nothing() -> None:
+    made = report(FIGURES | {"rows_per_s": 1}, rtm={"not_run": "Maven is missing"})
+    assert made.figures["peer_rtm_not_run"] == "Maven is missing"
+    assert made.figures["ratio"] is None
+    assert made.failed is None
+
+
+@pytest.mark.parametrize("wrong", ["lost", "duplicated"])
+def test_a_record_that_is_lost_or_doubled_fails_the_benchmark(wrong: str) -> None:
+    assert "3 " in report(FIGURES | {wrong: 3}).failed
+    assert report(FIGURES, rtm=FIGURES | {wrong: 3}).failed is None, "of a peer it is a finding"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rate", "0"], "--rate"),
+        (["--partitions", "none"], "--partitions"),
+        (["--peer", "flink"], "flink"),
+        (["--fault", "pause"], "pause"),
+        (["--fault", "kill-executor", "--replicas", "1"], "--replicas 2"),
+        (["--rows", "-1"], "--rows"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "run", lambda *_: pytest.fail("it has begun"))
+    done = CliRunner().invoke(app, ["bench", "kafka", *options], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_the_command_hands_on_its_options_and_ends_with_an_error_if_rows_were_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+
+    def run(*arguments: Any) -> Any:
+        given.extend(arguments)
+        return report(FIGURES | {"lost": 2})
+
+    monkeypatch.setattr(bench, "run", run)
+    command = ["bench", "kafka", "--rate", "7", "--peer", "micro", "--peer", "rtm", "--peer", "micro", "--json"]
+    done = CliRunner().invoke(app, [*command, "--fault", "kill-executor"])
+    assert done.exit_code == 1
+    assert given[:4] == [7, 5, ["micro", "rtm"], True]
+    (line,) = [line for line in done.output.splitlines() if line.startswith("{")]
+    assert json.loads(line)["lost"] == 2
+
+
+def test_where_no_broker_can_be_started_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Any:
+        raise peers.Unavailable("Maven is missing (mvn)")
+
+    monkeypatch.setattr(peers, "broker", none)
+    with pytest.raises(bench.UsageError, match=r"Maven is missing.*--bootstrap HOST:PORT"):
+        bench.run(1000, 5, [], False, SimpleNamespace(print=print))  # type: ignore[arg-type]
