@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
@@ -187,7 +188,8 @@ def checkpoint_of(name: str, given: str | None, location: Path | None) -> str | 
     """Where Spark keeps how far it is; None: in a temporary directory."""
     if given is not None or location is None:
         return given
-    return (location / f"stream-{name}").as_uri()
+    # Not as_uri(): Hadoop takes the characters of a path as they are.
+    return f"file://{location}/stream-{quote(name, safe=' ')}"
 
 
 def check_checkpoints(spark: SparkSession, plan: Plan, sources: list[Source], location: Path | None, new: bool) -> None:

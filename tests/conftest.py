@@ -114,6 +114,16 @@ def cluster(executors: Any) -> Any:
 
 
 @pytest.fixture
+def callbacks() -> None:
+    """pyspark opens one port for all ``foreachBatch`` of a session, and keeps it: before ``nothing_left_behind`` looks."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    context: Any = SparkContext._active_spark_context
+    ensure_callback_server_started(context._gateway)
+
+
+@pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
     """After the test: no thread, socket, file, Spark job or worker loop of a query that was not there before."""
     before = _zmq_fds(os.getpid()), _listening()

@@ -112,6 +112,12 @@ class Stage:
             object.__setattr__(made, "_stage", StageWith(self, inputs, kwargs))
         return made
 
+    def in_mode(self, output_mode: str) -> Stage:
+        """The same stage with another output mode."""
+        return Stage(
+            self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery
+        )  # fmt: skip
+
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         got = ", ".join([*(_kind(given) for given in inputs), *(f"{name}=..." for name in kwargs)])
         first = ", ".join(
@@ -160,6 +166,9 @@ class StageWith(Stage):
 
     def make(self) -> Operator:
         return self._stage._made(self._args, self._kwargs)
+
+    def in_mode(self, output_mode: str) -> Stage:
+        return StageWith(self._stage.in_mode(output_mode), self._args, self._kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The stage by itself, which knows how it is to be shipped, and the arguments."""

@@ -19,6 +19,7 @@ from flux.errors import UsageError
 
 if TYPE_CHECKING:
     from flux.dataflow.api import Flow
+    from flux.dataflow.write_stream import FlowWriter
 
 #: What ``Sink.is_transient`` takes for transient unless it says otherwise.
 TRANSIENT = (ConnectionError, TimeoutError, InterruptedError)
@@ -113,7 +114,7 @@ class FunctionSink(Sink):
 
 
 #: Of a flow, and not of what it goes to.
-_OF_FLOWS = ("toDF", "show", "collect", "to", "to_parquet", "to_kafka", "foreach_batch", "connect")
+_OF_FLOWS = ("toDF", "show", "collect", "to", "to_parquet", "to_kafka", "foreach_batch", "writeStream", "connect")
 
 
 class FlowTo:
@@ -167,6 +168,13 @@ class Outputs:
         if type(sink).write is Sink.write:
             raise UsageError(f"class {type(sink).__name__} must define write(self, batch, position) to be a sink")
         return FlowTo(self, sink)  # type: ignore[arg-type]
+
+    @property
+    def writeStream(self) -> FlowWriter:  # noqa: N802
+        """The same sinks under the names of Structured Streaming: ``flow.writeStream.format("parquet").option(...).start()``."""
+        from flux.dataflow.write_stream import FlowWriter
+
+        return FlowWriter(self)  # type: ignore[arg-type]
 
     def foreach_batch(self, function: Callable[[pa.RecordBatch, Position], Any]) -> FlowTo:
         """Call a function in the workers with each batch of committed output and its position, in several threads if

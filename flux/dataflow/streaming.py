@@ -42,7 +42,9 @@ def stream(
             raise UsageError(
                 "flux.stream: expected a streaming DataFrame (spark.readStream), got a batch DataFrame: call the stage with it"
             )
-        how = StreamOptions(_checkpoint(checkpoint), _trigger(trigger), _output_mode(output_mode))
+        how = StreamOptions(
+            _checkpoint(checkpoint), checked_trigger(trigger, "flux.stream, trigger"), _output_mode(output_mode)
+        )
         return StreamSource(called, streaming, streaming, how)
     given = [what for what, value in (("checkpoint", checkpoint), ("trigger", trigger)) if value is not None]
     if given or output_mode != "append":
@@ -80,17 +82,17 @@ def _checkpoint(checkpoint: Any) -> str | None:
     return text
 
 
-def _trigger(trigger: Any) -> tuple[tuple[str, Any], ...]:
+def checked_trigger(trigger: Any, what: str) -> tuple[tuple[str, Any], ...]:
     if trigger is None:
         return ()
     fits = isinstance(trigger, dict) and len(trigger) == 1 and next(iter(trigger)) in TRIGGERS
-    (what, value) = next(iter(trigger.items())) if fits else ("", None)
-    if not fits or not (isinstance(value, str) and value if what == "processingTime" else value is True):
+    (kind, value) = next(iter(trigger.items())) if fits else ("", None)
+    if not fits or not (isinstance(value, str) and value if kind == "processingTime" else value is True):
         raise UsageError(
-            'flux.stream: trigger must be {"processingTime": "1 second"} or {"availableNow": True}; got '
-            f"{trigger!r:.200}. Other triggers of Spark run no Python sink"
+            f'{what}: expected processingTime="1 second" or availableNow=True, got {trigger!r:.200}. Other triggers of Spark run '
+            "no Python sink"
         )
-    return ((what, value),)
+    return ((kind, value),)
 
 
 def _output_mode(mode: Any) -> str:

@@ -18,15 +18,6 @@ COLUMNS = "k BIGINT, v BIGINT, `a.t` TIMESTAMP"
 ROWS, FILES = 500, 6
 
 
-@pytest.fixture
-def callbacks() -> None:
-    """pyspark opens one port for all ``foreachBatch`` of a program, and keeps it."""
-    from pyspark import SparkContext
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    ensure_callback_server_started(SparkContext._active_spark_context._gateway)
-
-
 @flux.stage(key="k", partitions=4, replicas=2)
 class PerKey(flux.Aggregate):
     n = flux.count()

@@ -1,0 +1,259 @@
+"""``flow.writeStream``: the sinks of a flow under the names that Structured Streaming has for them (design: public-api).
+
+A thin layer. What Spark has and Flux has not is refused by name, with what there is instead: a program that is carried over
+must not run with another meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import flux
+from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.sink import FlowTo
+from flux.dataflow.sources import Source, StreamSource
+from flux.dataflow.streaming import checked_trigger
+from flux.errors import UsageError
+from flux.settings import PREFIX, TABLE
+
+if TYPE_CHECKING:
+    from flux.dataflow.api import Flow
+
+#: The options of each format. Capitals and underscores make no difference: ``rollBytes`` is ``roll_bytes``.
+FORMATS = {
+    "parquet": ("path", "partitions", "roll_bytes", "roll_every"),
+    "kafka": (
+        "topic", "key", "value", "format", "headers", "timestamp", "partition", "partitioner", "guarantee", "compression",
+        "partitions", "topic_partitions", "timeout",
+    ),
+}  # fmt: skip
+#: Options that are numbers where they are given as text, as Spark's often are.
+NUMBERS = ("partitions", "topic_partitions")
+SERVERS = "kafka.bootstrap.servers"
+#: Formats of Spark's, and what there is in their place.
+OTHERS = {
+    "console": "flow.show() prints the output of a flow that ends; foreachBatch(function) gets each batch",
+    "memory": "start the flow with keep_output=True, and ask query.toDF()",
+    "noop": "end in a stage without a schema, or use foreachBatch",
+    "csv": "format('parquet') writes files, and foreachBatch(function) anything",
+    "json": "format('parquet') writes files, format('kafka') JSON records, and foreachBatch(function) anything",
+}
+
+
+class FlowWriter:
+    """Builds up what ``start()`` runs. Each call returns the writer itself, as Spark's do."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._format: str | None = None
+        self._function: Callable[..., Any] | None = None
+        self._name: str | None = None
+        self._mode: str | None = None
+        self._trigger: tuple[tuple[str, Any], ...] = ()
+        self._options: dict[str, Any] = {}
+
+    def format(self, source: str) -> FlowWriter:
+        """ "parquet" or "kafka"."""
+        if source not in FORMATS:
+            instead = OTHERS.get(source, "") if isinstance(source, str) else ""
+            raise UsageError(
+                f"writeStream.format: expected one of {', '.join(FORMATS)}, got {source!r:.100}"
+                + (f"; {instead}" if instead else ". foreachBatch(function) and flow.to(sink) write anywhere else")
+            )
+        self._format = source
+        return self
+
+    def option(self, key: str, value: Any) -> FlowWriter:
+        """An option of the format, ``checkpointLocation``, or a setting of Flux such as ``spark.flux.workers``."""
+        if not isinstance(key, str) or not key:
+            raise UsageError(f"writeStream.option: the name of an option must be text, got {key!r:.100}")
+        self._options[key] = value
+        return self
+
+    def options(self, **options: Any) -> FlowWriter:
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def queryName(self, queryName: str) -> FlowWriter:  # noqa: N802, N803
+        if not isinstance(queryName, str) or not queryName.strip():
+            raise UsageError(f"writeStream.queryName: expected text that is not empty, got {queryName!r:.100}")
+        self._name = queryName
+        return self
+
+    def outputMode(self, outputMode: str) -> FlowWriter:  # noqa: N802, N803
+        """What an aggregate at the end of the flow gives: "update", or "complete": all groups once, at the end of the input. Rows
+        of any other stage are appended."""
+        if outputMode not in ("append", "update", "complete"):
+            raise UsageError(f"writeStream.outputMode: expected append, update or complete, got {outputMode!r:.100}")
+        aggregates = isinstance(self._flow.stage.make(), Aggregate)
+        if outputMode == "append" and aggregates:
+            raise UsageError(
+                f"writeStream.outputMode('append'): stage {self._flow.stage.name} is an aggregate, whose groups change. 'update' "
+                "gives the changed groups after every step, 'complete' all groups once, at the end of the input"
+            )
+        if outputMode == "complete" and not aggregates:
+            raise UsageError(
+                f"writeStream.outputMode('complete'): stage {self._flow.stage.name} is no aggregate; leave it out: its rows are "
+                "appended"
+            )
+        self._mode = outputMode if aggregates else None
+        return self
+
+    def trigger(self, **trigger: Any) -> FlowWriter:
+        """When Spark makes the next batch for ``flux.stream(streaming_df)``: processingTime="10 seconds" or
+        availableNow=True. Rows of other sources flow all the time."""
+        self._trigger = checked_trigger(trigger, "writeStream.trigger")
+        return self
+
+    def foreachBatch(self, func: Callable[..., Any]) -> FlowWriter:  # noqa: N802
+        """``func(batch, position)`` is called in the workers with a pyarrow.RecordBatch and its position: at least once, with the
+        same position when it comes again. As ``flow.foreach_batch``."""
+        self._function = func
+        return self
+
+    def foreach(self, *_: Any) -> FlowWriter:
+        raise UsageError("writeStream.foreach calls for each row; use foreachBatch(function), with batch.to_pylist()")
+
+    def partitionBy(self, *_: Any) -> FlowWriter:  # noqa: N802
+        raise UsageError(
+            "writeStream.partitionBy: files are not split by columns; option('partitions', 4) writes four at the same time"
+        )
+
+    def toTable(self, *_: Any, **__: Any) -> Any:  # noqa: N802
+        raise UsageError("writeStream.toTable: there are no tables; format('parquet') writes files into a folder")
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,  # noqa: N803
+        partitionBy: Any = None,  # noqa: N803
+        queryName: str | None = None,  # noqa: N803
+        **options: Any,
+    ) -> Any:
+        """Check everything, and run in the background; returns the query."""
+        if format is not None:
+            self.format(format)
+        if outputMode is not None:
+            self.outputMode(outputMode)
+        if partitionBy is not None:
+            self.partitionBy(partitionBy)
+        if queryName is not None:
+            self.queryName(queryName)
+        self.options(**options)
+        if path is not None:
+            self.option("path", path)
+        given, settings, location = self._sorted_options()
+        flow = self._flow_in_mode()
+        ended = self._ended(flow, given)
+        self._set_trigger()
+        return flux.start(ended, queryName=self._name, checkpointLocation=location, **settings)
+
+    # ---- what start() makes of it
+
+    def _sorted_options(self) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        """Those of the format, settings of Flux by keyword, and the checkpoint location."""
+        keywords = {f"{PREFIX}{setting.key}".lower(): setting.keyword for setting in TABLE}
+        given: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        location = None
+        for key, value in self._options.items():
+            lower = key.lower()
+            if lower == "checkpointlocation":
+                location = value
+            elif lower in keywords:
+                settings[keywords[lower]] = value
+            elif lower.startswith(PREFIX):
+                raise UsageError(f"writeStream: there is no setting {key!r:.100}; README.md lists them")
+            elif lower in given:
+                raise UsageError(f"writeStream: option {key!r:.100} is given twice, in capitals and in small letters")
+            else:
+                given[lower] = value
+        return given, settings, location
+
+    def _flow_in_mode(self) -> Flow:
+        if self._mode is None or self._mode == self._flow.stage.output_mode:
+            return self._flow
+        return type(self._flow)(self._flow.stage.in_mode(self._mode), list(self._flow.inputs))
+
+    def _ended(self, flow: Flow, given: dict[str, Any]) -> FlowTo:
+        if self._function is not None:
+            if self._format is not None:
+                raise UsageError(
+                    f"writeStream: foreachBatch and format({self._format!r}) are two sinks; give one of them"
+                )
+            self._refuse_others("foreachBatch", given, ())
+            return flow.foreach_batch(self._function)
+        if self._format is None:
+            raise UsageError(
+                f"writeStream: say where rows go, with format(...), one of {', '.join(FORMATS)}, or foreachBatch(function)"
+            )
+        servers = given.pop(SERVERS, None)
+        known = {name.replace("_", ""): name for name in FORMATS[self._format]}
+        self._refuse_others(f"format({self._format!r})", given, known)
+        options = {known[key.replace("_", "")]: value for key, value in given.items()}
+        for name in NUMBERS:
+            if isinstance(options.get(name), str):
+                options[name] = _number(name, options[name])
+        if self._format == "parquet":
+            return flow.to_parquet(self._needed(options, "path"), **options)
+        if servers is None:
+            raise UsageError(f"writeStream.format('kafka') needs option({SERVERS!r}, 'host:9092')")
+        return flow.to_kafka(self._needed(options, "topic"), servers, **options)
+
+    def _needed(self, options: dict[str, Any], name: str) -> Any:
+        value = options.pop(name, None)
+        if value is None:
+            raise UsageError(f"writeStream.format({self._format!r}) needs option({name!r}, ...)")
+        return value
+
+    def _refuse_others(self, what: str, given: dict[str, Any], known: Any) -> None:
+        for key in given:
+            if key.replace("_", "") in known:
+                continue
+            there = [*(known.values() if isinstance(known, dict) else known), "checkpointLocation", f"{PREFIX}..."]
+            if self._format == "kafka":
+                there.insert(0, SERVERS)
+                if key.startswith("kafka."):
+                    raise UsageError(
+                        f"writeStream.{what} has no option {key!r:.100}: for TLS and logins call flow.to_kafka(..., "
+                        "security_protocol=...), which takes the names of kafka-python"
+                    )
+            raise UsageError(f"writeStream.{what} has no option {key!r:.100}; it has {', '.join(there)}")
+
+    def _set_trigger(self) -> None:
+        if not self._trigger:
+            return
+        streams = [
+            source
+            for source in _sources(self._flow)
+            if isinstance(source, StreamSource) and source.dataframe is not None
+        ]
+        if not streams:
+            raise UsageError(
+                "writeStream.trigger: rows of this flow come without batches, so there is nothing to trigger; leave it out. It "
+                "is for flux.stream(streaming_df)"
+            )
+        for source in streams:
+            if source.how.trigger not in ((), self._trigger):
+                raise UsageError(
+                    f"writeStream.trigger: source {source.name} has another trigger already; give it in one place"
+                )
+            source.how = replace(source.how, trigger=self._trigger)
+
+
+def _sources(flow: Flow) -> list[Source]:
+    found: list[Source] = []
+    for given in flow.inputs:
+        found += [given] if isinstance(given, Source) else _sources(given)
+    return found
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"writeStream: option {name!r} must be a whole number, got {value!r:.100}") from None

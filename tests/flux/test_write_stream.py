@@ -1,0 +1,150 @@
+"""``flow.writeStream``: Spark's names for the sinks that there are, and a sentence for what there is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import dataframe
+from one_worker import SCHEMA
+
+import flux
+from flux.dataflow.files import ParquetFiles
+from flux.dataflow.sink import FlowTo, FunctionSink
+from flux.dataflow.sources import StreamOptions, StreamSource
+
+
+@flux.stage(key="x")
+class Totals(flux.Aggregate):
+    n = flux.count()
+
+
+@flux.stage
+def same(batch: Any) -> Any:
+    return batch
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FlowTo, dict[str, Any]]]:
+    """What would run."""
+    calls: list[tuple[FlowTo, dict[str, Any]]] = []
+    monkeypatch.setattr(flux, "start", lambda flow, **options: calls.append((flow, options)))
+    return calls
+
+
+def flow() -> Any:
+    return same(dataframe(SCHEMA))
+
+
+def test_a_parquet_program_of_spark_runs(started: list[Any], tmp_path: Any) -> None:
+    writer = flow().writeStream.format("parquet").queryName("q").outputMode("append")
+    writer.option("checkpointLocation", "/data/c").option("rollBytes", "1m").option("roll_every", "2s").option(
+        "partitions", "2"
+    ).option("spark.flux.log.maxBytes", "64m").start(str(tmp_path))
+    ((to, options),) = started
+    assert options == {"queryName": "q", "checkpointLocation": "/data/c", "log_max_bytes": "64m"}
+    assert isinstance(to.sink, ParquetFiles)
+    plain = flow().to_parquet(str(tmp_path), partitions=2, roll_bytes="1m", roll_every="2s")
+    assert repr(to.sink) == repr(plain.sink)
+    assert to.flow.stage.partitions == 2
+    assert to.flow.stage._args == plain.flow.stage._args
+
+
+def test_foreach_batch_calls_a_function(started: list[Any]) -> None:
+    def write(batch: Any, position: Any) -> None: ...
+
+    flow().writeStream.foreachBatch(write).start(queryName="q")
+    ((to, options),) = started
+    assert isinstance(to.sink, FunctionSink)
+    assert options["queryName"] == "q"
+
+
+def test_a_topic_is_written_with_the_options_of_spark_and_of_flux(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(flux, "to_kafka", lambda *given, **options: called.append((given[1:], options)))
+    writer = flow().writeStream.format("kafka").option("kafka.bootstrap.servers", "host:9092").option("topic", "out")
+    writer.options(key="x", topicPartitions="3").start()
+    assert called == [(("out", "host:9092"), {"key": "x", "topic_partitions": 3})]
+
+
+def test_the_output_mode_is_that_of_the_aggregate_at_the_end(started: list[Any], tmp_path: Any) -> None:
+    totals = Totals(dataframe(SCHEMA))
+    totals.writeStream.outputMode("update").format("parquet").start(str(tmp_path))
+    to, _ = started[0]
+    (before,) = to.flow.inputs
+    assert before.stage.output_mode == "update"
+    assert before.stage.make().__class__ is Totals.target
+    assert totals.stage.output_mode == "complete", "the flow itself is as it was"
+    for mode, why in (
+        ("append", "is an aggregate, whose groups change"),
+        ("newest", "expected append, update or complete"),
+    ):
+        with pytest.raises(flux.UsageError, match=why):
+            totals.writeStream.outputMode(mode)
+    with pytest.raises(flux.UsageError, match="stage same is no aggregate"):
+        flow().writeStream.outputMode("complete")
+
+
+def test_a_trigger_is_that_of_the_streaming_dataframe(started: list[Any], tmp_path: Any) -> None:
+    source = StreamSource("clicks", SCHEMA, object(), StreamOptions())  # type: ignore[arg-type]
+    same(same(source)).writeStream.trigger(availableNow=True).format("parquet").start(str(tmp_path))
+    assert source.how.trigger == (("availableNow", True),)
+    with pytest.raises(flux.UsageError, match="source clicks has another trigger already"):
+        same(source).writeStream.trigger(processingTime="1 second").format("parquet").start(str(tmp_path))
+    with pytest.raises(flux.UsageError, match="there is nothing to trigger"):
+        flow().writeStream.trigger(availableNow=True).format("parquet").start(str(tmp_path))
+    for wrong in ({"continuous": "1 second"}, {"availableNow": False}, {}, {"processingTime": 1}):
+        with pytest.raises(flux.UsageError, match="expected processingTime"):
+            flow().writeStream.trigger(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda w: w.format("console"), r"one of parquet, kafka, got 'console'; flow\.show\(\)"),
+        (lambda w: w.format("memory"), "keep_output=True"),
+        (lambda w: w.format("delta"), r"flow\.to\(sink\) write anywhere else"),
+        (lambda w: w.format(3), "got 3"),
+        (lambda w: w.start(), r"say where rows go, with format\(...\), one of parquet, kafka"),
+        (lambda w: w.format("parquet").start(), r"needs option\('path'"),
+        (
+            lambda w: w.format("parquet").start("/x", mergeSchema=True),
+            "has no option 'mergeschema'; it has path, partitions",
+        ),
+        (lambda w: w.format("kafka").start(topic="t"), "needs option.'kafka.bootstrap.servers'"),
+        (lambda w: w.format("kafka").option("kafka.bootstrap.servers", "h:1").start(), r"needs option\('topic'"),
+        (lambda w: w.format("kafka").option("kafka.security.protocol", "SSL").start(topic="t"), "for TLS and logins"),
+        (lambda w: w.format("parquet").option("spark.flux.worker", 1).start("/x"), "no setting 'spark.flux.worker'"),
+        (lambda w: w.format("parquet").start("/x", partitions="many"), "must be a whole number, got 'many'"),
+        (lambda w: w.option("Path", "/x").option("path", "/y").format("parquet").start(), "given twice"),
+        (lambda w: w.option("", 1), "name of an option must be text"),
+        (lambda w: w.queryName(" "), "text that is not empty"),
+        (lambda w: w.foreachBatch(print).format("parquet").start("/x"), "are two sinks"),
+        (lambda w: w.foreachBatch(3).start(), "wants a function"),
+        (lambda w: w.foreachBatch(lambda b, p: None).start(path="/x"), "foreachBatch has no option 'path'"),
+        (lambda w: w.foreach(print), "use foreachBatch"),
+        (lambda w: w.partitionBy("day"), "not split by columns"),
+        (lambda w: w.toTable("t"), "no tables"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_what_there_is(call: Any, why: str, started: list[Any]) -> None:
+    with pytest.raises(flux.UsageError, match=why):
+        call(flow().writeStream)
+    assert not started
+
+
+def test_flux_stream_refuses_what_it_cannot_take() -> None:
+    for given, options, why in (
+        (None, {}, "expected a streaming DataFrame"),
+        (3, {}, "expected a streaming DataFrame"),
+        ("x BIGINT, x BIGINT", {}, "column 'x' twice"),
+        ("x BIGINT", {"checkpoint": "/c"}, "checkpoint belongs to the streaming query that writes here"),
+        ("x BIGINT", {"output_mode": "update"}, "output_mode belongs to the streaming query"),
+        ("x BIGINT", {"name": " "}, "printable text"),
+        ("x BIGINT", {"name": "a\nb"}, "printable text"),
+    ):
+        with pytest.raises(flux.FluxError, match=why):
+            flux.stream(given, **options)
+    assert flux.stream("x BIGINT", name="clicks 東京").name == "clicks 東京"
