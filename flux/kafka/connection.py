@@ -22,8 +22,12 @@ from flux.kafka.security import Security
 CLIENT = "flux"
 #: Brokers are often told to take records of 100 MB. An answer has one of them, or less.
 ANSWER_BYTES_MAX = 256 << 20
-#: The newest versions of what the newest Kafka takes, and whose topics still go by name.
-_NEWEST = {"Fetch": 12, "InitProducerId": 5, "ListOffsets": 7, "OffsetCommit": 8, "Produce": 9}
+#: The newest versions of what the newest Kafka takes, whose topics still go by name, and whose transactions of a writer have one
+#: epoch (later ones: another for each).
+_NEWEST = {
+    "AddOffsetsToTxn": 3, "AddPartitionsToTxn": 3, "EndTxn": 3, "Fetch": 12, "InitProducerId": 4, "ListOffsets": 7,
+    "OffsetCommit": 8, "OffsetFetch": 7, "Produce": 9, "TxnOffsetCommit": 3,
+}  # fmt: skip
 #: Of the time a login lasts: then a new connection is made.
 _LOGIN_PART = 0.85
 
@@ -70,9 +74,10 @@ class Connection:
         """The answer to what was sent last. Errors as of ``ask``."""
         return self._receive_answer(message, time.monotonic() + timeout)
 
-    def knows(self, message: Any) -> bool:
-        """Whether the broker takes such requests at all."""
-        return self._versions.api_versions.get(message.API_KEY) is not None
+    def knows(self, message: Any, version: int = 0) -> bool:
+        """Whether the broker takes such requests, of this version or a later one."""
+        known = self._versions.api_versions.get(message.API_KEY)
+        return known is not None and known[1] >= version
 
     def close(self) -> None:
         self._socket.close()

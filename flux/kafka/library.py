@@ -25,9 +25,21 @@ def library() -> Any:
         from kafka.net.sasl import get_sasl_mechanism
         from kafka.protocol.admin import DescribeConfigsRequest, DescribeProducersRequest
         from kafka.protocol.broker_version_data import BrokerVersionData
-        from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest
+        from kafka.protocol.consumer import (
+            FetchRequest,
+            ListOffsetsRequest,
+            OffsetCommitRequest,
+            OffsetFetchRequest,
+        )
         from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
-        from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
+        from kafka.protocol.producer import (
+            AddOffsetsToTxnRequest,
+            AddPartitionsToTxnRequest,
+            EndTxnRequest,
+            InitProducerIdRequest,
+            ProduceRequest,
+            TxnOffsetCommitRequest,
+        )
         from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
     except ImportError as error:
         raise UsageError(
@@ -35,19 +47,24 @@ def library() -> Any:
             "driver and on the executors"
         ) from error
     return SimpleNamespace(
+        AddOffsetsToTxn=AddOffsetsToTxnRequest,
+        AddPartitionsToTxn=AddPartitionsToTxnRequest,
         ApiVersions=ApiVersionsRequest,
         BrokerVersionData=BrokerVersionData,
         DescribeConfigs=DescribeConfigsRequest,
         DescribeProducers=DescribeProducersRequest,
+        EndTxn=EndTxnRequest,
         Fetch=FetchRequest,
         FindCoordinator=FindCoordinatorRequest,
         InitProducerId=InitProducerIdRequest,
         ListOffsets=ListOffsetsRequest,
         Metadata=MetadataRequest,
         OffsetCommit=OffsetCommitRequest,
+        OffsetFetch=OffsetFetchRequest,
         Produce=ProduceRequest,
         SaslAuthenticate=SaslAuthenticateRequest,
         SaslHandshake=SaslHandshakeRequest,
+        TxnOffsetCommit=TxnOffsetCommitRequest,
         errors=errors,
         mechanism=get_sasl_mechanism,
     )

@@ -49,6 +49,9 @@ class Sent(NamedTuple):
 
 
 class ProducerClient(Client):
+    #: Of who writes in transactions.
+    transactional_id: str | None = None
+
     def producer_ids(self, count: int, timeout: float) -> list[int]:
         """New ones, which no other writer has."""
         kind = library().InitProducerId
@@ -90,7 +93,7 @@ class ProducerClient(Client):
                 data = kind.TopicProduceData
                 parts = [data.PartitionProduceData(index=each, records=batches[each].data) for each in partitions]
                 message = kind(
-                    transactional_id=None, acks=-1, timeout_ms=int(1000 * ACKED_S),
+                    transactional_id=self.transactional_id, acks=-1, timeout_ms=int(1000 * ACKED_S),
                     topic_data=[data(name=topic, partition_data=parts)],
                 )  # fmt: skip
                 connection = self._asking = self._connection(leader, ATTEMPT_S)

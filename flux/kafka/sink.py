@@ -59,13 +59,12 @@ class Line:
         self.ahead: tuple[np.ndarray, int] | None = None
         self._batches: Iterator[tuple[np.ndarray, int]] = iter(())
 
-    def begin(self, sent: int, producer: int | None, codec: str | None, batch_bytes: int) -> None:
-        """Go on behind so many rows; ``producer``: None to write without."""
+    def begin(self, sent: int, who: Producer, codec: str | None, batch_bytes: int, transactional: bool = False) -> None:
+        """Go on behind so many rows."""
         self.sent = sent
-        who = NOBODY if producer is None else Producer(producer, 0, (self.first + sent) % SEQUENCES)
         self._batches = record_batches(
             None if self._keys is None else self._keys[sent:], self._values[sent:], self._times[sent:],
-            None if self._headers is None else self._headers[sent:], codec, who, batch_bytes,
+            None if self._headers is None else self._headers[sent:], codec, who, batch_bytes, transactional,
         )  # fmt: skip
         self.ahead = next(self._batches, None)
 
@@ -83,6 +82,9 @@ class KafkaSink(Sink):
     """Exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
 
     exactly_once = True
+    guarantee = "exactly_once"
+    #: Whether its record batches belong to transactions.
+    transactional = False
     joins_bytes = REQUEST_BYTES
 
     def __init__(
@@ -133,6 +135,7 @@ class KafkaSink(Sink):
                 kept = {
                     "cluster": cluster, "topic": self.topic, "topic_partitions": self._topic_partitions,
                     "since": [ends[place] for place in places], "ids": self._new_ids(client, partitions),
+                    "guarantee": self.guarantee,
                 }  # fmt: skip
             else:
                 self._again = True
@@ -157,12 +160,13 @@ class KafkaSink(Sink):
                 f"{self._topic_partitions} now: keys would go elsewhere. Give to_kafka(..., topic_partitions="
                 f"{kept['topic_partitions']}) to go on as before, or another checkpointLocation"
             )
-        if self.exactly_once and not kept["ids"]:
+        was = kept.get("guarantee", "exactly_once" if kept["ids"] else "at_least_once")
+        if self.guarantee not in (was, "at_least_once"):
             raise UsageError(
-                f"the query of this checkpoint writes topic {self.topic!r} at least once: its records cannot be told from new "
-                "ones. Give guarantee='at_least_once' to go on, or another checkpointLocation"
+                f"the query of this checkpoint writes topic {self.topic!r} {was.replace('_', ' ')}: where it was is not known to "
+                f"guarantee={self.guarantee!r}. Give guarantee={was!r} to go on, or another checkpointLocation"
             )
-        if self.exactly_once and len(kept["ids"]) != partitions:
+        if self.guarantee == "exactly_once" and len(kept["ids"]) != partitions:
             raise UsageError(
                 f"the query of this checkpoint has {len(kept['ids'])} writers of topic {self.topic!r}, not {partitions}: give "
                 f"to_kafka(..., partitions={len(kept['ids'])}), or another checkpointLocation"
@@ -279,22 +283,33 @@ class KafkaSink(Sink):
             self._go_on(line)
             if line.sent == before:
                 raise Passing(f"{where} does not take record {line.first + line.sent} of this writer: {name}")
-        elif name in ("MessageSizeTooLargeError", "RecordListTooLargeError"):
-            if rows == 1:
-                raise KafkaError(
-                    f"{where}: a record takes {data.size:,} bytes with its key and head; the limit of the topic "
-                    f"(max.message.bytes) is {self._client.limit(self.topic)}. Raise that limit, or write smaller rows"
-                )
-            self._batch_bytes = max(1, min(self._batch_bytes, data.size) // 2)
-            self._go_on(line)
-        elif "Authorization" in name:
-            raise self._client.refused(self.topic, name)
-        elif answer.error.retriable:
-            raise Passing(f"{where}: {name}")
+        elif self._is_too_large(name):
+            self._make_smaller(line, data, rows, self._has(line) - line.first)
         else:
+            self._refused(line, rows, answer)
+
+    @staticmethod
+    def _is_too_large(name: str) -> bool:
+        return name in ("MessageSizeTooLargeError", "RecordListTooLargeError")
+
+    def _make_smaller(self, line: Line, data: np.ndarray, rows: int, sent: int) -> None:
+        """Record batches, for this line and others; KafkaError if there is only one record in it."""
+        if rows == 1:
             raise KafkaError(
-                f"{where}: the broker refuses a record batch of {rows} records: {name}. {answer.why}".rstrip()
+                f"partition {line.partition} of topic {self.topic!r}: a record takes {data.size:,} bytes with its key and head; "
+                f"the limit of the topic (max.message.bytes) is {self._client.limit(self.topic)}. Raise that limit, or write "
+                "smaller rows"
             )
+        self._batch_bytes = max(1, min(self._batch_bytes, data.size) // 2)
+        self._begin(line, sent)
+
+    def _refused(self, line: Line, rows: int, answer: Answer) -> None:
+        where, name = f"partition {line.partition} of topic {self.topic!r}", answer.error.__name__
+        if "Authorization" in name:
+            raise self._client.refused(self.topic, name)
+        if answer.error.retriable:
+            raise Passing(f"{where}: {name}")
+        raise KafkaError(f"{where}: the broker refuses a record batch of {rows} records: {name}. {answer.why}".rstrip())
 
     # ---- where to go on
 
@@ -317,7 +332,13 @@ class KafkaSink(Sink):
                 f"partition {line.partition} of topic {self.topic!r} has lost the last {-sent} records that it had acknowledged "
                 "to this writer: was a leader elected that had not got them all (unclean.leader.election.enable)?"
             )
-        line.begin(min(sent, line.rows), self._producer, self._codec, self._batch_bytes)
+        self._begin(line, min(sent, line.rows))
+
+    def _begin(self, line: Line, sent: int) -> None:
+        line.begin(sent, self._who(line, sent), self._codec, self._batch_bytes, self.transactional)
+
+    def _who(self, line: Line, sent: int) -> Producer:
+        return NOBODY if self._producer is None else Producer(self._producer, 0, (line.first + sent) % SEQUENCES)
 
     def _has(self, line: Line) -> int:
         if line.partition not in self._next:
@@ -353,6 +374,7 @@ class KafkaSinkAtLeastOnce(KafkaSink):
     twice."""
 
     exactly_once = False
+    guarantee = "at_least_once"
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
         return []

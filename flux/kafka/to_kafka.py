@@ -14,6 +14,7 @@ from flux.kafka.library import library
 from flux.kafka.numbering import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, Numbering
 from flux.kafka.security import Security
 from flux.kafka.sink import KafkaSink, KafkaSinkAtLeastOnce
+from flux.kafka.transactional_sink import KafkaSinkTransactional
 from flux.kafka.values import Columns
 from flux.settings import parse_seconds
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from flux.dataflow.api import Flow
 
 PARTITIONERS = (MURMUR2, ROUND_ROBIN)
-GUARANTEES = ("exactly_once", "at_least_once", "transactional")
+SINKS = (KafkaSink, KafkaSinkAtLeastOnce, KafkaSinkTransactional)
+GUARANTEES = [kind.guarantee for kind in SINKS]
 
 
 def to_kafka(
@@ -55,7 +57,8 @@ def to_kafka(
     partition       a column with the partition of each record; without, ``partitioner`` chooses: "murmur2" by the key, as
                     Kafka's Java client does, rows without a key in turn; "round_robin" for all in turn
     guarantee       "exactly_once": the broker takes each row once. "at_least_once": without producer ids; headers
-                    flux-partition and flux-sequence tell what came twice
+                    flux-partition and flux-sequence tell what came twice. "transactional": once for who reads what is committed,
+                    and what is written at once appears at once, in all partitions
     compression     "gzip", "snappy", "lz4" or "zstd"
     partitions      how many write at the same time, 1 to 4096. With a key, all rows of a key have the same writer, in order
     topic_partitions  write only the first so many partitions of the topic; default all that it has now
@@ -72,16 +75,11 @@ def to_kafka(
     columns = _columns(key, value, format, headers, timestamp, partition)
     _one_of("partitioner", partitioner, PARTITIONERS)
     _one_of("guarantee", guarantee, GUARANTEES)
-    if guarantee == "transactional":
-        raise UsageError(
-            "guarantee='transactional' is not there yet. 'exactly_once' has each record once without transactions; what it does "
-            "not give is that records of several partitions appear together"
-        )
     if compression is not None:
         _one_of("compression", compression, [name for name in NUMBERS if name])
     brokers, secured, limit = addresses(bootstrap), Security(security), parse_seconds("timeout", timeout)
     many = _topic_partitions(brokers, secured, topic, topic_partitions, limit)
-    kind = KafkaSink if guarantee == "exactly_once" else KafkaSinkAtLeastOnce
+    kind = next(each for each in SINKS if each.guarantee == guarantee)
     by_key = columns.key if partitions != 1 and columns.key else None
     numbered = stage(
         key=by_key, partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records"

@@ -262,7 +262,7 @@ def test_it_travels_to_workers() -> None:
         max_size=20,
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_another_writer_has_written_is_read(rows: list[dict[str, Any]]) -> None:
     parsed = of(CLICK).parse(column(written(CLICK, *rows)), find_all=False)
     assert parsed.bad == []
@@ -275,7 +275,7 @@ def test_mutated_values_make_rows_or_are_told_apart() -> None:
     format_ = of(WIDE)
     (good,) = written(WIDE, ROW)
     mutated = []
-    for _ in range(4000):
+    for _ in range(2000):
         data = bytearray(good)
         for _ in range(chance.randint(1, 4)):
             at = chance.randrange(len(data))
@@ -293,6 +293,6 @@ def test_mutated_values_make_rows_or_are_told_apart() -> None:
     parsed = format_.parse(column(mutated), find_all=True)
     parsed.rows.validate(full=True)
     assert len(parsed.rows) + len(parsed.bad) == len(mutated)
-    assert len(parsed.bad) > 1000
-    alone = [format_.parse(column([value]), find_all=True) for value in mutated[:300]]
-    assert [i for i, each in enumerate(alone) if each.bad] == [each.row for each in parsed.bad if each.row < 300]
+    assert len(parsed.bad) > 500
+    alone = [format_.parse(column([value]), find_all=True) for value in mutated[:200]]
+    assert [i for i, each in enumerate(alone) if each.bad] == [each.row for each in parsed.bad if each.row < 200]

@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 TOTAL = KEYS * PARTITIONS * ROUNDS
 
 
-def seen_into(topic: str, broker: Broker, gate: Path, replicas: int) -> Any:
+def seen_into(topic: str, broker: Broker, gate: Path, replicas: int, guarantee: str = "exactly_once") -> Any:
     seen = flux.stage(key="key", partitions=4, replicas=replicas, schema=SEEN)(Seen)
     rows = flux.source(paced(gate), ROWS, partitions=PARTITIONS)
-    return seen(rows).to_kafka(topic, broker.address, key="key", partitions=2)
+    return seen(rows).to_kafka(topic, broker.address, key="key", partitions=2, guarantee=guarantee)
 
 
 def check_topic(topic: str, broker: Broker) -> None:
@@ -60,12 +60,13 @@ def test_a_topic_has_each_row_once_and_in_order_though_two_writers_are_killed(
     check_topic(topic, broker)
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once", "transactional"])
 def test_a_query_that_has_lost_everything_goes_on_in_the_topic_where_it_was(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
+    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, guarantee: str
 ) -> None:
     topic, gate = new_topic(3), tmp_path / "gate"
     for first in (True, False):
-        query = seen_into(topic, broker, gate, 1).start(
+        query = seen_into(topic, broker, gate, 1, guarantee).start(
             spark=cluster, workers=2, checkpointLocation=tmp_path / "location", progress_interval="100ms",
             checkpoint_interval="200ms",
         )  # fmt: skip

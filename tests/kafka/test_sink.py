@@ -261,7 +261,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(broker: Broker, new_topic: Ne
     with pytest.raises(UsageError, match="cluster"):
         raw(topic, broker).sink.prepare(2, {**kept, "cluster": "another"})
     careless = raw(topic, broker, guarantee="at_least_once").sink.prepare(2, None)
-    with pytest.raises(UsageError, match="at least once: its records cannot be told"):
+    with pytest.raises(UsageError, match="at least once: where it was is not known"):
         raw(topic, broker).sink.prepare(2, careless)
     assert raw(topic, broker, guarantee="at_least_once").sink.prepare(2, kept) == kept
     with pytest.raises(UsageError, match="not prepared"):
@@ -269,32 +269,38 @@ def test_what_does_not_fit_a_checkpoint_is_refused(broker: Broker, new_topic: Ne
 
 
 def test_nothing_is_lost_or_doubled_while_the_broker_is_killed(broker: Broker, new_topic: NewTopic) -> None:
-    topic, total = new_topic(2), 40_000
-    flow = raw(topic, broker)
-    shared, operator = sink_of(flow), operator_of(flow)
-    rows = numbered(flow, counted(0, total), operator)
-    writer, done = opened(shared), threading.Event()
-    random = np.random.default_rng(3)
-    progress = [0]
+    """With and without transactions, at the same time."""
+    total, step = {"exactly_once": 40_000, "transactional": 4000}, {"exactly_once": 200, "transactional": 50}
+    topics = {kind: new_topic(2) for kind in total}
+    progress = dict.fromkeys(total, 0)
 
-    def run() -> None:
-        while progress[0] < total:
-            count = min(int(random.integers(1, 200)), total - progress[0])
-            write(writer, rows.slice(progress[0], count), limit_s=120)
-            progress[0] += count
-        done.set()
+    def run(kind: str, writer: KafkaSink, rows: pa.RecordBatch) -> None:
+        random = np.random.default_rng(3)
+        while (at := progress[kind]) < total[kind]:
+            count = min(int(random.integers(1, step[kind])), total[kind] - at)
+            write(writer, rows.slice(at, count), limit_s=120)
+            progress[kind] += count
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    while progress[0] < total // 3:
+    threads = []
+    for kind, topic in topics.items():
+        flow = raw(topic, broker, guarantee=kind)
+        shared, operator = sink_of(flow), operator_of(flow)
+        rows = numbered(flow, counted(0, total[kind]), operator)
+        threads.append(threading.Thread(target=run, args=(kind, opened(shared), rows)))
+    for thread in threads:
+        thread.start()
+    while any(progress[kind] < total[kind] // 3 for kind in total):
+        assert all(thread.is_alive() or progress[each] for thread, each in zip(threads, total, strict=True))
         time.sleep(0.001)
     broker.kill()
     time.sleep(0.3)
-    assert not done.is_set()
+    assert progress["transactional"] < total["transactional"]
     broker.start()
-    thread.join()
-    got = found(broker.address, topic, total, 2)
-    assert [numbers(each) for each in got] == [list(range(0, total, 2)), list(range(1, total, 2))]
+    for thread in threads:
+        thread.join()
+    for kind, topic in topics.items():
+        got = found(broker.address, topic, total[kind], 2)
+        assert [numbers(each) for each in got] == [list(range(first, total[kind], 2)) for first in range(2)]
 
 
 def test_acknowledged_records_that_are_gone_end_the_query(broker: Broker, topic: str) -> None:
@@ -419,8 +425,7 @@ def test_who_may_not_write_is_told_what_is_missing(broker: Broker, topic: str) -
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"guarantee": "transactional"}, "not there yet"),
-        ({"guarantee": "maybe"}, "exactly_once, at_least_once"),
+        ({"guarantee": "maybe"}, "exactly_once, at_least_once, transactional"),
         ({"format": "avro"}, "raw, json, csv"),
         ({"compression": "brotli"}, "gzip, snappy, lz4, zstd"),
         ({"partitioner": "crc32"}, "murmur2, round_robin"),

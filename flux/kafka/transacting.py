@@ -1,0 +1,185 @@
+"""A Kafka cluster as a writer of transactions needs it.
+
+Law: ``begin_life`` fences whoever wrote under the same transactional id, and ends what it has left open. What ``positions`` tells
+after that is what was committed, and nobody changes it but who has the newest life.
+
+How far a writer is stands in its transactions, as offsets of a consumer group that has the name of the transactional id: for each
+partition of the topic, how many records it has written there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from flux.kafka.client import ATTEMPT_S, Address, Passing
+from flux.kafka.errors import KafkaError
+from flux.kafka.library import error_of, library
+from flux.kafka.producing import ProducerClient
+from flux.kafka.security import Security
+from flux.kafka.writing import Producer
+
+T = TypeVar("T")
+
+#: After this long without an end, a broker aborts a transaction by itself, so that its readers go on.
+TIMEOUT_MS = 60_000
+#: How long a coordinator may need to finish what came before, and how often we ask.
+_SETTLE_S, _PAUSE_S, _PAUSE_MAX_S = 20.0, 0.002, 0.1
+_GROUP, _TRANSACTION = 0, 1
+#: The first version of OffsetFetch that waits for offsets of transactions that are not through.
+_STABLE = 7
+#: It passes by itself, while the transaction stays as it is.
+_SOON = (
+    "ConcurrentTransactionsError", "CoordinatorLoadInProgressError", "CoordinatorNotAvailableError", "NotCoordinatorError",
+    "UnstableOffsetCommitError",
+)  # fmt: skip
+#: The transaction is lost; a new life of the writer goes on.
+ANEW = (
+    "InvalidProducerEpochError", "ProducerFencedError", "InvalidTxnStateError", "InvalidProducerIdMappingError",
+    "OutOfOrderSequenceNumberError", "UnknownProducerIdError", "TransactionAbortableError", "TransactionCoordinatorFencedError",
+    "DuplicateSequenceNumberError",
+)  # fmt: skip
+
+
+class _Soon(Exception):
+    """Ask the same again."""
+
+
+class TransactionClient(ProducerClient):
+    """``transactional_id``: of the writer, and the name of its group."""
+
+    def __init__(self, bootstrap: Sequence[Address], security: Security, transactional_id: str) -> None:
+        super().__init__(bootstrap, security)
+        self.transactional_id: str = transactional_id
+        self._coordinators: dict[int, Address] = {}
+
+    def begin_life(self) -> Producer:
+        """A producer id and epoch that nobody else has; its sequences begin at 0."""
+        kind = library().InitProducerId
+
+        def asked() -> Producer:
+            message = kind(
+                transactional_id=self.transactional_id, transaction_timeout_ms=TIMEOUT_MS, producer_id=-1, producer_epoch=-1
+            )  # fmt: skip
+            answer = self._told(_TRANSACTION, message)
+            self._check_step(answer.error_code, _TRANSACTION)
+            return Producer(int(answer.producer_id), int(answer.producer_epoch), 0)
+
+        return self._settled(asked)
+
+    def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int | None]:
+        """How many records are committed in each partition; None: it is not known, there are none or they are long ago."""
+        kind = library().OffsetFetch
+        wanted = list(partitions)
+
+        def asked() -> dict[int, int | None]:
+            named = [kind.OffsetFetchRequestTopic(name=topic, partition_indexes=wanted)]
+            message = kind(group_id=self.transactional_id, topics=named, require_stable=True)
+            answer = self._told(_GROUP, message, least=_STABLE)
+            self._check_step(answer.error_code, _GROUP)
+            found: dict[int, int | None] = {}
+            for each in answer.topics:
+                for part in each.partitions:
+                    self._check_step(part.error_code, _GROUP)
+                    offset = int(part.committed_offset)
+                    found[part.partition_index] = offset if offset >= 0 else None
+            if set(found) != set(wanted):
+                raise Passing("the broker left partitions out of its answer")
+            return found
+
+        return self._settled(asked)
+
+    def add(self, who: Producer, topic: str, partitions: Sequence[int]) -> None:
+        """These belong to the transaction from now on. The first call begins it."""
+        kind = library().AddPartitionsToTxn
+
+        def asked() -> None:
+            named = [kind.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))]
+            message = kind(
+                v3_and_below_transactional_id=self.transactional_id, v3_and_below_producer_id=who.id,
+                v3_and_below_producer_epoch=who.epoch, v3_and_below_topics=named,
+            )  # fmt: skip
+            for each in self._told(_TRANSACTION, message).results_by_topic_v3_and_below:
+                for part in each.results_by_partition:
+                    self._check_step(part.partition_error_code, _TRANSACTION)
+
+        self._settled(asked)
+
+    def put_positions(self, who: Producer, topic: str, positions: Mapping[int, int]) -> None:
+        """Into the transaction."""
+        added = library().AddOffsetsToTxn(
+            transactional_id=self.transactional_id, producer_id=who.id, producer_epoch=who.epoch, group_id=self.transactional_id
+        )  # fmt: skip
+        kind = library().TxnOffsetCommit
+        parts = kind.TxnOffsetCommitRequestTopic
+
+        def asked() -> None:
+            named = [
+                parts.TxnOffsetCommitRequestPartition(
+                    partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+                )
+                for partition, offset in positions.items()
+            ]
+            message = kind(
+                transactional_id=self.transactional_id, group_id=self.transactional_id, producer_id=who.id,
+                producer_epoch=who.epoch, generation_id=-1, member_id="",
+                group_instance_id=None, topics=[parts(name=topic, partitions=named)],
+            )  # fmt: skip
+            for each in self._told(_GROUP, message).topics:
+                for part in each.partitions:
+                    self._check_step(part.error_code, _GROUP)
+
+        self._settled(lambda: self._check_step(self._told(_TRANSACTION, added).error_code, _TRANSACTION))
+        self._settled(asked)
+
+    def end(self, who: Producer, commit: bool, limit_s: float = ATTEMPT_S) -> None:
+        """If this raises, the transaction may be committed or not: only ``begin_life`` and ``positions`` tell."""
+        message = library().EndTxn(
+            transactional_id=self.transactional_id, producer_id=who.id, producer_epoch=who.epoch, committed=commit
+        )
+        self._settled(lambda: self._check_step(self._told(_TRANSACTION, message, limit_s).error_code, _TRANSACTION))
+
+    def _told(self, kind: int, message: Any, limit_s: float = ATTEMPT_S, least: int = 0) -> Any:
+        """The answer of the coordinator. ``least``: version of the message that it must know."""
+        if kind not in self._coordinators:
+            find = library().FindCoordinator
+            answer = self._ask(
+                None, find(key=self.transactional_id, key_type=kind, coordinator_keys=[self.transactional_id]), limit_s
+            )
+            found = answer.coordinators[0] if getattr(answer, "coordinators", None) else answer
+            self._check_step(found.error_code, kind)
+            self._coordinators[kind] = found.host, found.port
+        try:
+            if not self._connection(self._coordinators[kind], limit_s).knows(message, least):
+                raise KafkaError("guarantee='transactional' needs brokers of Kafka 2.5 or later; give 'exactly_once'")
+            return self._ask(self._coordinators[kind], message, limit_s)
+        except OSError:
+            self._coordinators.clear()
+            raise
+
+    def _check_step(self, code: int, kind: int) -> None:
+        if not code:
+            return
+        error = error_of(code)
+        name = error.__name__
+        if name in _SOON:
+            if "Coordinator" in name:
+                self._coordinators.pop(kind, None)
+            raise _Soon(name)
+        if "Authorization" in name:
+            raise self.refused(f"in transactions, transactional id and group {self.transactional_id}", name)
+        if name in ANEW or error.retriable or error.invalid_metadata:
+            self.forget()
+            raise Passing(f"transaction of {self.transactional_id}: {name}")
+        raise KafkaError(f"the broker refuses a transaction of {self.transactional_id}: {name}")
+
+    def _settled(self, attempt: Callable[[], T]) -> T:
+        limit, pause = time.monotonic() + _SETTLE_S, _PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except _Soon as error:
+                if time.monotonic() > limit or self._ended.wait(pause):
+                    raise Passing(f"transaction of {self.transactional_id}: {error}") from None
+                pause = min(2 * pause, _PAUSE_MAX_S)

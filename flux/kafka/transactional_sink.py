@@ -1,0 +1,107 @@
+"""``to_kafka`` with transactions: what is written at once appears at once, in all partitions, to who reads what is committed
+(design: kafka-transactions).
+
+Each call of ``write`` is one transaction. It has the records, and how many there are now in each partition. A new primary fences
+the one before and reads how far it was; so does a writer after anything that went wrong, because a commit that was not answered
+may have been made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.sink import SinkContext
+from flux.kafka.client import Passing
+from flux.kafka.errors import KafkaError
+from flux.kafka.producing import Answer, ProducerClient
+from flux.kafka.sink import KafkaSink, Line
+from flux.kafka.transacting import ANEW, TransactionClient
+from flux.kafka.writing import Producer
+
+#: How long the end of a sink tries to abort what is open. A broker does it by itself later.
+_ABORT_S = 2.0
+
+
+class KafkaSinkTransactional(KafkaSink):
+    """Exactly once for readers with ``read_committed``."""
+
+    guarantee = "transactional"
+    transactional = True
+
+    def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
+        return []
+
+    def open(self, context: SinkContext) -> None:
+        self._partition = context.partition
+        self._next: dict[int, int] = {}
+        self._told: dict[int, int | None] = {}
+        self._acked: dict[int, int] = {}
+        self._gone_since = None
+        self.close()
+        name = f"flux-{context.query}-{context.number}-{context.partition}"
+        self._connected = self._transactions = TransactionClient(self._bootstrap, self._security, name)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Fence, and read how far whoever wrote before has come."""
+        self._writer = self._transactions.begin_life()
+        self._sequences: dict[int, int] = {}  # in this life
+        self._read_back(range(self._topic_partitions))
+        self._open = False
+
+    def _read_back(self, partitions: Sequence[int] | range) -> None:
+        self._told.update(self._transactions.positions(self.topic, partitions))
+        for partition in partitions:
+            self._next.pop(partition, None)
+
+    def _resolved(self, partition: int, first: int) -> int:
+        """Offsets of a group are forgotten after days without news; by then all replicas know what is there."""
+        told = self._told.get(partition)
+        return max(first, self._acked.get(partition, 0)) if told is None else told
+
+    def _who(self, line: Line, sent: int) -> Producer:
+        return self._writer._replace(sequence=self._sequences.get(line.partition, 0))
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._open:
+            self._begin_anew()
+        lines = self._lines(batch)
+        for line in lines:
+            self._go_on(line)
+        lines = [line for line in lines if line.sent < line.rows]
+        if not lines:
+            return
+        self._open = True
+        self._transactions.add(self._writer, self.topic, [line.partition for line in lines])
+        left = lines
+        while left := [line for line in left if line.sent < line.rows]:
+            self._round(left)
+        reached = {line.partition: line.first + line.rows for line in lines}
+        self._transactions.put_positions(self._writer, self.topic, reached)
+        self._transactions.end(self._writer, commit=True)
+        self._open = False
+        self._next.update(reached)
+        self._acked.update(reached)
+
+    def _answered(self, line: Line, data: np.ndarray, rows: int, answer: Answer) -> None:
+        name = "" if answer.error is None else answer.error.__name__
+        if not name:
+            line.sent += rows
+            self._sequences[line.partition] = self._sequences.get(line.partition, 0) + rows
+        elif self._is_too_large(name):
+            self._make_smaller(line, data, rows, line.sent)
+        elif name in ANEW:
+            raise Passing(f"partition {line.partition} of topic {self.topic!r}: {name}")
+        else:
+            self._refused(line, rows, answer)
+
+    def close(self) -> None:
+        if self._connected is not None and getattr(self, "_open", False):
+            self._open = False
+            with contextlib.suppress(OSError, Passing, KafkaError):
+                self._transactions.end(self._writer, commit=False, limit_s=_ABORT_S)
+        super().close()
