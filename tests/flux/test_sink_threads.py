@@ -298,6 +298,51 @@ def test_a_sink_that_collects_more_than_there_will_ever_be_is_named() -> None:
         assert "say in holds_bytes how much is collected" in query.error().summary
 
 
+class Stored:
+    """Functions for ``foreach_batch`` that keep rows and position together; the third batch fails twice before it is there."""
+
+    def __init__(self) -> None:
+        self.next: dict[tuple[str, int], int] = {}
+        self.rows: list[int] = []
+        self.failures = 2
+
+    def __deepcopy__(self, memo: Any) -> Stored:
+        return self
+
+    def committed(self, context: flux.SinkContext) -> int:
+        return self.next.get((context.query, context.partition), 0)
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position, context: flux.SinkContext) -> None:
+        if position.sequence == 2 and self.failures:
+            self.failures -= 1
+            raise LookupError("a server that starts")
+        assert self.committed(context) == position.sequence
+        self.rows += batch.column("x").to_pylist()
+        self.next[context.query, position.partition] = position.sequence + 1
+
+
+def test_functions_that_keep_positions_are_exactly_once() -> None:
+    store = Stored()
+    flow = same(dataframe(SCHEMA)).foreach_batch(store.write, committed=store.committed, transient=LookupError)
+    with ThreadQuery(flow, **ALONE) as query:
+        query.started().feed([slowly(batches(1000))])
+        until(lambda: len(store.rows) > 200, "rows flow")
+        assert query.server.core.table is not None
+        lose(query, query.server.core.table.stages[0][0][0].worker)
+        query.wait()
+    assert flow.sink.exactly_once
+    assert sorted(store.rows) == list(range(1000))
+    assert not store.failures
+
+
+def test_an_error_that_nobody_calls_transient_ends_the_query() -> None:
+    store = Stored()
+    flow = same(dataframe(SCHEMA)).foreach_batch(store.write, committed=store.committed, transient=(KeyError,))
+    with ThreadQuery(flow, **ALONE) as query:
+        query.started().feed([batches(1000)])
+        assert "a server that starts" in str(query.error())
+
+
 # ---- what is refused
 
 
@@ -314,6 +359,13 @@ class Nothing(flux.Operator):
         (lambda flow: flow.to(flux.Sink()), r"must define write\(self, batch, position\)"),
         (lambda flow: flow.foreach_batch(3), "wants a function"),
         (lambda flow: flow.foreach_batch(lambda batch: None), "must take two arguments"),
+        (lambda flow: flow.foreach_batch(lambda a, b: None, committed=lambda c: 0), "must take three arguments"),
+        (
+            lambda flow: flow.foreach_batch(lambda a, b, c: None, committed=lambda: 0),
+            "must take one argument, the context",
+        ),
+        (lambda flow: flow.foreach_batch(lambda a, b, c: None, committed=3), "committed must be a function"),
+        (lambda flow: flow.foreach_batch(lambda a, b: None, transient=OSError("x")), "an exception class, or a tuple"),
         (lambda flow: flow.to_parquet(7), "wants the path of a folder, got 7"),
         (lambda flow: flow.to_parquet("/tmp/x", roll_bytes="many"), "roll_bytes: cannot read 'many'"),
         (lambda flow: flow.to_parquet("file:///tmp/u x"), "cannot write to 'file:///tmp/u x'"),
