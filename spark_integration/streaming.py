@@ -60,6 +60,8 @@ class Streams:
         self._server = server
         self._failed = failed
         self._given = [(i, source) for i, source in enumerate(sources) if isinstance(source, StreamSource)]
+        #: Whether no other source may have more when these have ended.
+        self._alone = all(isinstance(source, StreamSource) and source.dataframe is not None for source in sources)
         self._running: dict[int, Any] = {}
         self._temporary: list[str] = []
         self._file: Path | None = None
@@ -128,7 +130,7 @@ class Streams:
             elif self._location is None:
                 for edge in self._plan.edges_of_source(index):
                     self._server.edge_complete(edge.id, [])
-            elif not self._running:
+            elif not self._running and self._alone:
                 self._pausing = AllAvailable(self._plan)
         self._pause()
 

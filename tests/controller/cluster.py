@@ -47,12 +47,16 @@ class Cluster:
 
     def __init__(
         self, slots: int = 3, replicas: int = 2, partitions: int = 1, stages: int = 1, readers: int = 0, collect: int = 0,
-        executors: Any = None, hosts: Any = None, domains: Any = None, recovery: str = "active", **options: Any,
+        executors: Any = None, hosts: Any = None, domains: Any = None, recovery: str = "active", streams: bool = False,
+        **options: Any,
     ) -> None:  # fmt: skip
-        """``executors``: of each slot; one each if not given. ``hosts``, ``domains``: of each slot; one for all."""
+        """``streams``: the rows come in micro-batches. ``executors``: of each slot; one each if not given. ``hosts``,
+        ``domains``: of each slot; one for all."""
         flow: Any = DataFrameSource("rows", SCHEMA)
         if readers:
             flow = WorkerSource("rows", lambda partition: iter(()), readers, SCHEMA)
+        if streams:
+            flow = flux.stream(SCHEMA)
         for number in range(stages - 1):
             flow = flux.stage(partitions=partitions, replicas=replicas, name=f"s{number}", schema=SCHEMA)(_same)(flow)
         last: Any = _same if collect else Sink

@@ -171,6 +171,38 @@ def test_an_attempt_that_comes_after_the_work_is_done_is_not_waited_for() -> Non
     assert len(c.sent(CopyState)) == 1
 
 
+def test_a_task_of_the_next_micro_batch_has_to_confirm_though_the_last_has_done_its_work() -> None:
+    """It has other rows in its log, which a new replica may need."""
+    c = Cluster(streams=True)
+    c.take(c.core.on_report("batch 0", register(0, "ingress", attempt=5), c.now))
+    c.take(c.core.on_report("batch 0", Goodbye(node=3), c.now))
+    c.mute = {"batch 1"}
+    c.take(c.core.on_report("batch 1", register(0, "ingress", attempt=6), c.now))
+    c.lose(0)
+    assert c.sent(CopyState) == []
+    c.take(c.core.on_report("batch 1", Goodbye(node=4), c.now))
+    assert len(c.sent(CopyState)) == 1
+
+
+def test_a_task_of_a_micro_batch_that_is_silent_is_forgotten_and_does_not_end_well() -> None:
+    """Spark may have killed it with its streaming query, and repairs would wait for ever."""
+    c = Cluster(streams=True, heartbeat_timeout=2.0)
+    c.mute = {"i"}
+    c.take(c.core.on_report("i", register(0, "ingress", attempt=5), c.now))
+    c.lose(0)
+    for _ in range(4):
+        for node in (1, 2):
+            c.report(node, Heartbeat(node=node, progress=1, stats={}))
+        assert c.sent(CopyState) == []
+        c.tick(0.6)
+    c.tick(0.6)
+    assert len(c.sent(CopyState)) == 1
+    c.take(c.core.on_report("i", Goodbye(node=3), c.now))
+    assert c.orders[-1] == ("i", RegisterAgain())
+    c.take(c.core.on_report("i", register(0, "ingress", attempt=5, node=3), c.now))
+    assert isinstance(c.orders[-1][1], Rejected)
+
+
 def test_a_goodbye_of_an_attempt_that_was_replaced_is_not_accepted() -> None:
     """The newer one may have been told of a replica that the older does not know."""
     c = Cluster()

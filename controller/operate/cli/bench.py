@@ -299,6 +299,27 @@ def scale(
     _finish(report, console, as_json, out)
 
 
+@bench.command()
+def streams(
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="in: Structured Streaming into a query. May be repeated. [default: all]"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1000, help="Rows of each backlog.")] = 20_000_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long latency is measured.")] = 20,
+    rate: Annotated[int, typer.Option(min=10, help="Rows per second, about, where latency is measured.")] = 5_000,
+    as_json: Json = False,
+) -> None:
+    """Streams in and out of a query: rows per second of a backlog, latency, lost and duplicated rows."""
+    from benchmarks import streams as benchmark
+
+    console = _prepare(as_json, None)
+    unknown = sorted(set(case or ()) - benchmark.CASES.keys())
+    if unknown:
+        raise typer.BadParameter(f"--case {unknown[0]}: there are {', '.join(benchmark.CASES)}")
+    _finish(benchmark.run(case or [], rows, seconds, rate, console), console, as_json, None)
+
+
 def _prepare(as_json: bool, out: Path | None) -> Console:
     if out is not None:
         from benchmarks.timeline import require_plots

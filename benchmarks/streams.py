@@ -1,0 +1,198 @@
+"""Streams in and out of a query, one case at a time, on this machine.
+
+A case is a function of ``CASES``: it gets the options of the command, runs, and returns its figures. ``lost`` and ``duplicated``
+count rows against what the source had.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+import flux
+from benchmarks.data import NARROW, files
+from benchmarks.session import start
+from benchmarks.timeline import Report
+
+WAIT_S = 600.0
+#: Micro-batches at the beginning whose latency does not count: Spark's own code is compiled meanwhile.
+WARM_UP = 15
+
+
+@dataclass(frozen=True)
+class Asked:
+    """``rows`` of the backlogs, ``seconds`` of the runs that measure latency, ``rate`` of rows a second there."""
+
+    rows: int
+    seconds: float
+    rate: int
+    console: Console
+
+
+@dataclass
+class Figures:
+    """``ratio``: of rows per second, against what the case is compared with; ``p50_ms``, ``p99_ms``: of the case's latency."""
+
+    case: str
+    rows_per_s: float | None = None
+    ratio: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    lost: int = 0
+    duplicated: int = 0
+
+
+# ---- Structured Streaming in
+
+
+@flux.stage(key="key", partitions=8)
+class PerKey(flux.Aggregate):
+    n = flux.count()
+    total = flux.sum("amount")
+
+
+@flux.stage(key="value", partitions=4)
+def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def streaming_in(asked: Asked) -> Figures:
+    """A streaming DataFrame into a query. Latency: from the moment when Spark has a micro-batch and runs it, which is when a
+    function of ``foreachBatch`` would be called, to the call of a sink with its last row. Rows per second: a backlog of parquet
+    files in one micro-batch, against the same files as a DataFrame."""
+    with session(1, 4) as spark:
+        figures = Figures("in")
+        figures.p50_ms, figures.p99_ms = _latency(spark, asked, figures)
+        backlog = _backlog(spark, asked, figures)
+        figures.rows_per_s, figures.ratio = backlog["stream"], backlog["stream"] / backlog["dataframe"]
+        asked.console.print(f"in: rows/s {backlog}")
+    return figures
+
+
+def _latency(spark: SparkSession, asked: Asked, figures: Figures) -> tuple[float, float]:
+    """Rows are numbered, so the batch of a row follows from the rows of each batch."""
+    per_batch = max(asked.rate // 5, 1)  # five micro-batches a second, about
+    with tempfile.TemporaryDirectory(prefix="flux-bench-streams-") as folder:
+        notes = str(Path(folder) / "notes")
+        Path(notes).mkdir()
+
+        def note(batch: pa.RecordBatch, position: Any) -> None:
+            now = time.time()
+            values = batch.column("value").to_numpy()
+            numbers, firsts = np.unique(values // per_batch, return_index=True)
+            del firsts
+            with open(f"{notes}/{position.partition}", "a") as out:
+                out.writelines(f"{number} {(values // per_batch == number).sum()} {now}\n" for number in numbers)
+
+        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", per_batch).option("numPartitions", 2)
+        source = flux.stream(rows.load().select("value"))
+        query = passed(source).foreach_batch(note).start(spark=spark, workers=1, queryName="bench-in")
+        begun: dict[int, float] = {}
+        try:
+            end = time.monotonic() + asked.seconds
+            while time.monotonic() < end or len(begun) < 2 * WARM_UP:
+                begun |= _begun(query)
+                time.sleep(0.5)
+            query.processAllAvailable(WAIT_S)
+            begun |= _begun(query)
+        finally:
+            query.stop()
+        arrived, counts = _noted(Path(notes))
+    late = [arrived[number] - begun[number] for number in sorted(begun)[WARM_UP:] if number in arrived]
+    for number in begun:
+        figures.lost += max(per_batch - counts.get(number, 0), 0)
+        figures.duplicated += max(counts.get(number, 0) - per_batch, 0)
+    asked.console.print(f"in: {len(late)} micro-batches of {per_batch} rows")
+    return float(np.percentile(late, 50)) * 1e3, float(np.percentile(late, 99)) * 1e3
+
+
+def _begun(query: Any) -> dict[int, float]:
+    """When Spark ran each batch, after its offsets were written and its plan was made."""
+    found = {}
+    for running in query._run.streams._running.values():
+        for report in running.recentProgress:
+            took = report["durationMs"]
+            before = sum(took.get(part, 0) for part in ("latestOffset", "walCommit", "getBatch", "queryPlanning"))
+            at = datetime.datetime.fromisoformat(report["timestamp"].replace("Z", "+00:00")).timestamp()
+            if "addBatch" in took:
+                found[int(report["batchId"])] = at + before / 1e3
+    return found
+
+
+def _noted(folder: Path) -> tuple[dict[int, float], dict[int, int]]:
+    """When the last rows of each batch came, and how many came."""
+    at: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            number, rows, when = line.split()
+            at[int(number)] = max(at.get(int(number), 0.0), float(when))
+            counts[int(number)] = counts.get(int(number), 0) + int(rows)
+    return at, counts
+
+
+def _backlog(spark: SparkSession, asked: Asked, figures: Figures) -> dict[str, float]:
+    """Rows per second of both, each the better of two runs in turn."""
+    folder = str(Path(files(NARROW, asked.rows)[0]).parent)
+    schema = spark.read.parquet(folder).schema
+
+    def stream() -> Any:
+        df = spark.readStream.schema(schema).option("pathGlobFilter", "*.parquet").parquet(folder)
+        return flux.stream(df, trigger={"availableNow": True})
+
+    per_key: Any = PerKey
+    ways: list[tuple[str, Callable[[], Any]]] = [("dataframe", lambda: spark.read.parquet(folder)), ("stream", stream)]
+    best = {"stream": 0.0, "dataframe": 0.0}
+    for _ in range(2):
+        for who, source in ways:
+            query = per_key(source()).start(spark=spark, workers=1, keep_output=True)
+            try:
+                query.wait_for_output()
+                progress = query.lastProgress or {}
+                best[who] = max(best[who], asked.rows / (progress["finishedAt"] - progress["firstRowAt"]))
+                counted = query.toDF().agg({"n": "sum"}).collect()[0][0]
+            finally:
+                query.stop()
+            if who == "stream":
+                figures.lost += max(asked.rows - counted, 0)
+                figures.duplicated += max(counted - asked.rows, 0)
+    return best
+
+
+# ---- all cases
+
+#: By the name of ``--case``. Each is called with what was asked, and makes a session of its own.
+CASES: dict[str, Callable[[Asked], Figures]] = {"in": streaming_in}
+
+
+@contextmanager
+def session(executors: int, cores: int, **conf: Any) -> Iterator[SparkSession]:
+    spark, _ = start(executors, cores, **conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def run(cases: list[str], rows: int, seconds: float, rate: int, console: Console) -> Report:
+    """The named cases, or all."""
+    asked = Asked(rows, seconds, rate, console)
+    found = [CASES[case](asked) for case in cases or CASES]
+    wrong = [each.case for each in found if each.lost or each.duplicated]
+    figures = {"benchmark": "streams", "cases": [_rounded(each) for each in found]}
+    return Report(figures, failed=f"rows were lost or came twice: {', '.join(wrong)}" if wrong else None)
+
+
+def _rounded(figures: Figures) -> dict[str, Any]:
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in vars(figures).items()}
