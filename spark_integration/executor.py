@@ -64,32 +64,40 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
     return run
 
 
-def micro_batch_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFunction:
-    """One task per partition of a micro-batch of a streaming query: rows in, one row about them out."""
+def micro_batch_function(plan: Plan, rendezvous: Rendezvous, source: int, least: dict[int, int]) -> ArrowFunction:
+    """One task per partition of a micro-batch of a streaming query: rows in, one row about them out. ``least``: see
+    ``MicroBatch``, for each partition that had any."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = send_micro_batch(plan, rendezvous, source, batches)
-        yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})
+        partition = _context().partitionId()
+        end = send_micro_batch(plan, rendezvous, source, batches, least.get(partition, 0))
+        yield pa.RecordBatch.from_pydict(
+            {"partition": pa.array([partition], pa.int32()), "end": pa.array([end], pa.int64())}
+        )
 
     return run
 
 
-def send_micro_batch(plan: Plan, rendezvous: Rendezvous, source: int, batches: Iterator[pa.RecordBatch]) -> int:
-    """In a task of a streaming query: send its partition of a micro-batch. Returns the number of rows when everybody has
-    applied them; raises whatever else happens, also where the query is stopped, because Spark commits the batch then."""
+def send_micro_batch(
+    plan: Plan, rendezvous: Rendezvous, source: int, batches: Iterator[pa.RecordBatch], least: int = 0
+) -> int:
+    """In a task of a streaming query: send its partition of a micro-batch. Returns when everybody has applied the rows: how many
+    the partition had in all batches; ``least`` if it has none in this one. Raises whatever else happens, also where the query is
+    stopped, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     if first is None:
-        return 0
+        return least
     context = _context()
     names = plan.sources[source].schema.names
     renamed = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in itertools.chain((first,), given))
     query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
     if not query or not number:
         raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")
-    ingress = Ingress(plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number)))
+    ingress = Ingress(plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number), least))
     try:
-        return ingress.run(renamed, context.taskAttemptId())
+        ingress.run(renamed, context.taskAttemptId())
+        return ingress.end
     except Stopped as error:
         raise QueryFailed(f"the Flux query has ended before batch {number} was applied: {error}") from None
 

@@ -26,9 +26,9 @@ OF_SPARK = ("checkpointlocation", "path", "queryname")
 
 @dataclass
 class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """``rows`` of one partition of a batch, which everybody has applied."""
+    """One partition of a batch, which everybody has applied. ``end``: rows that it had in all batches, if it has any in this."""
 
-    rows: int
+    end: int
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]

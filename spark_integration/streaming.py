@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +31,7 @@ from spark_integration import ingress_file
 from spark_integration.executor import micro_batch_function
 from spark_integration.jobs import reason_of
 from spark_integration.session import set_for_bulk_transfer
+from spark_integration.stream_ends import Ends, quoted
 
 log = logging.getLogger("flux")
 
@@ -91,14 +91,15 @@ class Streams:
     def _start(self, index: int, source: StreamSource, rendezvous: Rendezvous) -> Any:
         assert source.dataframe is not None
         about, how = self._plan.sources[index], source.how
-        feed = micro_batch_function(without_code(self._plan), rendezvous, index)
+        plan, ends = without_code(self._plan), Ends(self._location, about.name)
 
         def each(batch: DataFrame, number: int) -> None:
             set_for_bulk_transfer(batch, self._plan.settings.batch_max_rows)
             # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
             numbered = batch.toDF(*(f"c{position}" for position in range(len(batch.columns))))
+            feed = micro_batch_function(plan, rendezvous, index, ends.before(number))
             try:
-                numbered.mapInArrow(feed, "rows long").collect()
+                ends.note(number, numbered.mapInArrow(feed, "partition int, end long").collect())
             except Exception as error:
                 # Short: Spark searches the text of what is raised here with a regular expression that is recursive.
                 raise QueryFailed(INTERRUPTED if self._stopping.is_set() else reason_of(error)) from None
@@ -191,7 +192,7 @@ def checkpoint_of(name: str, given: str | None, location: Path | None) -> str | 
     if given is not None or location is None:
         return given
     # Not as_uri(): Hadoop takes the characters of a path as they are.
-    return f"file://{location}/stream-{quote(name, safe=' ')}"
+    return f"file://{location}/stream-{quoted(name)}"
 
 
 def check_checkpoints(spark: SparkSession, plan: Plan, sources: list[Source], location: Path | None, new: bool) -> None:

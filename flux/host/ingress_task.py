@@ -95,6 +95,11 @@ class IngressTask:
         else:
             self.streams.finish(now + self.wall_ahead)
 
+    @property
+    def end(self) -> int:
+        """Behind the last row, as the stream counts them."""
+        return max(producer.next_sequence for producer in self.producers.values())
+
     def on_table(self, table: Table, now: float) -> None:
         for stream, producer in self.producers.items():
             consumer = self.plan.edges[stream.edge].consumer

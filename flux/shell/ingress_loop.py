@@ -54,6 +54,7 @@ class Ingress:
         self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets, plan.settings.message_max_bytes)
+        self.end = 0  # behind the last row that was sent, as the stream counts them
         self._ready = False
         self._drained = False  # all that was read is applied
         self._dismissed = False
@@ -113,7 +114,7 @@ class Ingress:
         core.finish(time.monotonic())
         while not core.drained:
             self._turn(core, WAIT_S)
-        self._drained = True
+        self._drained, self.end = True, core.end
         self._beat(core, time.monotonic())
         while not self._dismissed:
             self._turn(core, WAIT_S)

@@ -30,10 +30,12 @@ from flux.stream.source_streams import SourceStreams
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """``query``: Spark's id of the streaming query, the same after a restart from its checkpoint."""
+    """``query``: Spark's id of the streaming query, the same after a restart from its checkpoint; ``least``: rows that the
+    partition had in the batches before, where that is known."""
 
     query: str
     number: int
+    least: int = 0
 
     def position(self, base: int) -> bytes:
         """Of any of its rows in a stream where it began with row ``base``."""
@@ -69,6 +71,12 @@ class MicroBatchStreams(SourceStreams):
                         f"source {self.name}: the stages that it feeds have different rows of earlier batches"
                     )
                 self._base = bases.pop()
+                if self._base < self.batch.least:
+                    raise QueryFailed(
+                        f"source {self.name}: the state of this query has {self._base} rows of partition "
+                        f"{self.producers[0].stream.producer}, and Spark has committed {self.batch.least}: it goes on from "
+                        "an older checkpoint than Spark's streaming query, which does not give its rows again"
+                    )
                 self._position = self.batch.position(self._base)
                 self._begin(min(start for _, start in found))
         return self.first is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from flux.wire.messages import Data
 from partitioning.cluster import cluster_by_key
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
+from spark_integration.stream_ends import Ends
 
 PARTITIONS = 3
 HOSTED = list(range(PARTITIONS))
@@ -53,10 +56,10 @@ class Consumers:
         self.attempts = itertools.count()
         self.applies = True
 
-    def task(self, number: int, query: str = "a query") -> IngressTask:
+    def task(self, number: int, query: str = "a query", least: int = 0) -> IngressTask:
         """An attempt that everybody has answered."""
         attempt = next(self.attempts)
-        core = IngressTask(self.plan, 0, 0, attempt, MicroBatch(query, number))
+        core = IngressTask(self.plan, 0, 0, attempt, MicroBatch(query, number, least))
         core.on_table(TABLE, 0.0)
         list(core.poll(0.0))
         for worker, inbound in self.inbounds.items():
@@ -210,6 +213,26 @@ def test_another_streaming_query_is_refused_and_so_is_a_task_of_long_ago() -> No
         at.task(0, "another one")
     with pytest.raises(RefusedError, match="batch 3 of source stream is over: 4 has come"):
         at.task(3)
+
+
+def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path: Path) -> None:
+    at = Consumers()
+    ends = Ends(tmp_path, "a/b c")
+    assert whole(at, 4, [1, 2], [3]).end == 3
+    ends.note(4, [SimpleNamespace(partition=0, end=3), SimpleNamespace(partition=1, end=0)])
+    ends = Ends(tmp_path, "a/b c")
+    assert ends.before(5) == {0: 3}
+    assert ends.before(4) == {}, "Spark has not committed it, and repeats it"
+    assert at.task(5, least=3).end == 3
+    ends.note(5, [SimpleNamespace(partition=1, end=7)])
+    assert Ends(tmp_path, "a/b c").before(5) == {0: 3}
+    assert Ends(tmp_path, "a/b c").before(6) == {0: 3, 1: 7}
+    older = Consumers()
+    with pytest.raises(QueryFailed, match="has 0 rows of partition 0, and Spark has committed 3"):
+        older.task(5, least=3)
+    (path,) = tmp_path.iterdir()
+    path.write_text("[")
+    assert Ends(tmp_path, "a/b c").before(9) == {}
 
 
 def test_the_plan_of_a_stream() -> None:

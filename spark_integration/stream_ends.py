@@ -1,0 +1,56 @@
+"""How many rows each partition of a streaming query has had, kept beside the state of a query with a checkpoint location (design:
+micro-batches).
+
+Spark never gives the rows of a committed batch again. If the query has to go on from an older checkpoint than Spark, because a
+newer one is damaged, these rows are missing, and the tasks of the next batch have to notice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+log = logging.getLogger("flux")
+
+
+class Ends:
+    """Written before Spark commits a batch, so it may be one batch ahead of Spark; of that it knows how many rows were before it.
+    Behind Spark, after a loss of power, it notices less, and is never wrong."""
+
+    def __init__(self, location: Path | None, name: str) -> None:
+        self._path = None if location is None else location / f"stream-{quoted(name)}.json"
+        self._batch = -1
+        self._before: dict[int, int] = {}  # by partition: rows before that batch
+        self._through: dict[int, int] = {}
+        if self._path is not None:
+            try:
+                self._batch, *found = json.loads(self._path.read_text())
+                self._before, self._through = ({int(at): int(end) for at, end in ends.items()} for ends in found)
+            except FileNotFoundError:
+                pass
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                log.warning("%s cannot be read, so rows that are missing would not be noticed: %s", self._path, error)
+
+    def before(self, batch: int) -> dict[int, int]:
+        """Rows that each partition has had in the batches before this one, as far as is known."""
+        return self._through if batch > self._batch else self._before if batch == self._batch else {}
+
+    def note(self, batch: int, rows: Iterable[Any]) -> None:
+        """Everybody has applied this batch; each of ``rows`` has ``partition`` and ``end``."""
+        before = self.before(batch)
+        self._batch, self._before = batch, before
+        self._through = before | {row.partition: row.end for row in rows if row.end}
+        if self._path is not None:
+            unfinished = self._path.with_suffix(".new")
+            unfinished.write_text(json.dumps([self._batch, self._before, self._through]))
+            os.replace(unfinished, self._path)
+
+
+def quoted(name: str) -> str:
+    """As part of a file's name."""
+    return quote(name, safe=" ")
