@@ -104,8 +104,9 @@ def _latency(spark: SparkSession, asked: Asked, figures: Figures) -> tuple[float
             while time.monotonic() < end or len(begun) < 2 * WARM_UP:
                 begun |= _begun(query)
                 time.sleep(0.5)
-            query.processAllAvailable(WAIT_S)
             begun |= _begun(query)
+            query._run.streams.stop()  # there is always more, and what Spark has committed is applied
+            query.processAllAvailable(WAIT_S)
         finally:
             query.stop()
         arrived, counts = _noted(Path(notes))
