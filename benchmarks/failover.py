@@ -24,6 +24,7 @@ import flux
 from benchmarks import session
 from benchmarks.arrivals import Seen, collect, percentile, sink
 from benchmarks.paced import END, SCHEMA, START, Script
+from benchmarks.throughput import pass_on
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.replicas.membership import Member
 from spark_integration.query import Query
@@ -187,9 +188,11 @@ def measure(
     console: Console,
     keys: int = KEYS,
     counts: tuple[int, str] | None = None,
+    passed: tuple[int, str] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], Line]:
-    """``counts``: replicas of the count, and the kind of those beside its primary; as the sink has them where None."""
+    """``counts``: replicas of the count, and the kind of those beside its primary; as the sink has them where None. ``passed``:
+    the same of a stage without state before it, which passes rows on."""
     workers = 3
     script = Script(rate, workers, keys)
     count_replicas, recovery = counts or (replicas, "active")
@@ -198,7 +201,11 @@ def measure(
     )(Counts)
     arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(sink(keys, partitions))
     source = flux.source(script.read, SCHEMA, partitions=workers)
-    query = start_query([arrivals(counted(source))], "failover", spark, keep_output=True, workers=workers, **options)
+    given: Any = source
+    if passed is not None:
+        through = flux.stage(key="key", partitions=partitions, replicas=passed[0], recovery=passed[1])
+        given = through(pass_on)(source)
+    query = start_query([arrivals(counted(given))], "failover", spark, keep_output=True, workers=workers, **options)
     faults = Faults(query, kind, times, workers, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)

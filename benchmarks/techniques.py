@@ -1,8 +1,9 @@
 """What each recovery technique costs without faults, and what it gives when an executor is killed: one table in one run.
 
-Every technique protects the same keyed count. The rates are those of a finite input that workers read, one technique after
-the other in several rounds. Latencies and faults are those of rows at a steady rate. What comes behind the count is protected by
-active replicas in each row of the table, so that only the technique differs.
+Every technique protects the same keyed count; in the last rows of the table, a stage without state before it, which passes rows
+on. The rates are those of a finite input that workers read, one technique after the other in several rounds. Latencies and faults
+are those of rows at a steady rate. What comes behind is protected by active replicas in each row of the table, so that only
+the technique differs.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ from benchmarks.timeline import Line, Report
 PARTITIONS, WORKERS, KEYS = 8, 3, 1_000_000
 #: Of what every technique is measured against.
 NONE = "none"
+STATELESS = "stateless: none"
 
 
 @dataclass(frozen=True)
 class Technique:
-    """``interval_s`` between two checkpoints. ``durable``: with a checkpoint location, a new one for each run."""
+    """``interval_s`` between two checkpoints. ``durable``: with a checkpoint location, a new one for each run. ``passed``: it
+    protects a stage without state, which passes rows on to the count; ``against``: what its rate is compared with."""
 
     name: str
     replicas: int
     recovery: str = "active"
     interval_s: float | None = None
     durable: bool = False
+    passed: bool = False
+    against: str = NONE
 
     @contextmanager
     def options(self) -> Iterator[dict[str, Any]]:
@@ -52,6 +57,9 @@ def techniques(intervals: list[float]) -> list[Technique]:
         Technique("active", 2),
         *(Technique(f"standby, {seconds:g} s", 2, "standby", seconds) for seconds in intervals),
         *(Technique(f"disk, {seconds:g} s", 1, interval_s=seconds, durable=True) for seconds in intervals),
+        Technique(STATELESS, 1, passed=True, against=STATELESS),
+        Technique("stateless: active", 2, passed=True, against=STATELESS),
+        Technique("stateless: upstream", 2, "upstream", passed=True, against=STATELESS),
     ]
 
 
@@ -66,7 +74,7 @@ def run(rows: int, rate: int, rounds: int, times: int, intervals: list[float], p
     try:
         fast = _rates(spark, chosen, rows, rounds, console)
         steady = {each.name: _steady(spark, each, rate, times, console) for each in chosen}
-        found = [_row(each, fast[each.name], fast[NONE], steady[each.name][0]) for each in chosen]
+        found = [_row(each, fast[each.name], fast[each.against], steady[each.name][0]) for each in chosen]
         result: dict[str, Any] = {"benchmark": "techniques", "rows": rows, "rate": rate, "rounds": rounds}
         result |= {"kills": times, "keys": KEYS, "spark_startup_s": round(startup, 2), "techniques": found}
         if peer:
@@ -94,7 +102,7 @@ def _rates(
             with each.options() as options:
                 measured = throughput.measure(
                     spark, data.NARROW, paths, rows, "worker", WORKERS, PARTITIONS, quiet, each.replicas, reports,
-                    each.recovery, **options,
+                    each.recovery, each.passed, **options,
                 )  # fmt: skip
             written = max((report.get("checkpoint", {}).get("writtenBytes", 0) for report in reports), default=0)
             memory = [sum(worker["rssBytes"] for worker in report["workers"]) for report in reports]
@@ -125,10 +133,11 @@ def _steady(
     """Without a replica the query would not survive a fault."""
     console.print(f"{rate:,} rows/s, {each.name}")
     survives = each.replicas > 1 or each.durable
+    protected = each.replicas, each.recovery
     with each.options() as options:
         return failover.measure(
             spark, "kill-executor", rate, times if survives else 0, 2, PARTITIONS, console,
-            keys=KEYS, counts=(each.replicas, each.recovery), **options,
+            keys=KEYS, counts=None if each.passed else protected, passed=protected if each.passed else None, **options,
         )  # fmt: skip
 
 

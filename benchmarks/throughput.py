@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from rich.console import Console
@@ -111,6 +112,11 @@ def _replicated(
     }
 
 
+def pass_on(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A stage without state."""
+    return batch
+
+
 def measure(
     spark: SparkSession,
     shape: data.Shape,
@@ -123,17 +129,27 @@ def measure(
     replicas: int = 1,
     reports: list[dict[str, Any]] | None = None,
     recovery: str = "active",
+    passed: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """One run of the flow; raises if its answer is wrong. Its progress is appended to ``reports``."""
-    totals = flux.stage(key=shape.key, partitions=partitions, replicas=replicas, recovery=recovery)(Totals)
+    """One run of the flow; raises if its answer is wrong. Its progress is appended to ``reports``. ``passed``: the replicas are
+    those of a stage without state that passes rows on to the totals, which have one of each partition."""
+    protected = flux.stage(key=shape.key, partitions=partitions, replicas=replicas, recovery=recovery)
+    alone = flux.stage(key=shape.key, partitions=partitions)
+    totals = (alone if passed else protected)(Totals)
     if source == "worker":
         given: Any = flux.source(data.reader(paths, workers), shape.schema, partitions=workers)
     else:
         given = spark.read.parquet(*paths)
     started = time.time()
     query = start_query(
-        [totals(given)], "throughput", spark, keep_output=True, workers=workers, progress_interval="500ms", **options
+        [totals(protected(pass_on)(given) if passed else given)],
+        "throughput",
+        spark,
+        keep_output=True,
+        workers=workers,
+        progress_interval="500ms",
+        **options,
     )
     try:
         progress = None

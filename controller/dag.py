@@ -12,11 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.api import Flow, FunctionOperator
 from flux.dataflow.collect import Collect
 from flux.dataflow.columns import check_key, position
-from flux.dataflow.operator import Operator
+from flux.dataflow.operator import Operator, says_needs
 from flux.dataflow.plain import plain_schema
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -36,7 +37,7 @@ from flux.dataflow.sources import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
-from partitioning.ids import ACTIVE
+from partitioning.ids import ACTIVE, UPSTREAM
 
 #: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
@@ -135,6 +136,8 @@ class _Compiler:
             raise UsageError(
                 f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
             )
+        if stage.recovery == UPSTREAM and not says_needs(operator):
+            raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
         inputs = [self._input(given) for given in flow.inputs]
         schemas = tuple(schema for _, schema in inputs)
         output = self._output_schema(name, operator, schemas, stage.key)

@@ -15,7 +15,7 @@ from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, StreamSour
 from flux.dataflow.sink import guarantee
 from flux.replicas.kinds import replicated
 from flux.settings import Settings
-from partitioning.ids import STANDBY
+from partitioning.ids import ACTIVE, STANDBY
 
 #: Longer lists of columns are cut.
 COLUMNS_MAX = 20
@@ -94,7 +94,10 @@ def _routing(edge: EdgePlan) -> str:
 def _copies(stage: StagePlan, durable: bool) -> str:
     if not replicated(stage):
         return "1 replica" + ("" if durable else ": the loss of its executor ends the query")
-    kept = f", of which {count(stage.replicas - 1, 'standby')}" if stage.recovery == STANDBY else ""
+    others = (
+        count(stage.replicas - 1, "standby") if stage.recovery == STANDBY else f"{stage.replicas - 1} {stage.recovery}"
+    )
+    kept = "" if stage.recovery == ACTIVE else f", of which {others}"
     return f"{stage.replicas} replicas{kept}: survives the loss of {count(stage.replicas - 1, 'executor')}"
 
 

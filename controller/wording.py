@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partitioning.ids import STANDBY
+from partitioning.ids import ACTIVE, STANDBY
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -31,6 +31,7 @@ def named(one: str, numbers: Iterable[int]) -> str:
 
 def technique(replicas: int, recovery: str) -> str:
     """How a stage is protected, such as "2 active replicas", "1 active replica and 1 standby"."""
-    if recovery == STANDBY and replicas > 1:
-        return f"1 active replica and {count(replicas - 1, STANDBY)}"
+    if recovery != ACTIVE and replicas > 1:
+        kept = count(replicas - 1, STANDBY) if recovery == STANDBY else f"{replicas - 1} {recovery}"
+        return f"1 active replica and {kept}"
     return count(replicas, "active replica")

@@ -38,5 +38,7 @@ class SourcePartition(NamedTuple):
 ACTIVE = "active"
 #: The kind of a replica that holds a checkpoint and the order of the steps after it.
 STANDBY = "standby"
+#: The kind of a replica that holds no state, only where to begin again and the order of the steps after it.
+UPSTREAM = "upstream"
 #: The kind of a replica that keeps both in a directory, and outlives every worker.
 DISK = "disk"

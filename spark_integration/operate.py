@@ -153,7 +153,7 @@ class Operated:
         self, stage: str, replicas: int | None = None, recovery: str | None = None, timeout: float = 600.0
     ) -> None:
         """Have a stage with so many copies of each partition, all counted, and of another kind from now on, as in
-        ``@flux.stage``: ``recovery="active"`` or ``"standby"``. What is not given stays as it is.
+        ``@flux.stage``: ``recovery="active"``, ``"standby"`` or ``"upstream"``. What is not given stays as it is.
 
         Copies of the new kind are added first, and those that are too many go when the new ones are safe. The newest call
         counts: an earlier one that still waits raises MoveFailed. UsageError with the arithmetic in it if there are too few

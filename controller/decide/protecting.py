@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from controller.decide.board import Board
 from controller.replicas.batches import LISTED_EVERY_S
-from controller.replicas.kinds import missing, surplus
+from controller.replicas.kinds import NEEDS_UNKNOWN, missing, surplus
 from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import Changes, dropped
 from controller.replicas.wishes import Change, in_words, places_needed, wished
 from controller.wording import count
 from flux.dataflow.api import RECOVERIES, REPLICAS_MAX
+from flux.dataflow.operator import says_needs
 from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
-from partitioning.ids import STANDBY, PartitionKey
+from partitioning.ids import ACTIVE, UPSTREAM, PartitionKey
 from partitioning.table import ReplicaAt, Table
 
 Replicas = tuple[ReplicaAt, ...]
@@ -176,8 +177,10 @@ def _mistake(before: StagePlan, replicas: int | None, recovery: str | None) -> s
     number = before.replicas if replicas is None else replicas
     if not 1 <= number <= REPLICAS_MAX:
         return f"replicas must be 1 to {REPLICAS_MAX}; got {number}"
-    if recovery == STANDBY and before.collects:
+    if recovery not in (None, ACTIVE) and before.collects:
         return "its output is kept for toDF(), which standbys would have to make again: only replicas can be changed"
-    if recovery == STANDBY and number == 1:
+    if recovery not in (None, ACTIVE) and number == 1:
         return f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it"
+    if recovery == UPSTREAM and not says_needs(before.make()):
+        return f"recovery={recovery!r} {NEEDS_UNKNOWN}"
     return None

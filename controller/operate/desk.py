@@ -61,7 +61,7 @@ from controller.report.replication import Level
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, UsageError
 from flux.wire.frames import encode
-from partitioning.ids import STANDBY, PartitionKey
+from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
 
 log = logging.getLogger("flux")
@@ -386,7 +386,7 @@ class Desk:
             movable=load.movable,
             behind=lag.steps if heir and lag is not None else 0,
             kind=replica.kind,
-            checkpoint_behind_s=self._behind(load, behind) if replica.kind == STANDBY else None,
+            checkpoint_behind_s=self._behind(load, behind) if replica.kind != ACTIVE else None,
         )
 
     def _behind(self, load: ReplicaLoad, known: dict[int, dict[PartitionKey, float]]) -> float | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import flux.replicas.kinds as at_workers
 from flux.dataflow.plan import StagePlan
-from partitioning.ids import ACTIVE, STANDBY
+from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 from partitioning.table import ReplicaAt
 
 
@@ -57,11 +57,20 @@ class Standby:
     at_once = False
 
     def wanted(self, stage: StagePlan) -> int:
-        return stage.replicas - 1 if stage.recovery == STANDBY else 0
+        return stage.replicas - 1 if stage.recovery == self.name else 0
 
 
+class Upstream(Standby):
+    name = UPSTREAM
+
+
+#: Of an operator that needs all of its rows.
+NEEDS_UNKNOWN = (
+    "keeps no state, only where rows come in once more: it is for functions, and for operators that define needs_from(). Take "
+    f"recovery={STANDBY!r} for this one"
+)
 #: In the order in which they are placed and repaired: the first of a partition leads.
-_known: dict[str, Kind] = {ACTIVE: Active(), STANDBY: Standby()}
+_known: dict[str, Kind] = {kind.name: kind for kind in (Active(), Standby(), Upstream())}
 
 
 def register(kind: Kind) -> None:

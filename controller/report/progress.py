@@ -17,7 +17,7 @@ from controller.report.source_lags import SourceLags
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import guarantee
 from flux.wire.statistics import Lag
-from partitioning.ids import STANDBY
+from partitioning.ids import ACTIVE
 
 
 class Totals(NamedTuple):
@@ -165,7 +165,7 @@ class Progress:
         if plan.sink is not None:
             sink = {"sink": f"{plan.sink!r}, {guarantee(plan.sink)}", "sinkBytes": int(_total(mine, "sink_bytes"))}
             sink["waitForSink"] = int(_total(mine, "sink_full"))
-        if plan.recovery == STANDBY or _total(mine, "standbys"):
+        if plan.recovery != ACTIVE or _total(mine, "standbys"):
             sink |= {
                 "checkpointBytes": int(_total(mine, "checkpoint_bytes")),
                 "checkpointBehindSeconds": max((stats.get("checkpoint_behind_s", 0.0) for stats in mine), default=0.0),
@@ -194,7 +194,7 @@ class Progress:
         if plan.replicas == 1:
             again = max((stats.get("vault_replay_s", 0.0) for stats in mine), default=0.0)
             return again if self.plan.durable else None
-        if plan.recovery == STANDBY:
+        if plan.recovery != ACTIVE:
             return max((stats.get("replay_s", 0.0) for stats in mine), default=0.0)
         lags = chain.from_iterable(stats.get("behind", ()) for stats in reports)
         return max((Lag(*lag).seconds for lag in lags if lag[0] == plan.id), default=0.0)

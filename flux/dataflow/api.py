@@ -21,7 +21,7 @@ from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import UsageError
-from partitioning.ids import ACTIVE, STANDBY
+from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
 DataFrame = Any
@@ -29,7 +29,7 @@ SparkSession = Any
 Query = Any
 
 OUTPUT_MODES = ("complete", "update")
-RECOVERIES = (ACTIVE, STANDBY)
+RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
 
@@ -46,6 +46,10 @@ class FunctionOperator(Operator):
     def process(self, batch: pa.RecordBatch) -> Batches:
         given: Batches = self._function(batch)
         return given
+
+    def needs_from(self) -> int:
+        """No earlier row matters."""
+        return self.context.step + 1
 
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
         """Without a declaration the output has the schema of the input."""
@@ -214,7 +218,9 @@ def stage(
                  groups after every step
     name         default: the name of the class or function
     recovery     what the replicas beside the primary do: "active" ones apply every step and go on at once when the primary is
-                 lost; a "standby" keeps a checkpoint, and repeats what came after it: slower then, cheaper until then
+                 lost; a "standby" keeps a checkpoint, and repeats what came after it: slower then, cheaper until then;
+                 "upstream" ones keep nothing but the order: the rows since the last replay point come once more from where they
+                 came from. For functions, and operators that define ``needs_from``
     """
     if recovery not in RECOVERIES:
         raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")

@@ -171,6 +171,14 @@ class Operator:
             f"{type(self).__name__} defines changes() and must define apply_changes(self, changes)"
         )
 
+    def needs_from(self) -> int | None:
+        """The first of its steps (``context.step``) whose rows still matter for what it will give; ``context.step + 1``: none so
+        far. None: all of them. Asked between two steps; never goes back. Makes ``recovery="upstream"`` possible.
+
+        Law, for any r that it gave when the steps below s were applied: who begins empty, without ``restore``, at step r gives
+        from step s on what this operator gives. Timers that were set before r are set then too."""
+        return None
+
     def state_bytes(self) -> int:
         """About how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
         last copy is taken. Load balance weighs it, nothing depends on it."""
@@ -187,3 +195,8 @@ class Operator:
 def gives_changes(operator: Operator) -> bool:
     """Whether it defines ``changes`` and ``apply_changes``."""
     return type(operator).changes is not Operator.changes
+
+
+def says_needs(operator: Operator) -> bool:
+    """Whether it defines ``needs_from``."""
+    return type(operator).needs_from is not Operator.needs_from

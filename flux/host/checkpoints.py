@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flux.host.checkpoint_policies import POLICIES, Due
+from flux.replicas.copy_phases import OutPhase
 from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.order import Peer
 from flux.replicas.replica import Replica
@@ -36,13 +37,24 @@ class To(NamedTuple):
     worker: int
 
 
+class Begin(NamedTuple):
+    """A checkpoint. ``whole``: also where a replay point is enough at other times."""
+
+    key: PartitionKey
+    worker: int
+    whole: bool
+
+
 @dataclass
 class Sent:
-    """The last checkpoint to a standby: of which life it is, the steps in it, and when it began."""
+    """The last checkpoint to a standby: of which life it is, the steps in it, and when it began. ``known``: steps that the
+    standby has said are in its own, and ``moved``: when these became more."""
 
     incarnation: int
     step: int
     at: float
+    known: int
+    moved: float
 
 
 class Checkpoints:
@@ -78,7 +90,7 @@ class Checkpoints:
     def last(self) -> None:
         """The query is stopped: every standby is to have the steps that its primary has applied by now."""
         if self._last is None:
-            self._last = {to: replica.applied for to, replica, _ in self._standbys()}
+            self._last = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
             self._look_at = 0.0
 
     def all_kept(self) -> bool:
@@ -106,7 +118,7 @@ class Checkpoints:
             if peer.live and keeps_checkpoints(peer.kind)
         ]
 
-    def next(self, now: float) -> list[To]:
+    def next(self, now: float) -> list[Begin]:
         """The checkpoints to begin now."""
         if now < self._look_at:
             return []
@@ -119,38 +131,45 @@ class Checkpoints:
             self._look_at = now + min(self._interval_s, IDLE_LOOK_MAX_S)
             return []
         busy = self._transfers.checkpoints
-        wanted: list[tuple[bool, float, To, Replica, Peer]] = []
+        wanted: list[tuple[bool, float, Begin, Replica, Peer]] = []
         later: set[PartitionKey] = set()
         for to, replica, peer in standbys:
             sent = self._sent.get(to)
             if sent is None or sent.incarnation != peer.incarnation:
-                sent = self._sent[to] = Sent(peer.incarnation, peer.applied, now - self._again_s)
+                sent = self._sent[to] = Sent(peer.incarnation, peer.applied, now - self._again_s, peer.applied, now)
+            if peer.applied > sent.known:
+                sent.known, sent.moved = peer.applied, now
             if peer.applied >= replica.applied:
+                sent.moved = now
                 continue
-            waits = (
-                sent.step >= replica.applied and now < sent.at + self._again_s
-            )  # it may not know yet that all is committed
-            if waits or self._transfers.under_way(*to):
+            # It may not know yet that all is committed.
+            waits = sent.step >= replica.applied and now < sent.at + self._again_s
+            phase = self._transfers.under_way(*to)
+            pressed = (
+                to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
+            )
+            whole = pressed and now >= sent.moved + max(self._interval_s, self._again_s)
+            if waits or (phase is not None and not (whole and phase is OutPhase.UNACKED)):
                 continue
             if not replica.between_steps:
                 later.add(to.key)
                 continue
-            pressed = (
-                to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
-            )
             if pressed or (now >= sent.at + self._interval_s and now >= self._rests_until):
                 replay_s = (replica.applied - peer.applied) * replica.step_s
                 nbytes = replica.cuts.expected(to.worker, replica.state_bytes)
-                wanted.append((not pressed, self._rank(Due(sent.at, replay_s, nbytes)), to, replica, peer))
+                rank = self._rank(Due(sent.at, replay_s, nbytes))
+                wanted.append((not pressed, rank, Begin(*to, whole or not peer.kind.replays), replica, peer))
         wanted.sort(key=lambda each: each[:2])
         begun = wanted[: max(AT_ONCE - busy, 0)]
         if len(wanted) > len(begun):
             self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S) / LOOKS
-        later |= {to.key for _, _, to, _, _ in wanted[len(begun) :]}
+        later |= {begin.key for _, _, begin, _, _ in wanted[len(begun) :]}
         self._pressed &= later  # who presses repeats it
-        for calm, _, to, replica, peer in begun:
-            self._sent[to] = Sent(peer.incarnation, replica.applied, now)
+        for calm, _, (key, worker, whole), replica, _ in begun:
+            sent = self._sent[To(key, worker)]
+            sent.step, sent.at, sent.moved = replica.applied, now, now if whole else sent.moved
             self.pressed += not calm
-            nbytes = replica.cuts.expected(to.worker, replica.state_bytes)
-            self._rests_until = max(self._rests_until, now) + nbytes / self._rate
-        return [to for _, _, to, _, _ in begun]
+            if whole:
+                nbytes = replica.cuts.expected(worker, replica.state_bytes)
+                self._rests_until = max(self._rests_until, now) + nbytes / self._rate
+        return [begin for _, _, begin, _, _ in begun]

@@ -442,8 +442,8 @@ class StageWorker:
             self.subscriptions.relieve(now)
         if self.checkpoints.all_kept():
             self._effects.append(ToController(Checkpointed(node=self.worker)))
-        for to in self.checkpoints.next(now):
-            self._transfers.checkpoint(*to)
+        for begin in self.checkpoints.next(now):
+            self._transfers.checkpoint(*begin)
         if self._transfers.active:
             yield from self._copies_of_state(now)
         yield from self._reviving.poll(now)

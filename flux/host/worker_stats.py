@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Standby
 from flux.settings import Settings
@@ -23,7 +24,7 @@ from flux.wire.statistics import (
     Statistics,
     Unapplied,
 )
-from partitioning.ids import DISK, STANDBY
+from partitioning.ids import DISK
 
 if TYPE_CHECKING:
     from flux.host.stage_worker import StageWorker
@@ -148,18 +149,18 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
                     KeptCheckpoint(standby.key.partition, standby.checkpoint.nbytes, round(standby.behind_s, 3))
                     for standby in kept
                 ],
-                "replay_s": round(max((_replay_s(replica, STANDBY) for replica in mine.values()), default=0.0), 3),
-                "vault_replay_s": round(max((_replay_s(replica, DISK) for replica in mine.values()), default=0.0), 3),
+                "replay_s": round(max((_replay_s(replica, False) for replica in mine.values()), default=0.0), 3),
+                "vault_replay_s": round(max((_replay_s(replica, True) for replica in mine.values()), default=0.0), 3),
                 "kept_bytes": logged[stage.id],
             }
         )
     return found
 
 
-def _replay_s(replica: Replica, kind: str) -> float:
-    """What the replica of this kind that is farthest behind would have to repeat, if its primary here were lost."""
-    peers = replica.order.peers.values()
-    steps = max((replica.applied - peer.applied for peer in peers if peer.live and peer.kind.name == kind), default=0)
+def _replay_s(replica: Replica, on_disk: bool) -> float:
+    """What the standby that is farthest behind would have to repeat, if its primary here were lost; or the vault."""
+    peers = [peer for peer in replica.order.peers.values() if peer.live and keeps_checkpoints(peer.kind)]
+    steps = max((replica.applied - peer.applied for peer in peers if (peer.kind.name == DISK) == on_disk), default=0)
     return max(steps, 0) * replica.step_s
 
 

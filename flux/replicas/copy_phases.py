@@ -3,8 +3,9 @@
 At the worker of the primary:
 
     ROOM --ready--> BOUNDARY --between steps--> COPYING --copied--> SENDING --alive--> OVER
+                    BOUNDARY --replay point--> UNACKED --copied--> SENDING
     SENDING --lacking--> OVER
-    ROOM, BOUNDARY, SENDING --dropped--> OVER
+    ROOM, BOUNDARY, UNACKED, SENDING --dropped--> OVER
 
 A copy that is small, or of unknown size, begins in BOUNDARY. It is not dropped while it is COPYING: another thread reads the
 state, and the partition stands still until that is done.
@@ -29,6 +30,8 @@ class OutPhase(StrEnum):
     BOUNDARY = "boundary"
     #: The partition stands still.
     COPYING = "copying"
+    #: A replay point waits until everybody has acked what was given out before it.
+    UNACKED = "unacked"
     #: Parts travel, until the other end says that the replica lives.
     SENDING = "sending"
     OVER = "over"
@@ -39,6 +42,7 @@ class OutEvent(Enum):
 
     READY = "the memory is there"
     BETWEEN_STEPS = "the partition is between two steps"
+    POINT = "the partition is between two steps, and that is noted as a replay point"
     COPIED = "the state is copied"
     ALIVE = "the other end says that the replica lives"
     LACKING = "the other end has not what these are the changes of"
@@ -68,11 +72,14 @@ class InEvent(Enum):
 OUT_STEPS: dict[tuple[OutPhase, OutEvent], OutPhase] = {
     (OutPhase.ROOM, OutEvent.READY): OutPhase.BOUNDARY,
     (OutPhase.BOUNDARY, OutEvent.BETWEEN_STEPS): OutPhase.COPYING,
+    (OutPhase.BOUNDARY, OutEvent.POINT): OutPhase.UNACKED,
     (OutPhase.COPYING, OutEvent.COPIED): OutPhase.SENDING,
+    (OutPhase.UNACKED, OutEvent.COPIED): OutPhase.SENDING,
     (OutPhase.SENDING, OutEvent.ALIVE): OutPhase.OVER,
     (OutPhase.SENDING, OutEvent.LACKING): OutPhase.OVER,
     (OutPhase.ROOM, OutEvent.DROPPED): OutPhase.OVER,
     (OutPhase.BOUNDARY, OutEvent.DROPPED): OutPhase.OVER,
+    (OutPhase.UNACKED, OutEvent.DROPPED): OutPhase.OVER,
     (OutPhase.SENDING, OutEvent.DROPPED): OutPhase.OVER,
 }
 

@@ -82,13 +82,26 @@ class StateCopy:
 
 
 @dataclass(frozen=True)
-class _OutputNow:
+class OutputNow:
     """An output log as it is: entries never change, the log goes on without them."""
 
     base: int
     finished: bool
     gone: bytes
     entries: tuple[LogEntry, ...]
+
+    @classmethod
+    def of(cls, producer: Producer) -> OutputNow:
+        log = producer.log
+        return cls(log.base, producer.finished, log.gone.tobytes(), tuple(log.entries()))
+
+    @classmethod
+    def after(cls, producer: Producer) -> OutputNow:
+        """As it will be once all of it has been acked."""
+        gone = producer.log.gone.copy()
+        for entry in producer.log.entries():
+            gone[entry.touches] = entry.sequence
+        return cls(producer.log.end, producer.finished, gone.tobytes(), ())
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class Photograph:
     where: str
     replica: dict[str, object]
     positions: tuple[Position, ...]
-    outputs: tuple[_OutputNow, ...]
+    outputs: tuple[OutputNow, ...]
     snapshot: Any
     classes: tuple[type, ...] | None
     changes: Any = None
@@ -130,12 +143,17 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound], changes: Any = Non
     return Photograph(
         replica.where,
         replica.state(),
-        tuple(_position(inbound, replica.partition) for inbound in inbounds),
-        tuple(_output(outlet.producer) for outlet in replica.outlets),
+        positions_of(replica, inbounds),
+        tuple(OutputNow.of(outlet.producer) for outlet in replica.outlets),
         replica.snapshot() if whole else None,
         replica.operator.snapshot_classes,
         changes,
     )
+
+
+def positions_of(replica: Replica, inbounds: Iterable[Inbound]) -> tuple[Position, ...]:
+    """Where its inputs go on."""
+    return tuple(_position(inbound, replica.partition) for inbound in inbounds)
 
 
 def _position(inbound: Inbound, partition: int) -> Position:
@@ -198,11 +216,6 @@ def restore(copy: StateCopy, replica: Replica) -> None:
             _append(outlet.producer, entry, replica.stage.output_schema)
         outlet.producer.finished = output.finished
         outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
-
-
-def _output(producer: Producer) -> _OutputNow:
-    log = producer.log
-    return _OutputNow(log.base, producer.finished, log.gone.tobytes(), tuple(log.entries()))
 
 
 def _pack(entry: LogEntry) -> _LogTuple:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from flux.errors import ProtocolError
-from partitioning.ids import ACTIVE, DISK, STANDBY, PartitionKey
+from partitioning.ids import ACTIVE, DISK, STANDBY, UPSTREAM, PartitionKey
 from partitioning.table import FIRST_EPOCH, ReplicaAt
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Host(Protocol):
 class Kind(Protocol):
     """What differs. ``applies``: while another replica leads, it applies the committed steps, and its output is compared;
     ``releases``: consumers may then read its output; ``acks``: see ``Acks``; ``commits``: a step is committed only when it
-    has received the entry, once it is live; ``copies``: it needs a copy of the primary's state before it can follow."""
+    has received the entry, once it is live; ``copies``: it needs a copy of the primary's state before it can follow;
+    ``replays``: its checkpoints are replay points, without state and output, where that is possible."""
 
     @property
     def name(self) -> str: ...
@@ -73,6 +74,8 @@ class Kind(Protocol):
     def commits(self) -> bool: ...
     @property
     def copies(self) -> bool: ...
+    @property
+    def replays(self) -> bool: ...
 
     def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
         """The table places a replica here that is not here yet. Repeated with each table until it is."""
@@ -87,6 +90,7 @@ class Active:
     acks = Acks.APPLIED
     commits = True
     copies = True
+    replays = False
 
     def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
         if not replica.live:
@@ -107,6 +111,7 @@ class Standby:
     acks = Acks.CHECKPOINT
     commits = True
     copies = True
+    replays = False
 
     def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
         if replica.live:
@@ -114,6 +119,14 @@ class Standby:
             host.keep_checkpoints(key, replica.incarnation)
         else:
             host.await_copy(key, replica.incarnation)
+
+
+class Upstream(Standby):
+    """A standby of a stage that needs few of its earlier rows: in place of checkpoints it gets points from which to begin with
+    an empty operator (design: replay-point)."""
+
+    name = UPSTREAM
+    replays = True
 
 
 class Disk(Standby):
@@ -127,7 +140,7 @@ class Disk(Standby):
 
 active = Active()
 standby = Standby()
-_known: dict[str, Kind] = {ACTIVE: active, STANDBY: standby, DISK: Disk()}
+_known: dict[str, Kind] = {kind.name: kind for kind in (active, standby, Upstream(), Disk())}
 
 
 def register(kind: Kind) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from flux.dataflow.batches import conform, given_batches, split
+from flux.dataflow.operator import Batches
+from flux.dataflow.plan import StagePlan
+from flux.errors import SchemaError, UserCodeError
+from flux.settings import Settings
 from flux.stream.producer import Producer
 from partitioning.cluster import cluster_by_key, whole
 
@@ -25,3 +31,16 @@ class Outlet:
             turn = (self.producer.stream.producer + self.producer.next_sequence) % partitions
             data = whole(batch, turn, partitions, by_rank)
         self.producer.append(data, created)
+
+
+def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) -> Iterator[pa.RecordBatch]:
+    """Output batches of an operator, checked and cut to size. ``where``: what has given them, for errors."""
+    takes_empty = stage.sink is not None and stage.sink.takes_empty
+    for batch in given_batches(output):
+        try:
+            checked = conform(batch, stage.output_schema, f"output of stage {stage.name}")
+        except SchemaError as error:  # no row is at fault
+            raise UserCodeError(f"{where}: {error}") from None
+        if takes_empty and not checked.num_rows:
+            yield checked
+        yield from split(checked, limits.batch_max_rows, limits.batch_max_bytes)

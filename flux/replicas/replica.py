@@ -20,18 +20,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from flux.dataflow.batches import conform, given_batches, split
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import closed
-from flux.errors import SchemaError, UserCodeError
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums, other_output
 from flux.replicas.cuts import Cuts
 from flux.replicas.exit import Exit
 from flux.replicas.kinds import Kind, active, compared
 from flux.replicas.order import NO_CLAIM, Claim, OrderLog
-from flux.replicas.outlet import Outlet
+from flux.replicas.outlet import Outlet, cut_output
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
 from flux.replicas.waiting import Waiting, rows_of
@@ -73,6 +71,7 @@ class Replica:
         self.busy_s = 0.0
         self.slices = 0
         self.copy_bytes = 0  # size of the last copy of its state
+        self._silent = 0  # what the steps before give is thrown away: everybody has it (design: replay-point)
         self._claim = NO_CLAIM  # while it repeats what a lost primary has done
         self.cuts = Cuts()  # while it leads: which changes its standbys have
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
@@ -89,7 +88,6 @@ class Replica:
         self._checksums = Checksums()
         self._limits = limits
         self._applies = kind.applies  # while another leads
-        self._takes_empty = stage.sink is not None and stage.sink.takes_empty
         self._compared = compared(stage)  # its output, with that of the others
         self._alive_since = 0  # steps that were applied when it came to life
         self.waits = Waiting(stage.edges_in, partition, self.where)
@@ -181,6 +179,7 @@ class Replica:
             "compared": self._compared,
             "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
             "committed": self.order.committed,
+            "silent": self._silent,
             "marks": list(self._held.marks),
             "ended": {edge: sorted(ended) for edge, ended in self.waits.ended.items()},
             "finished": self.finished,
@@ -194,14 +193,14 @@ class Replica:
         """Become what ``state`` describes; the operator has been restored."""
         self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
         self._compared = state.get("compared", self._compared)
-        self._alive_since = self.applied
+        self._alive_since, self._silent = self.applied, state.get("silent", 0)
         self._checksums = Checksums()
-        self._checksums.note(self.applied, self.checksum)
+        self._note()
         self.order = OrderLog(self.applied)
         self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[OrderEntry]), state["committed"])
         self._held.marks.extend((step, list(starts)) for step, starts in state["marks"])
         self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
-        self.context.now = state["now"]
+        self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)
         self.context.timers.replace(state["timers"])  # instead of what the fresh operator has set
         self.rows_in, self.rows_out = state["rows"]
         if self.exit is not None and state["exit"] is not None:
@@ -213,7 +212,7 @@ class Replica:
         """It has the state of a standby's checkpoint, and goes on with the order that the standby has. ``left``: the outside has
         the positions of the output below; ``claim``: what the steps that it repeats have given before."""
         self.follow()
-        self.order, self._claim = order, claim
+        self.order, self._claim = order, claim if claim.steps >= self._silent else NO_CLAIM
         if self.exit is not None:
             self.exit.forget(left)
 
@@ -229,6 +228,10 @@ class Replica:
     def changes(self) -> Any:
         """What has changed since the last call. None: not known."""
         return self._blame.guard("changes", None, self.operator.changes)
+
+    def needs_from(self) -> int | None:
+        """The first step whose rows still matter. None: all of them."""
+        return self._blame.guard("needs_from", None, self.operator.needs_from)
 
     def restore(self, snapshot: Any, changes: Iterable[Any] = ()) -> None:
         if snapshot is not None:
@@ -257,7 +260,7 @@ class Replica:
         say so where a stage has got other replicas since (design: compared-since)."""
         if not self._compared:
             self._compared, self._checksums = True, Checksums()
-            self._checksums.note(self.applied, self.checksum)
+            self._note()
 
     def follow(self) -> None:
         """Be secondary: somebody else decides the order."""
@@ -391,7 +394,7 @@ class Replica:
             self.finished = True
         self.applied += 1
         self.slices += len(self.applying)
-        if self._compared and self._checksums.note(self.applied, self.checksum):
+        if self._compared and self._note():
             self._checksums.forget(self.order.peers.values())
         if self.applied == self._claim.steps:
             self._check_repetition()
@@ -412,6 +415,10 @@ class Replica:
         steps = min(self.applied, self.order.committed)
         checksum = self.checksum_at(steps) if self._compared else None
         return NO_CLAIM if checksum is None else Claim(steps, checksum)
+
+    def _note(self) -> bool:
+        """Of output that is given, after a step. Whether more checksums are kept than need be."""
+        return self.applied >= self._silent and self._checksums.note(self.applied, self.checksum)
 
     def _check_repetition(self) -> None:
         """What the lost primary has given may be outside: it cannot be taken back."""
@@ -460,16 +467,7 @@ class Replica:
         self.order.append(OrderEntry(now, created, slices, kind, rows_of(chosen)))
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
-        """Output batches checked and cut to size."""
-        what = f"output of stage {self.stage.name}"
-        for batch in given_batches(output):
-            try:
-                checked = conform(batch, self.stage.output_schema, what)
-            except SchemaError as error:  # no row is at fault
-                raise UserCodeError(f"{self.where}, {self.method}(): {error}") from None
-            if self._takes_empty and not checked.num_rows:
-                yield checked
-            yield from split(checked, self._limits.batch_max_rows, self._limits.batch_max_bytes)
+        return cut_output(output, self.stage, self._limits, f"{self.where}, {self.method}()")
 
     def _emit(self) -> bool:
         """Hand on output as long as the logs have room; False if more is to come. However much a step gives, a log
@@ -480,6 +478,9 @@ class Replica:
                 self._unsent = next(self._output, None)
                 if self._unsent is None:
                     return True
+            if self.applied < self._silent:
+                self._unsent = None
+                continue
             if not self.has_room:
                 return False
             batch, self._unsent = self._unsent, None

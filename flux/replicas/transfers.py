@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from flux.replicas.copy_state import Photograph, Position, photograph, room_for
 from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.order import Peer
 from flux.replicas.parts import Limits, Parts
+from flux.replicas.replay_points import ReplayPoint, ReplayPoints
 from flux.replicas.replica import Replica
 from flux.stream.producer import ToWorker
 from flux.stream.receiver import Inbound
@@ -84,7 +86,8 @@ class Name(NamedTuple):
 @dataclass
 class Outgoing:
     """A copy that leaves. ``checkpoint``: for a live standby, which hears the order meanwhile. ``cuts``: for a standby, by an
-    operator that can tell what has changed. ``base``: it is what has changed since the copy of this number; -1: it is whole."""
+    operator that can tell what has changed. ``base``: it is what has changed since the copy of this number; -1: it is whole.
+    ``replays``: it is a replay point, ``point`` once that is known."""
 
     command: CopyState
     replica: Replica
@@ -92,10 +95,12 @@ class Outgoing:
     phase: OutPhase
     checkpoint: bool = False
     cuts: bool = False
+    replays: bool = False
     base: int = -1
     inline: bool = False
     room: np.ndarray | None = None
     began: float = 0.0
+    point: ReplayPoint | None = None
     parts: Parts = field(default_factory=Parts)
 
     @property
@@ -122,6 +127,7 @@ class Transfers:
         self._clock = clock
         self._limits = limits or Limits()
         self._outgoing: dict[Name, Outgoing] = {}
+        self._points: WeakKeyDictionary[Replica, ReplayPoints] = WeakKeyDictionary()
         self._waiting: dict[int, Callable[[Any, float], None]] = {}
         self._effects: deque[Effect] = deque()
         self._number = 0
@@ -142,25 +148,39 @@ class Transfers:
             return  # it has arrived, which the controller does not know yet
         self._begin(name, command, replica, checkpoint=False)
 
-    def checkpoint(self, key: PartitionKey, worker: int) -> None:
-        """Copy the state of a primary here to its standby on a worker, at the next step boundary."""
+    def checkpoint(self, key: PartitionKey, worker: int, whole: bool = True) -> None:
+        """Copy the state of a primary here to its standby on a worker, at the next step boundary. ``whole``: no replay point
+        will do, and one that is under way is given up."""
         replica = self._host.replicas[key]
-        command = CopyState(*key, worker, replica.order.peers[worker].incarnation)
-        self._begin(Name(*key, worker, command.incarnation), command, replica, checkpoint=True)
+        peer = replica.order.peers[worker]
+        name = Name(*key, worker, peer.incarnation)
+        if name in self._outgoing:
+            self._outgoing[name].on(OutEvent.DROPPED)
+            self._over(self._outgoing[name])
+        replays = peer.kind.replays and not whole
+        self._begin(name, CopyState(*key, worker, peer.incarnation), replica, checkpoint=True, replays=replays)
 
-    def under_way(self, key: PartitionKey, worker: int) -> bool:
-        """Whether a copy of a primary here is on its way to a worker."""
-        return any(name[:3] == (*key, worker) for name in self._outgoing)
+    def under_way(self, key: PartitionKey, worker: int) -> OutPhase | None:
+        """How far the copy of a primary here is on its way to a worker; None: there is none."""
+        return next((out.phase for name, out in self._outgoing.items() if name[:3] == (*key, worker)), None)
 
     @property
     def checkpoints(self) -> int:
-        """Those that are on their way. One that waits for the end of a step does not count: that step may wait for others."""
-        waiting = (OutPhase.ROOM, OutPhase.BOUNDARY)
+        """Those that are on their way. One that waits for the end of a step, or for acks, does not count: these may wait for
+        others."""
+        waiting = (OutPhase.ROOM, OutPhase.BOUNDARY, OutPhase.UNACKED)
         return sum(out.checkpoint and out.phase not in waiting for out in self._outgoing.values())
 
-    def _begin(self, name: Name, command: CopyState, replica: Replica, checkpoint: bool) -> None:
+    def _begin(
+        self, name: Name, command: CopyState, replica: Replica, checkpoint: bool, replays: bool = False
+    ) -> None:  # fmt: skip
         key = replica.key
         self._number += 1
+        if replays:
+            self._outgoing[name] = Outgoing(
+                command, replica, self._number, OutPhase.BOUNDARY, checkpoint, replays=True, inline=True
+            )  # fmt: skip
+            return
         size = replica.state_bytes + (0 if replica.exit is None else replica.exit.bytes)
         large = size > self._limits.inline_bytes
         cuts = replica.gives_changes and keeps_checkpoints(replica.order.peers[command.worker].kind)
@@ -210,7 +230,9 @@ class Transfers:
                 continue
             # One cut after the other: the changes of the next one come behind those of this one.
             if out.phase is OutPhase.BOUNDARY and out.replica.between_steps and not (out.cuts and out.replica.frozen):
-                self._copy(out, now)
+                self._note_point(out) if out.replays else self._copy(out, now)
+            if out.point is not None and out.phase is OutPhase.UNACKED and out.point.acked(out.replica):
+                self._send(out, out.point.picture.encode(), now)
             if out.phase is OutPhase.SENDING:
                 yield from self._parts(out, now)
         while self._effects:
@@ -224,6 +246,18 @@ class Transfers:
         if peer is not None and peer.incarnation == out.command.incarnation and peer.copying:
             out.replica.order.installed(out.command.worker)
             self._host.goes_on(out.key)
+
+    def _note_point(self, out: Outgoing) -> None:
+        """Nothing is sent where the standby would learn nothing."""
+        out.began = self._clock()
+        replica = out.replica
+        replica.compare()
+        points = self._points.setdefault(replica, ReplayPoints())
+        known = replica.order.peers[out.command.worker].applied
+        out.point = points.make(replica, self._host.inbounds_of(replica), known)
+        out.on(OutEvent.DROPPED if out.point is None else OutEvent.POINT)
+        if out.point is None:
+            self._over(out)
 
     def _copy(self, out: Outgoing, now: float) -> None:
         out.on(OutEvent.BETWEEN_STEPS)
@@ -287,6 +321,9 @@ class Transfers:
             replica.copy_bytes = len(data)
         if out.cuts and self._host.replicas.get(out.key) is replica:
             self._note_sent(out, len(data))
+        self._send(out, data, now)
+
+    def _send(self, out: Outgoing, data: bytes | memoryview, now: float) -> None:
         out.on(OutEvent.COPIED)
         parts = out.parts = Parts(memoryview(data).cast("B"), heard=now)
         out.room = None
@@ -295,8 +332,8 @@ class Transfers:
             parts.signature = sign(self._secret, about, parts.data)
         else:
             self._aside("sign", out.key, partial(sign, self._secret, about, parts.data), partial(self._signed, parts))
-        peer = self._peer(replica, out.command)
-        if peer is not None:
+        peer = self._peer(out.replica, out.command)
+        if peer is not None and not out.replays:
             peer.stall_ms, peer.copy_bytes = (self._clock() - out.began) * 1e3, len(data)
         self._host.goes_on(out.key)
 

@@ -281,7 +281,8 @@ def test_back_to_what_it_was() -> None:
         ({}, {}, "say how many replicas, or which recovery"),
         ({"replicas": 0}, {}, "replicas must be 1 to 3; got 0"),
         ({"replicas": 4}, {}, "replicas must be 1 to 3; got 4"),
-        ({"recovery": "warm"}, {}, "recovery must be one of active, standby; got 'warm'"),
+        ({"recovery": "upstream", "replicas": 2}, {}, "keeps no state, only where rows come in once more"),
+        ({"recovery": "warm"}, {}, "recovery must be one of active, standby, upstream; got 'warm'"),
         ({"recovery": STANDBY, "replicas": 1}, {}, "says what further replicas do: give replicas=2 or more"),
         (
             {"replicas": 3},

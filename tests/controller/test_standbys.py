@@ -108,7 +108,7 @@ def test_a_partition_whose_last_replicas_are_lost_at_once_ends_the_query() -> No
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"recovery": "warm", "replicas": 2}, "recovery must be one of active, standby; got 'warm'"),
+        ({"recovery": "warm", "replicas": 2}, "recovery must be one of active, standby, upstream; got 'warm'"),
         ({"recovery": "standby"}, "says what further replicas do: give replicas=2 or more"),
     ],
 )

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from flux.errors import UsageError
-from flux.host.checkpoints import AT_ONCE, Checkpoints, To
+from flux.host.checkpoints import AT_ONCE, Begin, Checkpoints, To
+from flux.replicas.copy_phases import OutPhase
 from flux.replicas.cuts import Cuts
-from flux.replicas.kinds import active, standby
+from flux.replicas.kinds import active, kind_named, standby
 from flux.settings import Settings
-from partitioning.ids import PartitionKey
+from partitioning.ids import UPSTREAM, PartitionKey
 
 SETTINGS = replace(
     Settings.of(),
@@ -28,10 +29,10 @@ AT = 7  # the standby's worker
 class Transfers:
     def __init__(self) -> None:
         self.checkpoints = 0
-        self.begun: set[To] = set()
+        self.begun: dict[To, OutPhase] = {}
 
-    def under_way(self, key: PartitionKey, worker: int) -> bool:
-        return To(key, worker) in self.begun
+    def under_way(self, key: PartitionKey, worker: int) -> OutPhase | None:
+        return self.begun.get(To(key, worker))
 
 
 def peer(applied: int = 0, kind: Any = standby) -> Any:
@@ -51,7 +52,7 @@ class Scene:
         self.made = Checkpoints(self.replicas, replace(SETTINGS, checkpoint_policy=policy), self.transfers)
 
     def next(self, now: float) -> list[int]:
-        return [to.key.partition for to in self.made.next(now)]
+        return [begin.key.partition for begin in self.made.next(now)]
 
     def taken(self, partition: int) -> None:
         each = self.replicas[PartitionKey(0, partition)]
@@ -73,9 +74,44 @@ def test_each_interval_and_the_one_that_has_waited_longest_first() -> None:
 def test_nothing_is_sent_of_what_has_not_changed_or_is_on_its_way() -> None:
     scene = Scene(replica(5), replica(5))
     scene.taken(0)
-    scene.transfers.begun.add(To(PartitionKey(0, 1), AT))
+    scene.transfers.begun[To(PartitionKey(0, 1), AT)] = OutPhase.SENDING
     assert scene.next(0.0) == []
     assert scene.next(5.0) == []
+
+
+def upstream(applied: int, **more: Any) -> Any:
+    made = replica(applied, **more)
+    made.order.peers[AT].kind = kind_named(UPSTREAM)
+    return made
+
+
+def test_upstream_replicas_get_replay_points_from_time_to_time() -> None:
+    scene = Scene(upstream(5))
+    assert scene.made.next(0.0) == []
+    assert scene.made.next(0.6) == [Begin(PartitionKey(0, 0), AT, False)]
+
+
+def test_a_replay_point_that_does_not_come_is_replaced_by_a_checkpoint_where_rows_are_held_back() -> None:
+    scene = Scene(upstream(5))
+    key = PartitionKey(0, 0)
+    scene.made.next(0.6)
+    scene.transfers.begun[To(key, AT)] = OutPhase.UNACKED
+    assert scene.made.next(5.0) == [], "nobody is held up"
+    scene.made.press(key)
+    assert scene.made.next(5.3) == [Begin(key, AT, True)]
+    scene.transfers.begun[To(key, AT)] = OutPhase.SENDING
+    scene.made.press(key)
+    assert scene.made.next(9.0) == [], "it is on its way"
+
+
+def test_a_replay_point_is_enough_where_the_last_one_has_just_come() -> None:
+    scene = Scene(upstream(5))
+    scene.made.next(0.6)
+    scene.taken(0)
+    scene.made.next(2.0)
+    scene.replicas[PartitionKey(0, 0)].applied = 9
+    scene.made.press(PartitionKey(0, 0))
+    assert scene.made.next(2.3) == [Begin(PartitionKey(0, 0), AT, False)]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def tell(console: Console, seed: int, mix: Mix, variant: str, everything: bool) 
         with witnesses(mix.witnesses):
             alone = Simulation(
                 seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys,
+                standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream,
             )  # fmt: skip
             stories.append((alone, Story(alone)))
             result = outcome(alone)

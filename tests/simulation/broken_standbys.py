@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-import flux.replicas.copy_state
 from flux.host.subscriptions import Subscriptions
 from flux.replicas import kinds
+from flux.replicas.copy_state import OutputNow
 from flux.replicas.cuts import Cuts
 from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.consumers import ConsumersAt
 from flux.stream.pressing import Pressing
-from flux.stream.producer import Producer
 from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
 
@@ -61,13 +59,7 @@ def keeps_checkpoints_of_earlier_terms(patch: Patch) -> None:
 
 def checkpoints_have_no_output(patch: Patch) -> None:
     """What consumers have not got by then is in no log any more."""
-    whole = flux.replicas.copy_state._output
-
-    def nothing(producer: Producer) -> Any:
-        log = whole(producer)
-        return replace(log, base=log.base + len(log.entries), entries=())
-
-    patch.setattr(flux.replicas.copy_state, "_output", nothing)
+    patch.setattr(OutputNow, "of", OutputNow.after)
 
 
 def sends_the_changes_of_the_newest_cut_alone(patch: Patch) -> None:

@@ -15,10 +15,11 @@ from flux.dataflow.api import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sources import DataFrameSource, Source
 from flux.settings import Settings
-from partitioning.ids import STANDBY
+from partitioning.ids import STANDBY, UPSTREAM
 from tests.simulation.checkers import Ledger
 from tests.simulation.fetches import InSmallChunks
 from tests.simulation.outside import SHARE, Goes
+from tests.simulation.replaying import Replaying, perhaps_replaying
 from tests.simulation.stage_kinds import (
     KINDS,
     MODELS,
@@ -41,6 +42,8 @@ NUMBERED_SHARE = 0.3
 TIMED_SHARE = 0.25
 #: So many of the random flows have tiny bounds on how far replicas may be apart.
 BOUNDED_SHARE = 0.25
+#: Of the stages with standbys whose operators allow it, so many have them "upstream".
+UPSTREAM_SHARE = 0.8
 #: Of so many of the flows with copies the output is fetched at the end, instead of going into sinks.
 COLLECTED_SHARE = 0.2
 
@@ -128,9 +131,11 @@ class _Builder:
         copies: int,
         timers: random.Random | None = None,
         telling: random.Random | None = None,
+        replaying: random.Random | None = None,
     ) -> None:
         self.rng = rng
         self.telling = telling
+        self.replaying = replaying
         self.timers = timers if timers is not None and timers.random() < TIMED_SHARE else None
         self.ledger = ledger
         self.nondeterministic = nondeterministic
@@ -225,7 +230,8 @@ class _Builder:
         self, kind: Any, inputs: list[Node], key: tuple[str, ...], mode: str = "complete", partitions: int = 0
     ) -> Node:
         name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
-        target = type(name, perhaps_telling(kind, self.telling), {"ledger": self.ledger, "stage_name": name})
+        bases = perhaps_telling(perhaps_replaying(kind, self.replaying), self.telling)
+        target = type(name, bases, {"ledger": self.ledger, "stage_name": name})
         partitions = partitions or self.rng.randint(1, 3)
         stage = Stage(target, key, partitions, self.rng.choice(self.copies), None, mode, name)
         if kind is not Totals:
@@ -294,9 +300,10 @@ def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) ->
 
 
 def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
-    """With standbys in place of secondaries in a ``share`` of the stages that have any."""
+    """With standbys in place of secondaries in a ``share`` of the stages that have any; where the operator allows it, these may
+    be of the kind "upstream"."""
     stages = tuple(
-        replace(stage, recovery=STANDBY)
+        replace(stage, recovery=_standby_of(stage, rng))
         if rng.random() < share and stage.replicas > 1 and not stage.collects
         else stage
         for stage in flow.plan.stages
@@ -307,6 +314,10 @@ def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
         checkpoint_max_bytes_per_second=rng.choice([10_000, 1 << 26]),
     )
     return replace(flow, plan=replace(flow.plan, stages=stages, settings=settings))
+
+
+def _standby_of(stage: StagePlan, rng: random.Random) -> str:
+    return UPSTREAM if isinstance(stage.make(), Replaying) and rng.random() < UPSTREAM_SHARE else STANDBY
 
 
 def chain(
@@ -370,13 +381,14 @@ def draw(
     telling: random.Random | None = None,
     numbered: random.Random | None = None,
     numbered_share: float = 0.0,
+    replaying: random.Random | None = None,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
     stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
     the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead. ``telling``: which
     operators tell what has changed. ``numbered``: which sources have positions of their own, a ``numbered_share`` of those
-    that workers read; where it is all of them, workers read all."""
-    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling)
+    that workers read; where it is all of them, workers read all. ``replaying``: which operators say from where on rows matter."""
+    builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling, replaying)
     if numbered is not None:
         builder.numbered, builder.numbered_share = numbered, numbered_share
     collected = collects is not None and (copies or copies_max) > 1 and collects.random() < COLLECTED_SHARE

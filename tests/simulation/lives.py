@@ -33,7 +33,7 @@ def _run(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None]) -
         try:
             sim = Simulation(
                 seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys, life=life, numbered=mix.numbered,
+                standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream,
             )  # fmt: skip
         except Exception as error:  # what is in the place cannot be read
             return Result(

@@ -21,7 +21,8 @@ class Mix:
     replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition;
     ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is
     lost, again and again, and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have
-    positions of their own."""
+    positions of their own; ``upstream``: some operators say from where on their rows matter, and have upstream replicas where
+    others have standbys."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -32,6 +33,7 @@ class Mix:
     standbys: float | None = None
     lives: int = 0
     numbered: float = 0.0
+    upstream: bool = False
 
 
 #: As the seed has it.
@@ -237,6 +239,11 @@ PROTECTED_UNEVEN = replace(
 NUMBERED = replace(UNEVEN, numbered=1.0)
 NUMBERED_STANDBYS = replace(NUMBERED, standbys=0.7)
 NUMBERED_LIVES = Mix(lives=4, numbered=1.0)
+#: Replay points in place of checkpoints.
+UPSTREAM = replace(CHANGES, upstream=True)
+UPSTREAM_REPAIRS = replace(STANDBY_REPAIRS, upstream=True)
+UPSTREAM_LIVES = Mix(lives=4, standbys=0.7, upstream=True)
+UPSTREAM_PROTECTED = replace(PROTECTED_UNEVEN, upstream=True)
 #: Everything is lost at once, and workers and connections meanwhile.
 LIVES = Mix(lives=4)
 #: The same, with repairs and take-overs by the vault.

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from controller.replicas.kinds import missing, surplus
 from controller.report.events import Event
 from flux.errors import UsageError
-from partitioning.ids import ACTIVE, STANDBY, PartitionKey
+from partitioning.ids import ACTIVE, STANDBY, UPSTREAM, PartitionKey
+from tests.simulation.replaying import Replaying
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Protects:
         stage = rng.randrange(len(sim.plan.stages))
         replicas = rng.choice([None, *range(1, REPLICAS_MAX + 1)])
         recovery = rng.choice([None, ACTIVE, STANDBY, STANDBY])
+        if recovery == STANDBY and isinstance(sim.plan.stages[stage].make(), Replaying) and rng.random() < 0.7:
+            recovery = UPSTREAM
         before = sim.controller.wished
         number = sim.controller.next_request()
         try:
@@ -50,6 +53,7 @@ class Protects:
         was, wish = before.stages[stage], sim.controller.wished.stages[stage]
         sim.counts["changes to standbys"] += was.recovery != wish.recovery == STANDBY
         sim.counts["changes from standbys"] += wish.recovery != was.recovery == STANDBY
+        sim.counts["changes to upstream"] += was.recovery != wish.recovery == UPSTREAM
         sim.counts["changes to fewer replicas"] += wish.replicas < was.replicas
 
     # ---- laws

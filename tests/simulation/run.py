@@ -66,6 +66,7 @@ STANDBYS_FROM = 200_000_000
 LIVES_FROM = 400_000_000
 PROTECTS_FROM = 600_000_000
 NUMBERED_FROM = 800_000_000
+UPSTREAM_FROM = 1_000_000_000
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
@@ -106,6 +107,7 @@ class Simulation:
         standbys: float | None = None,
         life: Life | None = None,
         numbered: float = 0.0,
+        upstream: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -148,6 +150,7 @@ class Simulation:
                 random.Random(f"telling {seed}"),
                 random.Random(f"numbered {seed}"),
                 flows.NUMBERED_SHARE if faults is None and seed >= NUMBERED_FROM else numbered,
+                random.Random(f"upstream {seed}") if upstream or (faults is None and seed >= UPSTREAM_FROM) else None,
             )
         )
         if dataflow is None:
@@ -416,7 +419,7 @@ def run(seed: int, mix: Mix = ANY) -> Result:
     with witnesses(mix.witnesses):
         return outcome(
             Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys, numbered=mix.numbered,
+                standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream,
             )
         )  # fmt: skip
 

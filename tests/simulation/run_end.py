@@ -141,7 +141,10 @@ class RunEnd:
             expected = Counter(sink.model(version))
             states = self._states_so_far(sink.name) if partly else self.states(sink.name)
             if issubclass(sink.kind, Sink):
-                got = Counter(row for state in states for row in state["rows"])
+                outside = self.sim.outside.rows_of(sink.name)
+                got = Counter(
+                    outside if "rows" not in states[0] else (row for state in states for row in state["rows"])
+                )
                 if got - expected or (got != expected and not partly):
                     missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
                     return f"{sink.name}: missing {missing}, too many {extra}"

@@ -23,8 +23,10 @@ def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
         counts["take-overs by standbys"] += 1
         counts["standbys that took over without a checkpoint"] += state is None
         counts["take-overs with changes to apply"] += bool(standby.checkpoint.changes)
+        counts["take-overs from replay points"] += bool(state is not None and state.state.replica["silent"])
         counts["steps repeated by standbys"] += standby.order.end - standby.checkpoint.step
         take_over(replica, state, standby, now)
+        counts["take-overs that throw output away"] += replica._silent > replica.applied
 
     def read(edge: int, partition: int) -> list[Producer]:
         counts["sources read again for a standby"] += 1

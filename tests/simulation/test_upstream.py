@@ -1,0 +1,121 @@
+"""Upstream replicas: they begin empty at a replay point, and everything is as if nothing had been lost (design: replay-point)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from flux.replicas import replay_points
+from flux.replicas.replay_points import ReplayPoint
+from flux.replicas.replica import Replica
+from tests.simulation.checkers import Ledger
+from tests.simulation.faults import Faults
+from tests.simulation.flows import Dataflow, chain, with_standbys
+from tests.simulation.mixes import UPSTREAM, UPSTREAM_LIVES, UPSTREAM_PROTECTED, UPSTREAM_REPAIRS
+from tests.simulation.replaying import Lately, Replaying
+from tests.simulation.run import Result, Simulation, outcome, run
+from tests.simulation.stage_kinds import Hold, Shatter, Watched
+
+SEEDS = (0, 1, 2, 6, 19, 21, 36, 45)
+MIXES = (UPSTREAM, UPSTREAM_REPAIRS, UPSTREAM_LIVES, UPSTREAM_PROTECTED)
+
+
+class ReplayingShatter(Replaying, Shatter):
+    pass
+
+
+def long_run(seed: int) -> Result:
+    """A source, one to three stages, and a sink; workers die all the time."""
+    rng = random.Random(f"upstream {seed}")
+    kinds = rng.choices(
+        [Lately, ReplayingShatter, Replaying, Watched, Hold], [5, 1, 2, 1, 0.3], k=rng.choice([1, 2, 2, 3])
+    )
+
+    def flow(ledger: Ledger) -> Dataflow:
+        made = chain(
+            ledger, kinds, rng.choice([2, 2, 3]), batches=150, resend_timeout=0.03, heartbeat_timeout=0.25,
+            heartbeat_interval=0.05, heartbeat_last_timeout=3.0,
+        )  # fmt: skip
+        made = with_standbys(made, rng, rng.choice([0.7, 1.0]))
+        settings = replace(made.plan.settings, checkpoint_interval=rng.choice([0.01, 0.03]))
+        return replace(made, plan=replace(made.plan, settings=settings))
+
+    faults = Faults(
+        calm_after_s=1.0,
+        delay_s=rng.choice([0.001, 0.01]),
+        breaks_per_s=rng.choice([0, 10.0]),
+        crashes_per_s=rng.choice([10.0, 20.0]),
+        uneven_crash_probability=rng.choice([0.0, 0.7]),
+        loss_probability=rng.choice([0, 0.2]),
+    )
+    return outcome(Simulation(seed, faults, 2, 5, flow))
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [long_run(seed) for seed in SEEDS] + [run(seed, mix) for mix in MIXES for seed in range(5)]
+
+
+@pytest.mark.timeout(3600)
+def test_upstream_replicas_keep_every_law(results: list[Result]) -> None:
+    broken = [str(result) for result in results if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "take-overs from replay points",
+        "take-overs that throw output away",
+        "changes to upstream",
+        "take-overs by standbys",
+    ],
+)
+def test_it_happens_to_upstream_replicas(results: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in results)
+
+
+def sends_points_before_all_is_acked(patch: pytest.MonkeyPatch) -> None:
+    """What consumers lack then is made by nobody any more."""
+    patch.setattr(ReplayPoint, "acked", lambda self, replica: True)
+
+
+def gives_again_what_everybody_has(patch: pytest.MonkeyPatch) -> None:
+    """An operator that has just begun gives other batches, and all that follow get other numbers."""
+    adopt = Replica.adopt
+    patch.setattr(Replica, "adopt", lambda self, state: adopt(self, state | {"silent": 0}))
+
+
+def forgets_what_operators_need(patch: pytest.MonkeyPatch) -> None:
+    """An operator that looks back begins too late."""
+    patch.setattr(Replica, "needs_from", lambda self: self.applied)
+
+
+def acks_what_is_still_needed(patch: pytest.MonkeyPatch) -> None:
+    """The positions are those of the newest step."""
+    point = replay_points._point
+    patch.setattr(
+        replay_points,
+        "_point",
+        lambda replica, first, now: point(replica, replace(first, positions=now.positions), now),
+    )
+
+
+@pytest.mark.parametrize(
+    ("break_it", "seeds"),
+    [
+        (sends_points_before_all_is_acked, (1, 2)),
+        (gives_again_what_everybody_has, (19, 21)),
+        (forgets_what_operators_need, (19, 21)),
+        (acks_what_is_still_needed, (0, 19)),
+    ],
+)
+def test_a_variant_without_the_rule_is_caught(
+    break_it: Callable[[pytest.MonkeyPatch], None], seeds: tuple[int, ...]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch)
+        assert any(not long_run(seed).ok for seed in (*seeds, *range(60)))
