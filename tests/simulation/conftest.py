@@ -15,14 +15,14 @@ SIMULATED = pytest.StashKey[bool]()
 
 @pytest.fixture(scope="session", autouse=True)
 def under_way(request: pytest.FixtureRequest) -> Iterator[Iterator[Result]]:
-    wanted = any("results" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    wanted = any("many_results" in getattr(item, "fixturenames", ()) for item in request.session.items)
     request.config.stash[SIMULATED] = wanted
     with begin(SEEDS if wanted else ()) as results:
         yield results
 
 
 @pytest.fixture(scope="session")
-def results(under_way: Iterator[Result]) -> list[Result]:
+def many_results(under_way: Iterator[Result]) -> list[Result]:
     return list(under_way)
 
 

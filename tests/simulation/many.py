@@ -13,9 +13,9 @@ from pathlib import Path
 from tests.simulation.run import Result, run
 
 #: Seeds of every run of the tests.
-FIXED = range(1000)
+FIXED = range(500)
 #: As many that follow from what is tested, so that every change of it tries others.
-ROTATED_COUNT = 1000
+ROTATED_COUNT = 500
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")
 #: Cores that the runs may use.

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.mixes import PROTECTED, PROTECTED_UNEVEN
 from tests.simulation.run import Result, run
 
-SEEDS = range(60)
+SEEDS = range(25)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,11 @@ BLOCK = 500
 FAILED_MAX = 0.05
 
 
+@pytest.fixture(scope="module")
+def results(many_results: list[Result]) -> list[Result]:
+    return many_results
+
+
 @pytest.mark.timeout(3600)  # a minute on two free cores
 def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
     broken = [str(result) for result in results if not result.ok]
@@ -156,7 +161,7 @@ def test_it_happens_often_enough_to_mean_something(results: list[Result], event:
 
 
 def test_each_run_counts_rows(results: list[Result]) -> None:
-    assert sum(result.counts["rows at sinks"] for result in results) > 50_000
+    assert sum(result.counts["rows at sinks"] for result in results) > 25_000
 
 
 def test_crashes_that_spare_the_last_copy_rarely_end_a_query(results: list[Result]) -> None:

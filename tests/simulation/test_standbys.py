@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.mixes import CHANGES, STANDBY_REPAIRS, STANDBYS
 from tests.simulation.run import Result, run
 
-SEEDS = range(75)
+SEEDS = range(45)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_standbys_keep_every_law(results: list[Result]) -> None:
     ],
 )
 def test_it_happens_among_standbys(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in results) > 3
+    assert sum(result.counts[event] for result in results) > 1
 
 
 def test_a_checkpoint_of_a_deposed_primary_is_thrown_away(results: list[Result]) -> None:
@@ -49,7 +49,7 @@ def test_a_checkpoint_of_a_deposed_primary_is_thrown_away(results: list[Result])
 
 @pytest.fixture(scope="module")
 def with_changes() -> list[Result]:
-    return [run(seed, CHANGES) for seed in range(60)]
+    return [run(seed, CHANGES) for seed in range(45)]
 
 
 @pytest.mark.timeout(3600)
