@@ -1,4 +1,6 @@
-"""Values of Avro and JSON to columns, the same rows: ``python -m benchmarks.kafka_avro [ROWS]``. No broker."""
+"""Values of Avro and JSON to columns, the same rows: ``python -m benchmarks.kafka_avro [ROWS]``. No broker.
+
+The last line has a list besides, so that the library reads it."""
 
 from __future__ import annotations
 
@@ -58,10 +60,13 @@ def rate(format_: Format | None, given: pa.Array) -> float:
 
 def main(arguments: list[str]) -> None:
     plain, framed, texts = values(int(arguments[0]) if arguments else 100_000)
+    listed = {**CLICK, "fields": [*CLICK["fields"], {"name": "tags", "type": {"type": "array", "items": "int"}}]}
+    tagged = pa.array([value + b"\x02\x02\x00" for value in plain.to_pylist()], pa.binary())
     for name, made, given in (
         ("avro", format_of("avro", CLICK), plain),
         ("avro of a registry", format_of("avro", CLICK, lambda number: CLICK), framed),
         ("json", format_of("json", COLUMNS), texts),
+        ("avro with a list", format_of("avro", listed), tagged),
     ):
         print(f"{name:20}{rate(made, given):8.2f} M rows/s")
 

@@ -4,7 +4,8 @@ Law: as of ``formats``: row i is value i by itself, and a null or empty value is
 a row or are told apart. What a writer's schema may do is checked first: some could make a few bytes an endless list, or a tower
 of calls in the library.
 
-The library (fastavro) makes objects, value by value; they become columns together.
+The library (fastavro) makes objects, value by value; they become columns together. Records without types inside each other need
+no objects (``avro_flat``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import UsageError
+from flux.kafka import kernels
+from flux.kafka.avro_flat import Program, Rows, program
 from flux.kafka.formats import Bad, Format, Parsed, halved, one_batch
 from flux.kafka.registry import Registry
+from partitioning.columns import raw_bytes
 
 #: In front of a value: this byte, and the id of its schema in four.
 _MAGIC, _FRAME = 0, 5
@@ -76,9 +80,49 @@ class Avro(Format):
         self._as_given = in_micros(self._as_read)
         super().__init__(pa.schema(list(self._as_given)))
         check_writer(self._reader)
+        self._flat = program(self._reader, self._reader)
         self._registry = None if schemas is None else Registry(schemas)
 
     def parse(self, values: pa.Array, find_all: bool) -> Parsed:
+        parsed = None if self._flat is None else self._parsed_flat(values, find_all, self._flat)
+        return self._parsed_each(values, find_all) if parsed is None else parsed
+
+    def _parsed_flat(self, values: pa.Array, find_all: bool, by_reader: Program) -> Parsed | None:
+        """All values of a writer together; None if the library has to do it."""
+        rows, ids = Rows(values, self._reader), np.zeros(len(values), np.int64)
+        column = raw_bytes(values)
+        kernels.schema_ids((column.offsets, column.data, column.validity, column.first), ids)
+        blank = ids == -1
+        if self._registry is None:
+            rows.read(np.flatnonzero(~blank), 0, by_reader)
+        else:
+            for number in np.unique(ids[ids >= 0]).tolist():
+                writer = self._registry.writer(number)
+                how = None if isinstance(writer, str) else program(writer, self._reader)
+                if how is None and not isinstance(writer, str):
+                    return None
+                if how is not None:
+                    rows.read(np.flatnonzero(ids == number), _FRAME, how)
+        good = rows.good | blank
+        bad = []
+        for row in np.flatnonzero(~good).tolist():
+            why = self._read(values[row].as_py())
+            bad.append(
+                Bad(row, why if isinstance(why, str) else "it cannot be read by its schema: a number is out of range")
+            )
+            if not find_all:
+                return Parsed(one_batch([], self.schema), np.empty(0, np.int64), bad)
+        kept = np.flatnonzero(good)
+        try:
+            made = rows.columns(kept, [field.type for field in self._as_read])
+            columns = [each.cast(field.type) for each, field in zip(made, self.schema, strict=True)]
+        except pa.ArrowInvalid:  # text that is none, times that Spark does not know: the library finds out where
+            return None
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return Parsed(batch, kept if bad else None, bad)
+
+    def _parsed_each(self, values: pa.Array, find_all: bool) -> Parsed:
+        """Value by value."""
         rows: list[Any] = []
         good, bad = [], []
         for row, value in enumerate(values.to_pylist()):

@@ -738,3 +738,96 @@ def join(values: Any, rows: Array, instead: Array, blank: Array, out: Array) -> 
         out[to] = _NEWLINE
         to += 1
     return to
+
+
+# ---- records of Avro that have no types inside each other ----------------------------------------
+
+#: What a field is.
+AVRO_NULL, AVRO_BOOLEAN, AVRO_INT, AVRO_LONG, AVRO_FLOAT, AVRO_DOUBLE, AVRO_BYTES, AVRO_FIXED, AVRO_ENUM = range(9)
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+
+
+@kernel
+def schema_ids(values: Any, out: Array) -> None:
+    """For each value the id of its schema, behind a zero byte; -1 for null or empty, -2 for others."""
+    for i in range(len(out)):
+        at, size = _span(values, i)
+        if size <= 0:
+            out[i] = -1
+        elif size < 5 or _u8(at) != 0:
+            out[i] = -2
+        else:
+            out[i] = np.int64(_big_u32(at + 1))
+
+
+@kernel
+def avro_records(
+    values: Any, rows: Array, skip: int, kinds: Array, nulls: Array, sizes: Array, to: Array, numbers: Array, lengths: Array,
+    valid: Array, good: Array,
+) -> None:  # fmt: skip
+    """Some rows, each one record of the fields ``kinds`` behind ``skip`` bytes, which each of them has. ``nulls``: the branch of
+    null in a union of two, -1 for no union; ``sizes``: of fixed fields, and numbers of symbols; ``to``: the column, -1 for none.
+
+    Fills for column and row the number (of bytes: their address, and their length) and whether there is one, and ``good`` for
+    each row: whether its bytes are exactly one such record."""
+    for i in rows:
+        at, size = _span(values, i)
+        here, end = at + skip, at + size
+        fits = True
+        for field in range(len(kinds)):
+            kind, column, number, length = kinds[field], to[field], np.int64(0), np.int64(0)
+            if nulls[field] >= 0:
+                branch, here = _varint(here, end)
+                if here == 0 or branch < 0 or branch > 1:
+                    fits = False
+                    break
+                if branch == nulls[field]:
+                    continue
+            if kind == AVRO_NULL:
+                continue
+            if kind == AVRO_BOOLEAN:
+                if here >= end or _u8(here) > 1:
+                    fits = False
+                    break
+                number = np.int64(_u8(here))
+                here += 1
+            elif kind in (AVRO_FLOAT, AVRO_DOUBLE, AVRO_FIXED):
+                length = np.int64(4) if kind == AVRO_FLOAT else np.int64(8) if kind == AVRO_DOUBLE else sizes[field]
+                if length > end - here:
+                    fits = False
+                    break
+                number = np.int64(_i32(here)) if kind == AVRO_FLOAT else _i64(here) if kind == AVRO_DOUBLE else here
+                here += length
+            else:
+                number, here = _varint(here, end)
+                if here == 0:
+                    fits = False
+                    break
+                if kind == AVRO_BYTES:
+                    if number < 0 or number > end - here:
+                        fits = False
+                        break
+                    number, length = here, number
+                    here += length
+                elif kind == AVRO_INT:
+                    fits = _INT_MIN <= number <= _INT_MAX
+                elif kind == AVRO_ENUM:
+                    fits = 0 <= number < sizes[field]
+                if not fits:
+                    break
+            if column >= 0:
+                numbers[column, i] = number
+                lengths[column, i] = length
+                valid[column, i] = True
+        good[i] = fits and here == end
+
+
+@kernel
+def gather(addresses: Array, lengths: Array, ends: Array, out: Array) -> None:
+    """Bytes from many places one after the other; ``ends`` is filled, behind its first."""
+    room = out.ctypes.data
+    to = np.int64(0)
+    for i in range(len(addresses)):
+        _copy(room + to, addresses[i], lengths[i])
+        to += lengths[i]
+        ends[i + 1] = to

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.kafka import kernels
+from flux.kafka.avro_flat import Program, Rows
 from flux.kafka.formats import format_of
 from flux.kafka.records import Decoder
 from flux.kafka.writing import encode, partitions_of
@@ -28,6 +29,11 @@ def warm_up() -> None:
         made = format_of(name, "a BIGINT" if name == "json" else "a STRING")
         assert made is not None
         made.parse(values, find_all=False)
+    empty = np.empty(0, np.int64)
+    flat = Rows(values, {"type": "record", "name": "a", "fields": []})
+    flat.read(empty, 0, Program(empty, empty, empty, empty))
+    kernels.gather(empty, empty, np.zeros(1, np.int32), np.empty(0, np.uint8))
+    kernels.schema_ids((0, 0, 0, 0), empty)
 
 
 if __name__ == "__main__":
