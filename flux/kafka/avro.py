@@ -163,6 +163,8 @@ class Avro(Format):
         stream.seek(at)
         try:
             read = library().schemaless_reader(stream, writer, None if writer is self._reader else self._reader)
+        except EOFError:
+            return "it ends before its schema does"
         except Exception as error:  # whatever it raises for bytes that make no sense
             return f"it cannot be read by its schema: {type(error).__name__} {error}".rstrip()
         left = len(value) - stream.tell()

@@ -140,6 +140,7 @@ def test_bad_values_are_told_apart_from_the_good_ones_around() -> None:
     assert parsed.rows.to_pydict() == {"user": [1, 2], "page": ["a", None]}
     assert [each.row for each in parsed.bad] == [0, 2, 3, 4, 6, 7]
     assert "1 bytes are left" in parsed.bad[1].why
+    assert parsed.bad[2].why == "it ends before its schema does"
     assert [each.row for each in of(CLICK).parse(column(values[1:]), find_all=False).bad] == [1]
 
 
