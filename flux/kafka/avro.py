@@ -31,6 +31,8 @@ _MAGIC, _FRAME = 0, 5
 #: Records, lists and maps inside each other.
 _DEPTH_MAX = 64
 _DECIMAL_MAX = 38
+#: Of what the library says, which may show whole schemas.
+_WHY_MAX = 200
 _PLAIN = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
     "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
@@ -166,7 +168,7 @@ class Avro(Format):
         except EOFError:
             return "it ends before its schema does"
         except Exception as error:  # whatever it raises for bytes that make no sense
-            return f"it cannot be read by its schema: {type(error).__name__} {error}".rstrip()
+            return f"it cannot be read by its schema: {type(error).__name__} {error}".rstrip()[:_WHY_MAX]
         left = len(value) - stream.tell()
         return f"{left} bytes are left behind it" if left else read
 

@@ -78,6 +78,8 @@ class Registry:
             check_writer(made)
         except (ValueError, RecursionError) as error:
             raise _NoSchema(f"its schema {number} cannot be used: {error}") from None
+        if isinstance(made, str):
+            raise _NoSchema(f"its schema {number} is {made!r}, and no record")
         return made
 
     def _told(self, number: int) -> Any:

@@ -192,6 +192,8 @@ ENDLESS = {
         ("{", "cannot be used"),
         ({"type": "nonsense"}, "cannot be used"),
         (5, "cannot be used"),
+        ('"string"', "schema 3 is 'string', and no record"),
+        ({"type": "int"}, "cannot be read by its schema: SchemaResolutionError"),
     ],
 )  # fmt: skip
 def test_a_writers_schema_that_is_dangerous_or_none_makes_a_bad_value(schema: Any, why: str) -> None:
