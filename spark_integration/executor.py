@@ -89,8 +89,8 @@ def send_micro_batch(
     if first is None:
         return least
     context = _context()
-    names = plan.sources[source].schema.names
-    renamed = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in itertools.chain((first,), given))
+    schema = plan.sources[source].schema
+    renamed = (in_types(batch, schema) for batch in itertools.chain((first,), given))
     query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
     if not query or not number:
         raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")
@@ -100,6 +100,15 @@ def send_micro_batch(
         return ingress.end
     except Stopped as error:
         raise QueryFailed(f"the Flux query has ended before batch {number} was applied: {error}") from None
+
+
+def in_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With the names of ``schema``, and its time zones: a streaming query may be of a session with another one."""
+    columns = [
+        column if column.type == type_ else column.cast(type_)
+        for column, type_ in zip(batch.columns, schema.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def egress_function(plan: Plan, rendezvous: Rendezvous, stage: int, schema: pa.Schema) -> ArrowFunction:

@@ -7,6 +7,7 @@ is nothing left to do when Spark commits a batch, and nothing to take back when 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,17 +67,14 @@ def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
 
 
 def check_schema(given: StructType, wanted: pa.Schema, what: str) -> None:
-    """Columns are taken in their order, and must have the names and types of the input. The time zone of timestamps is that of
-    the session that wrote its schema."""
+    """Columns are taken in their order, and must have the names and types of the input. Time zones may differ: they are those of
+    the sessions."""
     columns = struct_to_arrow(given, "UTC")
-    fits = len(columns) == len(wanted) and all(
-        mine.name == theirs.name and _plain(mine.type) == _plain(theirs.type)
-        for mine, theirs in zip(columns, wanted, strict=True)
-    )
-    if not fits:
+    if columns.names != wanted.names or list(map(_named, columns.types)) != list(map(_named, wanted.types)):
         said = ["; ".join(f"{field.name} {field.type}" for field in each) for each in (wanted, columns)]
         raise SchemaError(f"{what} takes the columns ({said[0]}), and those of the streaming DataFrame are ({said[1]})")
 
 
-def _plain(type_: pa.DataType) -> pa.DataType:
-    return pa.timestamp("us", "UTC") if pa.types.is_timestamp(type_) and type_.tz else type_
+def _named(type_: pa.DataType) -> str:
+    """The type without time zones, wherever they are in it, and without names of the elements of lists."""
+    return re.sub(r"list<\w+: ", "list<", re.sub(r", tz=[^\]]*\]", ", tz]", str(type_)))

@@ -91,10 +91,13 @@ class Streams:
     def _start(self, index: int, source: StreamSource, rendezvous: Rendezvous) -> Any:
         assert source.dataframe is not None
         about, how = self._plan.sources[index], source.how
+        told: list[int] = []
         plan, ends = without_code(self._plan), Ends(self._location, about.name)
 
         def each(batch: DataFrame, number: int) -> None:
-            set_for_bulk_transfer(batch, self._plan.settings.batch_max_rows)
+            if not told:  # its session is the same for all batches
+                set_for_bulk_transfer(batch, self._plan.settings.batch_max_rows)
+                told.append(number)
             # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
             numbered = batch.toDF(*(f"c{position}" for position in range(len(batch.columns))))
             feed = micro_batch_function(plan, rendezvous, index, ends.before(number))

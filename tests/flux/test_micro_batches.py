@@ -250,9 +250,9 @@ def send(query: ThreadQuery, number: int, partition: int, batches: Any, attempt:
 
 
 def test_batches_with_other_numbers_of_partitions_pass_a_query_and_the_input_ends() -> None:
-    seen = Rows(key="x")
-    flow = seen.stage(flux.stage(lambda batch: batch)(flux.stream(SCHEMA)))
-    with ThreadQuery(flow) as query:
+    seen, others = Rows(key="x"), Rows()
+    source = flux.stream(SCHEMA)
+    with ThreadQuery(seen.stage(flux.stage(lambda batch: batch)(source)), others.stage(source)) as query:
         query.started()
         attempt, value, wanted = itertools.count(1), itertools.count(), 0
         for number, partitions in enumerate((2, 1, 3, 2)):
@@ -268,7 +268,7 @@ def test_batches_with_other_numbers_of_partitions_pass_a_query_and_the_input_end
             query.server.edge_complete(edge.id, [])
         query.wait()
         assert query.server.core.inputs.total == wanted
-    assert sorted(row["x"] for row in seen) == list(range(wanted))
+    assert sorted(row["x"] for row in seen) == sorted(row["x"] for row in others) == list(range(wanted))
 
 
 def test_a_task_that_is_stopped_before_its_rows_are_applied_does_not_end_well() -> None:
