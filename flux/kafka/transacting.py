@@ -34,8 +34,10 @@ _SOON = (
     "ConcurrentTransactionsError", "CoordinatorLoadInProgressError", "CoordinatorNotAvailableError", "NotCoordinatorError",
     "UnstableOffsetCommitError",
 )  # fmt: skip
-#: The transaction is lost; a new life of the writer goes on.
+#: The transaction is lost, or nobody knows; a new life of the writer goes on. A broker with two writers that fence each other
+#: was seen to give an error without a name.
 ANEW = (
+    "UnknownError",
     "InvalidProducerEpochError", "ProducerFencedError", "InvalidTxnStateError", "InvalidProducerIdMappingError",
     "OutOfOrderSequenceNumberError", "UnknownProducerIdError", "TransactionAbortableError", "TransactionCoordinatorFencedError",
     "DuplicateSequenceNumberError",
@@ -171,8 +173,8 @@ class TransactionClient(ProducerClient):
             raise self.refused(f"in transactions, transactional id and group {self.transactional_id}", name)
         if name in ANEW or error.retriable or error.invalid_metadata:
             self.forget()
-            raise Passing(f"transaction of {self.transactional_id}: {name}")
-        raise KafkaError(f"the broker refuses a transaction of {self.transactional_id}: {name}")
+            raise Passing(f"transaction of {self.transactional_id}: {name} (code {code})")
+        raise KafkaError(f"the broker refuses a transaction of {self.transactional_id}: {name} (code {code})")
 
     def _settled(self, attempt: Callable[[], T]) -> T:
         limit, pause = time.monotonic() + _SETTLE_S, _PAUSE_S

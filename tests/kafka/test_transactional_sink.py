@@ -220,6 +220,28 @@ def test_a_query_that_goes_on_keeps_its_guarantee(broker: Broker, topic: str) ->
         flow_to(topic, broker).sink.prepare(1, plain.sink.prepare(1, None))
 
 
+@pytest.mark.parametrize("code", [-1, 47, 48, 49, 90, 120])
+def test_an_end_of_which_nobody_knows_anything_is_followed_by_a_new_life(
+    broker: Broker, topic: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one with the error of the broker that has no name, which two writers at once were seen to get."""
+    flow = flow_to(topic, broker)
+    writer = of(sink_of(flow), topic)
+    really, codes = TransactionClient._check_step, [code]
+
+    def told(self: TransactionClient, given: int, kind: int) -> None:
+        told_by_end = writer._open and given == 0 and calls and codes
+        really(self, codes.pop() if told_by_end else given, kind)
+
+    calls: list[Any] = []
+    end = TransactionClient.end
+    monkeypatch.setattr(TransactionClient, "end", lambda *args, **options: (calls.append(1), end(*args, **options)))
+    monkeypatch.setattr(TransactionClient, "_check_step", told)
+    write(writer, numbered(flow, counted(0, 100)))
+    assert codes == []
+    assert numbers(found(broker.address, topic, 100)[0]) == list(range(100))
+
+
 def test_brokers_that_do_not_wait_for_offsets_that_are_not_through_are_refused(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
