@@ -111,6 +111,9 @@ def _rates(
                     "rows_per_s": measured["rows_per_s"],
                     "bytes_per_row_sent": (_loopback_bytes() - sent) / rows,
                     "bytes_per_row_written": written / rows,
+                    "order_bytes_per_slice": max(
+                        (report.get("checkpoint", {}).get("orderBytesPerSlice", 0.0) for report in reports), default=0.0
+                    ),
                     "memory_mib": max(memory, default=0) / (1 << 20),
                 }
             )
@@ -148,6 +151,7 @@ def _row(each: Technique, fast: dict[str, float], none: dict[str, float], steady
         "ratio_to_none": round(fast["rows_per_s"] / none["rows_per_s"], 3),
         "bytes_per_row_sent": round(fast["bytes_per_row_sent"], 1),
         "bytes_per_row_written": round(fast["bytes_per_row_written"], 1),
+        "order_bytes_per_slice": round(fast["order_bytes_per_slice"], 1),
         "memory_mib": round(fast["memory_mib"]),
         "p50_ms": steady["p50_before_ms"],
         "p99_ms": steady["p99_before_ms"],

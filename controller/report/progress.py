@@ -153,6 +153,7 @@ class Progress:
             "behindSeconds": max((stage.get("checkpoint_behind_s", 0.0) for stage in kept), default=0.0),
             "replaySeconds": max(again, default=0.0),
             "writtenBytes": int(vault.get("written_bytes", 0)),
+            "orderBytesPerSlice": round(vault.get("order_bytes", 0) / max(vault.get("order_slices", 0), 1), 1),
         }
 
     def _stage(self, plan: StagePlan, reports: list[dict[str, Any]], logged: int, now: float) -> dict[str, Any]:

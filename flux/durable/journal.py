@@ -143,13 +143,14 @@ class Kept(Standby):
 
 class Journal(Shelf):
     """``standbys`` by partition. ``highest``: no epoch, term or incarnation in what is kept is above this; -1: nothing is kept.
-    ``bytes`` that were written, files too. ``left_out``: what is damaged of what nobody was told that it is kept. SnapshotError:
+    ``bytes`` that were written, files too; ``order_bytes`` of those in frames that have nothing but orders, which name
+    ``order_slices``. ``left_out``: what is damaged of what nobody was told that it is kept. SnapshotError:
     what is kept cannot be read."""
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
         self.standbys: dict[PartitionKey, Kept] = {}
         self.highest = -1
-        self.bytes = 0
+        self.bytes = self.order_bytes = self.order_slices = 0
         self.left_out: list[str] = []
         self._store = store
         self._where = where
@@ -218,6 +219,14 @@ class Journal(Shelf):
         data = frame(self._pending)
         self._store.append(data)
         self._store.flush()
+        if all(isinstance(record, Ordered) for record in self._pending):
+            self.order_bytes += len(data)
+            self.order_slices += sum(
+                len(entry.slices)
+                for record in self._pending
+                if isinstance(record, Ordered)
+                for entry in record.item.entries
+            )
         self._pending.clear()
         self.bytes, self._size = self.bytes + len(data), self._size + len(data)
         if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began):

@@ -38,8 +38,8 @@ class Vault(StageWorker):
         self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
 
     @property
-    def written_bytes(self) -> int:
-        return self.journal.bytes
+    def written(self) -> tuple[int, int, int]:
+        return self.journal.bytes, self.journal.order_bytes, self.journal.order_slices
 
     @property
     def reaches(self) -> set[int]:

@@ -148,9 +148,9 @@ class StageWorker:
         return self.subscriptions.held_bytes
 
     @property
-    def written_bytes(self) -> int:
-        """To a disk."""
-        return 0
+    def written(self) -> tuple[int, int, int]:
+        """To a disk: bytes in all; bytes of orders, and slices that these name."""
+        return 0, 0, 0
 
     @property
     def reaches(self) -> set[int]:

@@ -63,7 +63,9 @@ def stats(core: StageWorker) -> Statistics:
         "finished_at": core.finished_at,
         "counters": asdict(core.counters),
         "stages": _of_stages(core),
-        "written_bytes": core.written_bytes,
+        "written_bytes": core.written[0],
+        "order_bytes": core.written[1],
+        "order_slices": core.written[2],
     }
 
 

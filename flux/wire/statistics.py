@@ -132,7 +132,7 @@ class StageStatistics(TypedDict, total=False):
 
 class Statistics(TypedDict, total=False):
     """Counts since the start, and what is waiting now. ``drained``: see ``flux.host.drained``; ``written_bytes``: to a disk, by
-    a vault."""
+    a vault; ``order_bytes`` of them in journal frames that have nothing but orders, which are about ``order_slices``."""
 
     rows_in: Natural
     source_rows: Natural
@@ -154,4 +154,6 @@ class Statistics(TypedDict, total=False):
     rss_bytes: Natural
     cpu_s: float
     written_bytes: Natural
+    order_bytes: Natural
+    order_slices: Natural
     load: Load

@@ -121,6 +121,8 @@ EVERYTHING: Statistics = {
     "rss_bytes": 10,
     "cpu_s": 0.5,
     "written_bytes": 11,
+    "order_bytes": 5,
+    "order_slices": 3,
     "load": {"at": 1.5, "replicas": [ReplicaWork(0, 1, 2, 0.5, 3, 4, 5, 6)], "rested_s": 0.5},
 }
 ASKED = [
