@@ -49,6 +49,7 @@ class FlowWriter:
         self._flow = flow
         self._format: str | None = None
         self._function: Callable[..., Any] | None = None
+        self._exactly: dict[str, Any] = {}
         self._name: str | None = None
         self._mode: str | None = None
         self._trigger: tuple[tuple[str, Any], ...] = ()
@@ -108,10 +109,10 @@ class FlowWriter:
         self._trigger = checked_trigger(trigger, "writeStream.trigger")
         return self
 
-    def foreachBatch(self, func: Callable[..., Any]) -> FlowWriter:  # noqa: N802
+    def foreachBatch(self, func: Callable[..., Any], **exactly: Any) -> FlowWriter:  # noqa: N802
         """``func(batch, position)`` is called in the workers with a pyarrow.RecordBatch and its position: at least once, with the
-        same position when it comes again. As ``flow.foreach_batch``."""
-        self._function = func
+        same position when it comes again; exactly once with ``committed=...``. As ``flow.foreach_batch``."""
+        self._function, self._exactly = func, exactly
         return self
 
     def foreach(self, *_: Any) -> FlowWriter:
@@ -186,7 +187,7 @@ class FlowWriter:
                     f"writeStream: foreachBatch and format({self._format!r}) are two sinks; give one of them"
                 )
             self._refuse_others("foreachBatch", given, ())
-            return flow.foreach_batch(self._function)
+            return flow.foreach_batch(self._function, **self._exactly)
         if self._format is None:
             raise UsageError(
                 f"writeStream: say where rows go, with format(...), one of {', '.join(FORMATS)}, or foreachBatch(function)"
