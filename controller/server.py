@@ -169,7 +169,7 @@ class Server:
             try:
                 port = sockets.port(self._host, REPORT_BYTES_MAX, sealed=True)
                 lifelines = Lifelines(self._host, self._plan.secret)
-                self._service.open(sockets, self._keys)
+                self._service.open(sockets, self._keys, port.endpoint)
             except Exception as error:
                 self._bound.put(error)
                 return

@@ -9,15 +9,24 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from spark_integration.stream_reader import FluxStreamReader, spark_schema
 from spark_integration.stream_writer import StreamWriter, writer_of
 
 
 class FluxDataSource(DataSource):  # type: ignore[misc]
-    """``df.writeStream.format("flux").option("query", name)``. Options: see ``writer_of``."""
+    """``df.writeStream.format("flux").option("query", name)``, options as in ``writer_of``;
+    ``spark.readStream.format("flux")``, options as in ``stream_reader.options_of``."""
 
     @classmethod
     def name(cls) -> str:
         return "flux"
+
+    def schema(self) -> StructType:
+        """Of what is read: output of a running query."""
+        return spark_schema(self.options)
+
+    def streamReader(self, schema: StructType) -> FluxStreamReader:  # noqa: N802
+        return FluxStreamReader(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         return writer_of(dict(self.options), schema)

@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from controller.explain import explain
 from controller.operate.all_available import AllAvailable
 from controller.wording import count, technique
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.readers import Readers
 from flux.dataflow.sink import guarantee
 from flux.dataflow.sources import Source
 from flux.errors import FluxError, QueryTimeout, UsageError
@@ -24,6 +25,7 @@ from flux.shell.loop import Rendezvous
 from spark_integration import active
 from spark_integration.egress import Output
 from spark_integration.operate import Operated, checked_timeout
+from spark_integration.rows import Outputs, Rows
 from spark_integration.run import Run
 from spark_integration.settings import Need
 
@@ -53,6 +55,7 @@ class Query(Operated):
         self._plan = plan
         self._name = name
         self._output = Output(self)
+        self._outputs = Outputs(self)
         self._run = Run(spark, plan, need, sources, name, self._output.end_fetch, location)
         self._server = self._run.server
         self._elastic = self._run.elastic
@@ -124,7 +127,9 @@ class Query(Operated):
         """By sinks that are slower than their stages."""
         stages = (self.lastProgress or {}).get("stages", ())
         waiting = [(stage["name"], stage.get("waitForSink", 0)) for stage in stages]
-        return [f"{count(number, 'partition')} of stage {name} {'waits' if number == 1 else 'wait'} for the sink"
+        read = {stage.name for stage in self._plan.stages if isinstance(stage.sink, Readers)}
+        return [f"{count(number, 'partition')} of stage {name} {'waits' if number == 1 else 'wait'} for "
+                f"{'its output to be read' if name in read else 'the sink'}"
                 for name, number in waiting if number]  # fmt: skip
 
     @property
@@ -232,11 +237,28 @@ class Query(Operated):
             raise UsageError("the query does not keep its output: start it with keep_output=True")
         return self._output.get()
 
+    def rows(self, stage: str | None = None) -> Rows:
+        """The output of a flow that ends in ``to_readers()``, while the query runs: an iterator of pyarrow.RecordBatch, each row
+        once, in order within each partition, whatever workers are lost meanwhile. It waits for more until the query ends, and
+        raises what that has failed with.
+
+        stage: whose output, where there are several. A batch counts as read when it has been handed out. One iterator at a time:
+        ``close()`` it, and the next one goes on behind it. UsageError for a query that was stopped before all was read."""
+        return self._outputs.rows(stage)
+
+    def was_read(self, stage: StagePlan) -> bool:
+        """Whether its output was read to its end."""
+        return not any(key.stage == stage.id for key in self._server.core.unfinished)
+
+    def wait_for_end(self) -> None:
+        """Of a query that is ending, for as long as that may take."""
+        self._run.terminated.wait(3 * self._plan.settings.stop_timeout)
+
     def wait_for_output(self) -> None:
         """Wait until all output is there (or the query has failed: raises its error)."""
         self._server.finished.wait()
         if self._server.error is not None:
-            self._run.terminated.wait(3 * self._plan.settings.stop_timeout)
+            self.wait_for_end()
             raise self.exception() or self._server.error
 
     @property

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from controller.server import Server
 from controller.wording import count
 from flux.dataflow.plan import Plan
+from flux.dataflow.readers import Readers
 from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.shell.loop import Rendezvous
@@ -138,7 +139,8 @@ class Run:
     @property
     def is_fed_by_spark(self) -> bool:
         """Whether Spark tasks still have to read a DataFrame, or may be asked to fetch the output."""
-        return bool(self._unread) or self.streams.reads or any(stage.collects for stage in self._plan.stages)
+        fetched = (stage.collects or isinstance(stage.sink, Readers) for stage in self._plan.stages)
+        return bool(self._unread) or self.streams.reads or any(fetched)
 
     def _ask_for_executors(self) -> str:
         """Tasks that wait are what dynamic allocation goes by; people are told. Empty if nothing has to be asked for."""

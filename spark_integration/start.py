@@ -16,6 +16,7 @@ from controller.dag import compile_plan, topological
 from flux.dataflow.api import Flow
 from flux.dataflow.files import ParquetFiles
 from flux.dataflow.plan import Plan
+from flux.dataflow.readers import Readers
 from flux.dataflow.sink import FlowTo, flow_of
 from flux.dataflow.sources import DataFrameSource, Source, StreamSource
 from flux.errors import UsageError
@@ -66,7 +67,9 @@ def start_query(
     sources = sources_of(flows)
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)
-    spark_tasks = keep_output or any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
+    read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, Readers) for flow in flows)  # perhaps by Spark
+    fed = any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
+    spark_tasks = keep_output or read or fed
     shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
     if shared:
         settings = replace(settings, same_executor=True)
@@ -95,7 +98,7 @@ def start_query(
     )
     check_shipping(plan)
     check_copies(plan, need.workers, executors_at_most(spark))
-    if any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
+    if read or any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
         register(spark)
     if is_local(spark):
         compile_once()

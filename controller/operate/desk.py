@@ -19,6 +19,7 @@ from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.decide.asked import Asked
 from controller.decide.board import Tell
+from controller.operate.output_place import Reach, output_place
 from controller.operate.requests import (
     Accepted,
     AnyRequest,
@@ -29,6 +30,7 @@ from controller.operate.requests import (
     Followed,
     GetHistory,
     GetMetrics,
+    GetOutput,
     GetPartitions,
     GetStatus,
     History,
@@ -134,6 +136,7 @@ class Desk:
         observe: Callable[[], None],
     ) -> None:
         self.refused = 0
+        self.reach: Reach | None = None  # for readers of output
         self._core = core
         self._about = about
         self._report = report
@@ -196,6 +199,8 @@ class Desk:
                 case GetMetrics():
                     self._observe()
                     return MetricsText(text=self._metrics.text())
+                case GetOutput():
+                    return output_place(self._core.plan, self._about.name, self.reach, request.stage)
                 case Suggest():
                     policy = request.policy or self._core.plan.settings.balance_policy
                     suggestion = self._running().suggest(policy, now)

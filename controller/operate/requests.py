@@ -64,6 +64,13 @@ class Suggest(Request, frozen=True):
     policy: Name = ""
 
 
+class GetOutput(Request, frozen=True):
+    """How to read the output that is kept for readers: of a stage, or of the only one that keeps it; answered by
+    ``OutputPlace``."""
+
+    stage: Name | None = None
+
+
 class WantedMove(msgspec.Struct, frozen=True, kw_only=True):
     """Move the replica on worker ``source`` to ``target``; without a source, the primary."""
 
@@ -118,6 +125,7 @@ AnyRequest = (
     | GetPartitions
     | GetHistory
     | GetMetrics
+    | GetOutput
     | Suggest
     | StartMoves
     | DrainWorker
@@ -336,6 +344,27 @@ class MetricsText(Answer, frozen=True):
     text: str
 
 
+class OutputPlace(Answer, frozen=True):
+    """Output of a stage of the query ``id``, and how to reach those who have it: with the secret of the query, ``masked`` as
+    ``output_place`` does it. ``schema``: as an Arrow IPC message; ``silence_max_s``: how long the controller may be silent."""
+
+    id: str
+    name: str | None
+    stage: Natural
+    stage_name: str
+    partitions: Natural
+    schema: bytes
+    endpoint: str
+    nonce: bytes
+    masked: bytes
+    public_key: bytes
+    private_key: bytes
+    silence_max_s: float
+
+    def __repr__(self) -> str:
+        return f"<output of stage {self.stage_name} of query {self.id} at {self.endpoint}>"
+
+
 class Suggested(Answer, frozen=True):
     policy: str
     moves: list[MoveStatus]
@@ -366,7 +395,7 @@ class Refused(Answer, frozen=True):
     reason: str
 
 
-AnyAnswer = Status | Partitions | History | MetricsText | Suggested | Accepted | Followed | Refused
+AnyAnswer = Status | Partitions | History | MetricsText | OutputPlace | Suggested | Accepted | Followed | Refused
 
 _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)

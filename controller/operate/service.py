@@ -18,6 +18,7 @@ from typing import Any
 from controller.decide.state import Tell
 from controller.operate import connection_file
 from controller.operate.desk import About, Core, Desk
+from controller.operate.output_place import Reach
 from controller.operate.requests import REQUEST_BYTES_MAX, AnyAnswer, AnyRequest
 from controller.replicas.repairs import Event
 from controller.report import metrics_http
@@ -48,8 +49,9 @@ class Service:
 
     # ---- opening and closing
 
-    def open(self, sockets: Sockets, keys: Keys | None) -> None:
-        """Open what the settings ask for. UsageError if metrics cannot be served at the configured address."""
+    def open(self, sockets: Sockets, keys: Keys | None, endpoint: str = "") -> None:
+        """Open what the settings ask for. ``endpoint`` of the controller, for readers of output. UsageError if metrics cannot be
+        served at the configured address."""
         settings = self._core.plan.settings
         if settings.metrics_port >= 0:
             address = metrics_http.serve(settings.metrics_host, settings.metrics_port, self.metrics)
@@ -58,6 +60,9 @@ class Service:
         secret = secrets.token_bytes(SECRET_BYTES)
         self._desk = Desk(self._core, self._about, self._report, self.metrics, self.observe)
         if settings.operate:
+            if endpoint:
+                pair = (keys.public, keys.private) if keys else (b"", b"")
+                self._desk.reach = Reach(endpoint, secret, *pair)
             self.port = sockets.port(HOST, REQUEST_BYTES_MAX, WAITING_MAX, sealed=True, secret=secret)
             self._publish(secret, keys)
 

@@ -143,7 +143,18 @@ class CommittedFunctionSink(FunctionSink):
 
 
 #: Of a flow, and not of what it goes to.
-_OF_FLOWS = ("toDF", "show", "collect", "to", "to_parquet", "to_kafka", "foreach_batch", "writeStream", "connect")
+_OF_FLOWS = (
+    "toDF",
+    "show",
+    "collect",
+    "to",
+    "to_parquet",
+    "to_kafka",
+    "to_readers",
+    "foreach_batch",
+    "writeStream",
+    "connect",
+)
 
 
 class FlowTo:
@@ -249,6 +260,14 @@ class Outputs:
         from flux.dataflow.files import to_parquet
 
         return to_parquet(self, path, partitions=partitions, roll_bytes=roll_bytes, roll_every=roll_every)  # type: ignore[arg-type]
+
+    def to_readers(self, *, max_bytes: int | str = "128m") -> FlowTo:
+        """Keep the output in the workers until it is read: with ``query.rows()`` in the program of the query, or as a stream of
+        Spark's with ``spark.readStream.format("flux")``. ``max_bytes``: of output that is not read yet, all partitions together;
+        from there on the query waits for its reader."""
+        from flux.dataflow.readers import to_readers
+
+        return to_readers(self, max_bytes=max_bytes)  # type: ignore[arg-type]
 
     def to_kafka(self, topic: str, bootstrap: str | Sequence[str], **options: Any) -> FlowTo:
         """Write the output as records of a topic of Kafka; see ``flux.to_kafka``."""

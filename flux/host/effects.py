@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from flux.replicas.pairing import CaughtUp, Diverged
 from flux.replicas.transfers import Aside
 from flux.stream.producer import ToWorker
 from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
-from flux.wire.messages import Ack, Acks, Chunk, Installed, OrdersSeen, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Acks, Chunk, Installed, OrdersSeen, Pulled, ReadsElsewhere, Refuse, Reset, Resume
 
 #: The connection of a worker to itself.
 LOCAL = "local"
@@ -20,8 +22,8 @@ class ToConnection:
     """Effect: answer on a connection to the data port."""
 
     connection: Hashable
-    message: Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | OrdersSeen | Installed
-    payload: bytes | None = None
+    message: Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | Pulled | OrdersSeen | Installed
+    payload: bytes | pa.Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What leaves the dataflow from a worker: output of last stages, and the word that a partition of these is complete.
 
 Everything passes here, when it is committed and not before (design: leaving). Output that is kept for egress tasks is asked for;
-the output of a stage with a sink goes ``Outside``, from the primary.
+the output of a stage with a sink goes ``Outside``, from the primary; readers come for what is kept for them (``offering``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import pyarrow as pa
 
 from flux.dataflow.collect import Collect
 from flux.dataflow.plan import Plan
+from flux.dataflow.readers import Readers
 from flux.errors import QueryFailed
 from flux.host.effects import ToConnection, ToController
+from flux.host.offering import Offering
 from flux.replicas.exit import Exit
+from flux.replicas.offer import Offer
 from flux.replicas.replica import Replica
 from flux.wire.control import PartitionFinished
-from flux.wire.messages import Chunk, Fetch
+from flux.wire.messages import Chunk, Fetch, Pull
 from partitioning.ids import PartitionKey
 from partitioning.table import FIRST_EPOCH
 
@@ -64,32 +67,46 @@ class Leaving:
         self._wake = wake
         self._sinks = any(stage.sink is not None for stage in plan.stages)
         self._kept_max = plan.settings.sink_max_bytes
+        self._offering = Offering(replicas, tell, wake)
 
     def open(self, replica: Replica) -> None:
         """A replica is made: its output leaves here if its stage has a sink."""
-        if replica.stage.sink is not None:
+        sink = replica.stage.sink
+        if isinstance(sink, Readers):
+            replica.exit = Offer(sink.kept_max(replica.stage.partitions))
+        elif sink is not None:
             replica.exit = Exit(self._kept_max)
 
     def close(self, replica: Replica) -> None:
         """A replica is given up."""
-        if replica.exit is not None and replica.exit.leads and self.outside is not None:
+        out = replica.exit
+        if out is not None and out.leads and not isinstance(out, Offer) and self.outside is not None:
             self.outside.ends(*replica.key)
 
     def exits(self) -> Iterator[Exit]:
-        """What is kept here for sinks, also by secondaries: what they keep is not outside for certain."""
+        """What is kept here for sinks, also by secondaries: what they keep is not outside for certain. Of what is kept for
+        readers, the primary knows what they can read."""
         if self._sinks:
             for replica in self._replicas.values():
-                if replica.exit is not None:
+                if replica.exit is not None and (replica.primary or not isinstance(replica.exit, Offer)):
                     yield replica.exit
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         """Hand on what is committed by now."""
         if self._sinks:
             for replica in self._replicas.values():
-                if replica.exit is not None:
-                    if replica.primary and self.outside is not None:
-                        self._hand_on(replica, replica.exit, self.outside)
+                out = replica.exit
+                if out is not None:
+                    if replica.primary and isinstance(out, Offer):
+                        self._offering.show(replica, out)
+                    elif replica.primary and self.outside is not None:
+                        self._hand_on(replica, out, self.outside)
                     self.report(replica)
+            self._offering.flush(now)
+
+    def due(self) -> float:
+        """When ``flush`` has something to do, if nothing happens before."""
+        return self._offering.due()
 
     def _hand_on(self, replica: Replica, out: Exit, outside: Outside) -> None:
         """It is kept until the outside has it: the next primary may have to hand it on again."""
@@ -124,8 +141,15 @@ class Leaving:
     def _has_left(replica: Replica) -> bool:
         return replica.exit is None or replica.exit.left >= replica.exit.position
 
-    def on_fetch(self, connection: Hashable, fetch: Fetch) -> bool:
-        """A part of kept output; False: it is not here, or not complete."""
+    def on_asked(self, connection: Hashable, asked: Fetch | Pull, now: float) -> bool:
+        """By an egress task or a reader; False: it is not here, or not complete."""
+        return (
+            self._on_fetch(connection, asked)
+            if isinstance(asked, Fetch)
+            else self._offering.on_pull(connection, asked, now)
+        )
+
+    def _on_fetch(self, connection: Hashable, fetch: Fetch) -> bool:
         replica = self._replicas.get(PartitionKey(fetch.stage, fetch.partition))
         if replica is None or not isinstance(replica.operator, Collect) or not replica.complete:
             return False

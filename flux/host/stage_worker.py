@@ -56,6 +56,7 @@ from flux.wire.messages import (
     Orders,
     OrdersSeen,
     Press,
+    Pull,
     ReadsElsewhere,
     Refuse,
     Reset,
@@ -239,14 +240,14 @@ class StageWorker:
     # ---- the data port
 
     def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
-        """A message from a producer of a stream that this worker consumes, or from an egress task."""
+        """A message from a producer of a stream that this worker consumes, an egress task or a reader."""
         match message:
             case Data():
                 self._on_data(connection, message, batches, now)
             case Hello():
                 self.subscriptions.on_hello(connection, message)
-            case Fetch():
-                self.counters.misrouted += not self.leaving.on_fetch(connection, message)
+            case Fetch() | Pull():
+                self.counters.misrouted += not self.leaving.on_asked(connection, message, now)
             case Orders():
                 self._on_orders(connection, message)
             case Press():
@@ -447,7 +448,7 @@ class StageWorker:
         if self._transfers.active:
             yield from self._copies_of_state(now)
         yield from self._reviving.poll(now)
-        self.leaving.flush()  # what became committed, or left, since the last time
+        self.leaving.flush(now)  # what became committed, or left, since the last time
         busy = True
         while busy:
             busy = False
@@ -479,7 +480,7 @@ class StageWorker:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due(),
-            self.checkpoints.due(), self._reviving.due(),
+            self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
         )  # fmt: skip
 
     def _answer(

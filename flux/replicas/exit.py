@@ -54,7 +54,7 @@ class Exit:
 
     def _keep(self, held: Held) -> None:
         self._waiting.append(held)
-        self.bytes += _cost(held)
+        self.bytes += cost(held)
 
     def hand_on(self, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Position and batch of what the steps below have given, each once."""
@@ -68,7 +68,7 @@ class Exit:
         self.left = max(self.left, below)
         for kept in (self._handed, self._waiting):
             while kept and kept[0][1] < below:
-                self.bytes -= _cost(kept.popleft())
+                self.bytes -= cost(kept.popleft())
 
     # ---- copies
 
@@ -88,5 +88,5 @@ class Exit:
         assert self.leads or not self._handed, "a replica that does not lead has handed on output"
 
 
-def _cost(held: Held) -> int:
+def cost(held: Held) -> int:
     return BATCH_BYTES + logical_bytes(held[2])

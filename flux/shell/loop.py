@@ -99,7 +99,7 @@ def register(
         now = time.monotonic()
         control.check(now)
         if now - asked >= REGISTER_EVERY_S:
-            if asked and _closed(rendezvous.endpoint):
+            if asked and port_closed(rendezvous.endpoint):
                 raise Stopped("the query ended before this process could register")
             asked = now
             control.report(message)
@@ -112,7 +112,7 @@ def register(
                 return welcomes[-1], [command for command in commands if not isinstance(command, Welcome)]
 
 
-def _closed(endpoint: str) -> bool:
+def port_closed(endpoint: str) -> bool:
     """Whether nobody listens there any more. The port was open before its address was given to anyone."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:

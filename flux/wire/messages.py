@@ -186,6 +186,36 @@ class Chunk(Message, frozen=True):
     total: Natural
 
 
+class Pull(Message, frozen=True):
+    """Reader to the worker of a primary: give me the output of a partition from ``position`` on, up to ``bytes_max``. I have the
+    positions below ``acknowledged`` for good. ``waits``: where there is nothing yet, answer a little later."""
+
+    stage: Id
+    partition: Id
+    position: Natural
+    acknowledged: Natural
+    bytes_max: Natural
+    waits: bool
+
+
+class Pulled(Message, frozen=True):
+    """Answer to Pull: ``count`` batches from ``position`` on, as an Arrow IPC stream in one payload frame where there are any.
+
+    Positions below ``left`` are acknowledged and gone, those below ``end`` committed; ``finished``: no more will come;
+    ``full``: no more will come before something is acknowledged. ``leads``: whether the primary is here; else nothing else of
+    this means anything."""
+
+    stage: Id
+    partition: Id
+    position: Natural
+    count: Natural = 0
+    left: Natural = 0
+    end: Natural = 0
+    finished: bool = False
+    full: bool = False
+    leads: bool = True
+
+
 class StepKind(IntEnum):
     """What a step is for."""
 
@@ -306,7 +336,7 @@ class Press(Message, frozen=True):
 
 #: What a worker says to the data port of another.
 ToPort = Hello | Data | Orders | Install | Press | Restore
-#: What is said to a data port, also by an egress task.
-Asked = ToPort | Fetch
+#: What is said to a data port, also by an egress task or a reader of output.
+Asked = ToPort | Fetch | Pull
 #: What it is answered there.
-Answered = Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | OrdersSeen | Installed
+Answered = Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | Pulled | OrdersSeen | Installed

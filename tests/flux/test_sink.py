@@ -90,7 +90,7 @@ def test_a_sink_hears_where_it_begins_and_then_gets_each_batch_once() -> None:
     for step in range(2):
         feed(replica, step, step)
         work(replica, 1.0)
-        found.flush()
+        found.flush(0.0)
     assert (sink.begun, sink.written) == ([0], [(0, [0]), (1, [1])])
 
 
@@ -98,17 +98,17 @@ def test_what_a_lost_primary_had_committed_and_not_handed_on_leaves_from_the_nex
     replica, found, sink = follower(steps=4)
     assert replica.exit is not None
     replica.exit.forget(2)  # its primary has said so; the rest was lost with it, or is not known to have come
-    found.flush()
+    found.flush(0.0)
     assert sink.written == []
     replica.lead(1, [])
-    found.flush()
+    found.flush(0.0)
     assert (sink.begun, sink.written) == ([2], [(2, [2]), (3, [3])])
 
 
 def test_output_is_kept_until_the_primary_says_that_the_outside_has_it() -> None:
     replica, found, sink = follower(steps=4)
     sink.sure = 3
-    found.flush()
+    found.flush(0.0)
     assert replica.exit is not None
     assert len(replica.exit) == 4, "what a sink here says is not about the primary elsewhere"
     replica.exit.forget(3)
@@ -135,7 +135,7 @@ def test_a_copy_of_state_carries_what_has_not_left() -> None:
     found, sink, _ = leaving(copied)
     copied.adopt(replica.state())
     copied.lead(1, [])
-    found.flush()
+    found.flush(0.0)
     assert (sink.begun, sink.written) == ([1], [(1, [1]), (2, [2])])
 
 
@@ -150,11 +150,11 @@ def test_the_end_is_reported_when_the_outside_has_everything() -> None:
     replica.release()
     assert replica.complete
     found.report(replica)
-    found.flush()
+    found.flush(0.0)
     assert (sink.written, told) == ([(0, [7])], [])
     sink.sure = 1
-    found.flush()
-    found.flush()
+    found.flush(0.0)
+    found.flush(0.0)
     assert told == [ToController(PartitionFinished(node=0, stage=0, partition=0))]
 
 
@@ -167,10 +167,10 @@ def test_a_primary_waits_for_a_sink_that_is_slow_and_goes_on_when_there_is_room(
     while replica.ready(1.0):
         replica.step(1.0)
     assert 0 < replica.applied < 20
-    found.flush()
+    found.flush(0.0)
     assert told == []
     sink.sure = replica.applied
-    found.flush()
+    found.flush(0.0)
     assert told == [replica.key], "it is woken"
     assert replica.ready(1.0)
 
@@ -192,13 +192,13 @@ def test_what_has_left_is_told_with_the_orders_and_by_itself_now_and_then() -> N
     replica.lead(0, [ReplicaAt(OTHER, 0)])
     feed(replica, 0, 7)
     work(replica, 1.0)
-    found.flush()
+    found.flush(0.0)
     (item,) = outgoing([replica], 1.0, 0.1)[OTHER]
     assert item.left == 0
     replica.order.on_seen(OTHER, 0, replica.order.end, replica.applied)
-    found.flush()
+    found.flush(0.0)
     sink.sure = 1
-    found.flush()
+    found.flush(0.0)
     assert outgoing([replica], 1.05, 0.1)[OTHER][0].left == 1, "with the commit"
     assert outgoing([replica], 1.06, 0.1) == {}
     feed(replica, 1, 8)
@@ -206,9 +206,9 @@ def test_what_has_left_is_told_with_the_orders_and_by_itself_now_and_then() -> N
     list(outgoing([replica], 1.07, 0.1))
     replica.order.on_seen(OTHER, 0, replica.order.end, replica.applied)
     list(outgoing([replica], 1.08, 0.1))
-    found.flush()
+    found.flush(0.0)
     sink.sure = 2
-    found.flush()
+    found.flush(0.0)
     assert outgoing([replica], 1.1, 0.1) == {}, "not for each batch"
     assert outgoing([replica], 1.2, 0.1)[OTHER][0].left == 2
 
@@ -238,9 +238,9 @@ def test_a_secondary_that_has_not_heard_is_told_again() -> None:
     work(replica, 1.0)
     outgoing([replica], 1.0, 0.1)
     replica.order.on_seen(OTHER, 0, replica.order.end, replica.applied)
-    found.flush()
+    found.flush(0.0)
     sink.sure = 1
-    found.flush()
+    found.flush(0.0)
     assert [outgoing([replica], now, 0.1)[OTHER][0].left for now in (1.2, 1.4)] == [1, 1], "the first may be lost"
     peer = replica.order.peers[OTHER]
     assert peer.wants_left(1, 1.6)
@@ -257,7 +257,7 @@ def test_an_outside_that_has_more_than_all_output_is_of_another_query() -> None:
     work(replica, 1.0)
     sink.sure = 1000
     with pytest.raises(QueryFailed, match="the outside has 1000 batches, but its whole output is 1"):
-        found.flush()
+        found.flush(0.0)
 
 
 def test_a_replica_that_is_given_up_has_its_sink_closed() -> None:
@@ -266,6 +266,6 @@ def test_a_replica_that_is_given_up_has_its_sink_closed() -> None:
     found.close(replica)
     assert sink.ended == 0, "it has never led"
     replica.lead(0, [])
-    found.flush()
+    found.flush(0.0)
     found.close(replica)
     assert sink.ended == 1

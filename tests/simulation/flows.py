@@ -13,6 +13,7 @@ import flux
 from controller.dag import compile_plan
 from flux.dataflow.api import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.readers import Readers
 from flux.dataflow.sources import DataFrameSource, Source
 from flux.settings import Settings
 from partitioning.ids import STANDBY, UPSTREAM
@@ -44,6 +45,8 @@ TIMED_SHARE = 0.25
 BOUNDED_SHARE = 0.25
 #: Of the stages with standbys whose operators allow it, so many have them "upstream".
 UPSTREAM_SHARE = 0.8
+#: So many of the flows whose output goes outside keep it for a reader.
+READ_SHARE = 0.5
 #: Of so many of the flows with copies the output is fetched at the end, instead of going into sinks.
 COLLECTED_SHARE = 0.2
 
@@ -322,11 +325,11 @@ def _standby_of(stage: StagePlan, rng: random.Random) -> str:
 
 def chain(
     ledger: Ledger, kinds: Sequence[Any], copies: int, partitions: int = 2, batches: int = 40,
-    outside: bool = False, **settings: Any,
+    outside: bool = False, readers: int = 0, **settings: Any,
 ) -> Dataflow:  # fmt: skip
     """One source of two partitions, that gives a batch of four rows each millisecond; stages of these kinds one after
-    the other, and a sink, whose rows may go ``outside``; everything in ``copies`` and fast enough, unless ``settings`` say
-    otherwise."""
+    the other, and a sink, whose rows may go ``outside``, or to ``readers``, for whom so many bytes are kept; everything in
+    ``copies`` and fast enough, unless ``settings`` say otherwise."""
     builder = _Builder(random.Random(0), ledger, False, copies, copies)
     builder.rng, builder._spread = random.Random(0), 50  # the same rows for any number of copies
     data = SourceData("source", [[builder._rows(4) for _ in range(batches)] for _ in range(2)])
@@ -341,7 +344,7 @@ def chain(
     for kind in kinds:
         node = builder._stage(kind, [node], ("key",), partitions=partitions)
         builder.nodes.append(node)
-    sink = builder._stage(Giving if outside else Sink, [node], ("key",), partitions=partitions)
+    sink = builder._stage(Giving if outside or readers else Sink, [node], ("key",), partitions=partitions)
     given = {
         "ack_interval": 0.005,
         "resend_timeout": 0.1,
@@ -352,7 +355,7 @@ def chain(
     }
     chosen = replace(Settings.of(), **(given | settings))
     assert isinstance(sink.given, Flow)
-    ended = sink.given.to(Goes()) if outside else sink.given
+    ended = sink.given.to(Readers(readers) if readers else Goes()) if outside or readers else sink.given
     plan = compile_plan([ended], chosen, lambda given: given, "q", SECRET)
     return Dataflow(plan, [data], [sink], 64 << 10, Delay in kinds)
 
@@ -382,10 +385,12 @@ def draw(
     numbered: random.Random | None = None,
     numbered_share: float = 0.0,
     replaying: random.Random | None = None,
+    read_share: float = 0.0,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
     stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
-    the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead. ``telling``: which
+    the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead; a ``read_share`` of
+    these are read by a reader. ``telling``: which
     operators tell what has changed. ``numbered``: which sources have positions of their own, a ``numbered_share`` of those
     that workers read; where it is all of them, workers read all. ``replaying``: which operators say from where on rows matter."""
     builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling, replaying)
@@ -403,13 +408,14 @@ def draw(
     for node in builder.nodes:
         if not node.used or rng.random() < 0.15:
             builder.sink(node)
-    settings = _settings(rng)
+    settings, room, read = _settings(rng), 0, False
     if builder.outside and outside is not None:
         room = outside.choice([1, 2_000, 1 << 27])
         settings = replace(settings, sink_max_bytes=room)
+        read = outside.random() < read_share
     plan = compile_plan(
         [
-            sink.given.to(Goes()) if sink.kind is Giving else sink.given
+            sink.given if sink.kind is not Giving else sink.given.to(Readers(room) if read else Goes())
             for sink in builder.sinks
             if isinstance(sink.given, Flow)
         ],

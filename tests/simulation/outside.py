@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CALL_S = 0.02
 #: So many of the random flows with sinks that only keep rows have sinks that hand them on as well.
 SHARE = 0.3
+LEFT_OUT = "nothing is left out outside"
 
 
 class Goes(flux.Sink):
@@ -40,6 +41,7 @@ class Goes(flux.Sink):
 class Outside:
     def __init__(self, sim: Simulation) -> None:
         self.there: dict[PartitionKey, list[Any]] = defaultdict(list)
+        self.kept: dict[PartitionKey, int] = defaultdict(int)  # a reader has the positions below for good
         self.call_s = random.Random(f"outside {sim.seed}").choice([0.0, 0.001, CALL_S])
         self._sim = sim
 
@@ -49,7 +51,7 @@ class Outside:
     def land(self, key: PartitionKey, position: int, rows: Any) -> None:
         there = self.there[key]
         if position > len(there):
-            raise Violation("nothing is left out outside", f"{key}: batch {position} comes behind {len(there)}")
+            raise Violation(LEFT_OUT, f"{key}: batch {position} comes behind {len(there)}")
         if position == len(there):
             there.append(rows)
             return
@@ -132,7 +134,7 @@ class Delivery:
         life, position, rows = job
         if rows is None:
             if there < position:
-                raise Violation("nothing is left out outside", f"{key}: {there} are there, kept from {position} on")
+                raise Violation(LEFT_OUT, f"{key}: {there} are there, kept from {position} on")
             line.first, has = there, there
         elif position < line.first:
             has = line.first

@@ -35,6 +35,7 @@ from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Network
 from tests.simulation.outside import Outside
 from tests.simulation.protects import Protects
+from tests.simulation.readers import Reader
 from tests.simulation.rivals import Rivals
 from tests.simulation.run_end import RunEnd
 from tests.simulation.server import Server
@@ -67,6 +68,7 @@ LIVES_FROM = 400_000_000
 PROTECTS_FROM = 600_000_000
 NUMBERED_FROM = 800_000_000
 UPSTREAM_FROM = 1_000_000_000
+READERS_FROM = 1_200_000_000
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
@@ -151,6 +153,7 @@ class Simulation:
                 random.Random(f"numbered {seed}"),
                 flows.NUMBERED_SHARE if faults is None and seed >= NUMBERED_FROM else numbered,
                 random.Random(f"upstream {seed}") if upstream or (faults is None and seed >= UPSTREAM_FROM) else None,
+                flows.READ_SHARE if faults is None and seed >= READERS_FROM else 0.0,
             )
         )
         if dataflow is None:
@@ -180,6 +183,7 @@ class Simulation:
         self.protects = Protects(self)
         self.fetches = Fetches(self)
         self.outside = Outside(self) if life is None else life.outside_of(self)
+        self.reader = Reader(self)
         self.strikes = Strikes(self)
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}

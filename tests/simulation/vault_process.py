@@ -143,7 +143,8 @@ class Life:
     def outside_of(self, sim: Simulation) -> Outside:
         outside = Outside(sim)
         if self.earlier is not None:
-            outside.there = self.earlier.outside.there
+            earlier = self.earlier.outside
+            outside.there, outside.kept = earlier.there, earlier.kept
             sim.spark.versions = self.earlier.spark.versions
         return outside
 

@@ -24,7 +24,7 @@ from flux.stream.positions import ReaderPosition
 from flux.stream.producer import ToWorker
 from flux.wire.codec import decode_batches
 from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTable, PartitionFinished
-from flux.wire.messages import Chunk, Data, Hello, Install
+from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 from tests.simulation.busy import Busy
@@ -255,7 +255,7 @@ class WorkerProcess(Process):
                 self._aside(effect)
             elif isinstance(effect, ToConnection):
                 content: Any = self.encoded(effect.message) if self.sim.faults.encoded else effect.message
-                if isinstance(effect.message, Chunk):
+                if isinstance(effect.message, Chunk | Pulled):
                     content = (effect.message, effect.payload)
                 assert isinstance(effect.connection, tuple)
                 self.sim.network.of(effect.connection).reply(effect.connection, content)

@@ -130,7 +130,8 @@ def head(query: Status) -> Text:
             text.append(f"\n{stage.name} goes to {stage.sink}; {size(stage.sink_bytes)} still to go")
         if stage.wait_for_sink:
             waiting = count(stage.wait_for_sink, "partition")
-            text.append(f"\n{waiting} of {stage.name} cannot go on before the sink has taken more", style="yellow")
+            until = "its output is read" if stage.sink.startswith("readers,") else "the sink has taken more"
+            text.append(f"\n{waiting} of {stage.name} cannot go on before {until}", style="yellow")
         if stage.recovery != ACTIVE or stage.standbys:
             text.append(
                 f"\n{stage.name} is kept by {count(stage.standbys, 'standby')}: {size(stage.checkpoint_bytes)} of checkpoints, "

@@ -1,0 +1,130 @@
+"""The sockets and clock of one reader of output (design: readers). What it asks: ``flux.host.pulling``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flux.errors import ProtocolError, QueryFailed, QueryTimeout
+from flux.host.pulling import Ask, Pulling
+from flux.shell.loop import REGISTER_EVERY_S, ControllerLink, Rendezvous, Stopped, port_closed, refuse_rejected
+from flux.shell.transport import Link, Sockets
+from flux.wire.codec import decode_answer
+from flux.wire.control import NewTable, Register
+from flux.wire.frames import encode
+from flux.wire.messages import Pulled
+
+#: How often a controller that does not answer is looked for.
+LOOK_S = 2 * REGISTER_EVERY_S
+#: Answers one after the other that cannot be read: no question will be answered better.
+MALFORMED_MAX = 10
+
+
+class Puller:
+    """To be used by one thread. ``schema``: of the output."""
+
+    def __init__(self, rendezvous: Rendezvous, schema: pa.Schema, silence_max_s: float) -> None:
+        self._rendezvous = rendezvous
+        self._schema = schema
+        self._silence_max_s = silence_max_s
+        self._sockets = Sockets(rendezvous.keys, rendezvous.secret)
+        self._control: ControllerLink | None = None  # who needs no table does not bother the controller
+        self._links: dict[str, Link] = {}
+        self._asked_since: float | None = None  # the controller, without an answer
+        self._look_at = 0.0
+        self.malformed = 0
+
+    def close(self) -> None:
+        self._sockets.close()
+
+    def say(self, asks: Iterable[Ask]) -> None:
+        """Whatever is answered."""
+        for ask in asks:
+            link = self._links.get(ask.endpoint)
+            if link is None:
+                link = self._links[ask.endpoint] = self._sockets.link(ask.endpoint)
+            link.send([encode(ask.pull)])
+
+    def turn(self, pulling: Pulling, seconds: float) -> None:
+        """Ask what is to be asked, and hear what comes within so many seconds. Raises Stopped where the query has ended, and what
+        ``Pulling.on_pulled`` raises."""
+        now = time.monotonic()
+        self.say(pulling.asks(now))
+        if pulling.wants_table(now):
+            self._ask_for_table(now)
+        for ready in self._sockets.wait(max(min(seconds, pulling.due(now) - now), 0.0)):
+            if self._control is not None and ready is self._control.link:
+                self._hear_controller(self._control, pulling)
+            else:
+                self._hear_worker(ready, pulling)
+
+    def until_over(self, pulling: Pulling, seconds: float) -> None:
+        """For one that reads nothing, or all at once. QueryTimeout where it is not over in time."""
+        end = time.monotonic() + seconds
+        while not pulling.over:
+            if (left := end - time.monotonic()) <= 0:
+                raise QueryTimeout(f"the workers have not said within {seconds:g} s how far their output is")
+            self.turn(pulling, left)
+
+    # ---- the controller
+
+    def _ask_for_table(self, now: float) -> None:
+        if self._control is None:
+            self._control = ControllerLink(self._sockets, self._rendezvous, self._silence_max_s)
+        if self._asked_since is None:
+            self._asked_since, self._look_at = now, now + LOOK_S
+        elif now - self._asked_since > self._silence_max_s:
+            raise QueryTimeout(
+                f"the controller at {self._rendezvous.endpoint} has shown no table for {self._silence_max_s:g} s "
+                "(spark.flux.controller.timeout): the driver of the query cannot be reached, or the query has not started"
+            )
+        elif now >= self._look_at:
+            self._look_at = now + LOOK_S
+            if port_closed(self._rendezvous.endpoint):
+                raise Stopped("the query has ended")
+        self._control.report(
+            Register(role="egress", index=0, attempt=0, host="", pid=0, executor="", endpoint="", edges=[])
+        )
+
+    def _hear_controller(self, control: ControllerLink, pulling: Pulling) -> None:
+        for command in control.commands():
+            refuse_rejected(command)
+            if isinstance(command, NewTable):
+                self._asked_since = None
+                pulling.on_table(command.table)
+
+    # ---- the workers
+
+    def _hear_worker(self, link: Link, pulling: Pulling) -> None:
+        for frames in link.receive():
+            try:
+                answer = decode_answer(frames[0])
+                if isinstance(answer, Pulled):
+                    pulling.on_pulled(answer, decoded(frames[1:], self._schema), time.monotonic())
+                    self.malformed = 0
+            except ProtocolError as error:
+                self.malformed += 1  # as if it had not come: it is asked for again
+                if self.malformed >= MALFORMED_MAX:
+                    raise QueryFailed(f"what the worker at {link.endpoint} sends cannot be read: {error}") from error
+
+
+def decoded(frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """The batches of an answer. ProtocolError where they are none of this output."""
+    if not frames:
+        return []
+    if len(frames) != 1:
+        raise ProtocolError(f"output has one payload frame, {len(frames)} came")
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(frames[0])) as reader:
+            found = reader.schema
+            batches = list(reader)
+        for batch in batches:
+            batch.validate()
+    except Exception as error:
+        raise ProtocolError(f"payload is not a stream of record batches: {error}") from None
+    if not found.equals(schema):
+        raise ProtocolError(f"output has the columns {found.names}, expected are {schema.names} with their types")
+    return batches
