@@ -104,14 +104,14 @@ class Location:
         growing = {source.name for source in plan.sources if _may_grow(source)}
         said = {name: each for name, each in (kept or {}).get("sources", {}).items() if name in growing}
         known = self.kept or {}
-        news = {**self.about, "plan": described, "kept": {**known, "sources": {**known.get("sources", {}), **said}}}
-        if news != self.about:
+        news = {"plan": described, "kept": {**known, "sources": {**known.get("sources", {}), **said}}}
+        if growing and news != {"plan": self.about["plan"], "kept": known}:
             # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
             if self.open(self.path).about != self.about:
                 raise UsageError(
                     f"checkpointLocation={str(self.path)!r} is that of a query which another program has just started, too"
                 )
-            write_whole(self.path / _ABOUT, json.dumps(news, indent=1).encode())
+            write_whole(self.path / _ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
 
 
 @contextlib.contextmanager
