@@ -30,8 +30,9 @@ from benchmarks.kafka import count, load, written
 from benchmarks.kafka import peers as peers_
 from benchmarks.operating import until
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
-from flux.errors import QueryFailed, UsageError
+from flux.errors import FluxError, QueryFailed, UsageError
 from flux.kafka.client import LATEST, Client, addresses
+from flux.kafka.producing import ProducerClient
 from flux.kafka.security import Security
 from spark_integration.query import Query
 
@@ -42,6 +43,8 @@ WARM_UP_S, JVM_WARM_UP_S = 15.0, 20.0
 STILL_S, STILL_AFTER_FAULT_S = 4.0, 25.0
 WORKERS, WORKERS_WITH_FAULT = 2, 3
 START_S, LOAD_EXTRA_S, BACKLOG_S = 120.0, 30.0, 300.0
+#: How long a broker that was named may take to answer.
+REACHED_S = 15.0
 FAULT = "kill-executor"
 
 
@@ -140,7 +143,10 @@ class Loading:
         try:
             return self._said.get(timeout=limit_s)
         except Empty:
-            raise TimeoutError(f"the load says nothing for {limit_s:g} s") from None
+            raise QueryFailed(
+                f"the load is not through {limit_s:.0f} s later: this machine cannot send so many rows a second, or the broker "
+                "does not take them. Give a lower --rate"
+            ) from None
 
     def end(self, limit_s: float) -> None:
         """Wait for it."""
@@ -195,8 +201,9 @@ def run(
     bootstrap: str | None = None,
 ) -> Report:
     """``seconds`` that are measured; ``rows`` of the backlog, 0: none; ``bootstrap``: of a broker that is there already."""
+    _require()
     with ExitStack() as ends:
-        address = bootstrap or _broker(ends, console).address
+        address = _there(bootstrap) if bootstrap else _broker(ends, console).address
         topics = Made(address, partitions)
         ends.callback(topics.remove)
         workers = WORKERS_WITH_FAULT if fault else WORKERS
@@ -226,6 +233,26 @@ def _wrong(result: Mapping[str, Any]) -> str | None:
     if not result["lost"] and not result["duplicated"]:
         return None
     return f"{result['lost']} records are lost and {result['duplicated']} are there that should not be; each was to be there once"
+
+
+def _require() -> None:
+    """Before it runs for minutes."""
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "the topics are read with confluent-kafka, which is missing: pip install 'flux-exchange[kafka,bench]'"
+        ) from None
+
+
+def _there(bootstrap: str) -> str:
+    """A broker that somebody else has started. BrokerUnreachable if nobody answers."""
+    client = ProducerClient(addresses(bootstrap), Security({}))
+    try:
+        client.producer_ids(1, REACHED_S)
+    finally:
+        client.close()
+    return bootstrap
 
 
 def _broker(ends: ExitStack, console: Console) -> Any:
@@ -303,6 +330,9 @@ def _peer(peer: str, topics: Made, rate: int, seconds: float, rows: int, fault: 
     except peers_.Unavailable as error:
         console.print(f"  not run: {error}")
         return Run({"not_run": str(error)}, None)
+    except (RuntimeError, TimeoutError, FluxError) as error:  # what was measured of Flux is there
+        console.print(f"  failed: {error}")
+        return Run({"failed": str(error)}, None)
 
 
 def with_flux(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from flux.kafka.client import Address, addresses
+from flux.kafka.client import Address, Passing, addresses
 from flux.kafka.producing import ProducerClient
 from flux.kafka.security import Security
 from flux.kafka.warm_up import warm_up
@@ -32,6 +32,7 @@ HEAD_START_S = 0.3
 _ROWS = 50_000
 _DIGITS, _TIME_DIGITS = 6, 16
 _SEED = 7
+_PATIENCE_S, _PAUSE_S = 20.0, 0.02
 
 
 def main(arguments: list[str]) -> None:
@@ -90,9 +91,22 @@ def _batches(keys: np.ndarray, due_us: np.ndarray, partitions: int) -> dict[int,
 
 
 def _send(client: ProducerClient, topic: str, batches: dict[int, np.ndarray]) -> None:
-    refused = [each.error.__name__ for each in client.finish(client.begin(topic, batches)).values() if each.error]
-    if refused:
-        raise RuntimeError(f"the broker refuses the load: {refused[0]}")
+    """What does not pass is tried again: partitions of a new topic have no leader at first. The input is what stands in the
+    topic then, so nothing is wrong with a batch that is there twice."""
+    end = time.monotonic() + _PATIENCE_S
+    while batches:
+        try:
+            answers = client.finish(client.begin(topic, batches))
+            refused = {each: answer.error for each, answer in answers.items() if answer.error is not None}
+            why = next((error.__name__ for error in refused.values() if not error.retriable), "")
+            batches = {each: batches[each] for each in refused}
+        except (Passing, OSError) as error:
+            refused, why = {0: error}, ""
+        if why or (batches and time.monotonic() > end):
+            raise RuntimeError(f"the broker refuses the load: {why or next(iter(refused.values()))}")
+        if batches:
+            client.forget()
+            time.sleep(_PAUSE_S)
 
 
 def digits(numbers: np.ndarray, width: int, before: bytes = b"") -> pa.Array:

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+import flux
 from benchmarks.kafka import bench, load, peers
 from benchmarks.kafka.count import RunningCount
 from benchmarks.kafka.written import Written, exactness, expected, statistics
 from controller.operate.cli import app
 from flux.dataflow.operator import Context
+from flux.kafka.producing import Answer
 from flux.kafka.records import Decoder
 
 START = 1_000_000.0
@@ -125,6 +127,34 @@ def test_the_load_gives_each_partition_its_keys_and_each_row_the_time_at_which_i
     }
 
 
+class NewTopic:
+    """Partition 1 has a leader from the third question on. Keeps what was taken."""
+
+    def __init__(self, error: Any) -> None:
+        self.error, self.taken, self.asked = error, [], 0
+
+    def begin(self, topic: str, batches: dict[int, Any]) -> dict[int, Any]:
+        return batches
+
+    def finish(self, sent: dict[int, Any]) -> dict[int, Any]:
+        self.asked += 1
+        errors = {each: self.error if each == 1 and self.asked < 3 else None for each in sent}
+        self.taken += [each for each, error in errors.items() if error is None]
+        return {each: Answer(error, "") for each, error in errors.items()}
+
+    def forget(self) -> None:
+        """Of leaders."""
+
+
+def test_the_load_waits_for_the_leaders_of_a_new_topic_and_sends_only_what_is_missing_again() -> None:
+    new: Any = NewTopic(type("NotLeaderError", (), {"retriable": True}))
+    load._send(new, "clicks", {0: np.zeros(1), 1: np.zeros(1), 2: np.zeros(1)})
+    assert (new.taken, new.asked) == ([0, 2, 1], 3)
+    refusing: Any = NewTopic(type("TopicAuthorizationFailedError", (), {"retriable": False}))
+    with pytest.raises(RuntimeError, match="TopicAuthorizationFailedError"):
+        load._send(refusing, "clicks", {1: np.zeros(1)})
+
+
 def test_the_query_counts_as_the_independent_answer_does_however_it_is_cut() -> None:
     given = rows(np.random.default_rng(1).integers(0, 40, 500).tolist())
     column = pa.array([b"k%06d" % key for key in given.key])
@@ -170,6 +200,30 @@ def test_a_peer_that_cannot_be_run_says_why_and_fails_nothing() -> None:
     assert made.figures["peer_rtm_not_run"] == "Maven is missing"
     assert made.figures["ratio"] is None
     assert made.failed is None
+
+
+def test_a_peer_that_breaks_down_leaves_the_figures_of_flux(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no memory for a JVM")
+
+    monkeypatch.setattr(peers, "running", broken)
+    topics: Any = SimpleNamespace(address="", pair=lambda who: SimpleNamespace(given="in", out="out"))
+    run = bench._peer("rtm", topics, 1000, 1.0, 0, False, SimpleNamespace(print=print))  # type: ignore[arg-type]
+    assert run.figures == {"failed": "no memory for a JVM"}
+
+
+def test_the_picture_has_the_records_where_they_were_appended() -> None:
+    got = arrived([[5.0] * 100, [5.0] * 100])
+    line = bench.line_of("flux", got, START, START + 2, START + 1)
+    assert line.rows_per_s.sum() * 0.1 == pytest.approx(200, abs=2)
+    assert np.nanmax(line.latency_ms) == pytest.approx(5)
+    assert [mark.start for mark in line.marks] == [START + 1]
+
+
+def test_a_broker_that_was_named_and_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "REACHED_S", 0.2)
+    with pytest.raises(flux.FluxError, match=r"127\.0\.0\.1:9"):
+        bench.run(1000, 5, [], False, SimpleNamespace(print=print), bootstrap="127.0.0.1:9")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["lost", "duplicated"])
