@@ -38,9 +38,9 @@ from spark_integration.query import Query
 
 #: Load before anything is measured. JVMs compile for longer.
 WARM_UP_S, JVM_WARM_UP_S = 15.0, 20.0
-#: How long the output may stand still behind the end of the load before it counts as the end of the output; who comes back
-#: after a fault needs longer.
-STILL_S, STILL_AFTER_FAULT_S = 4.0, 25.0
+#: How long the output may stand still behind the end of the load before it counts as the end of the output. Where rows share
+#: records, nobody knows how many are to come, and batches may take seconds; who comes back after a fault needs longer.
+STILL_S, STILL_SHARED_S, STILL_AFTER_FAULT_S = 4.0, 12.0, 25.0
 WORKERS, WORKERS_WITH_FAULT = 2, 3
 START_S, LOAD_EXTRA_S, BACKLOG_S = 120.0, 30.0, 300.0
 #: How long a broker that was named may take to answer.
@@ -172,7 +172,7 @@ def measured(
             fault_at = time.time()
             strike()
         flowing.end(max(end - time.time(), 0) + LOAD_EXTRA_S + seconds)
-    still_s = STILL_S if strike is None else STILL_AFTER_FAULT_S
+    still_s = STILL_AFTER_FAULT_S if strike is not None else STILL_S if each_row else STILL_SHARED_S
     topics.await_output(still_s, seconds + 4 * still_s, each_row)
     given = written.read(topics.address, topics.given, topics.partitions)
     got = written.read(topics.address, topics.out, topics.partitions)
