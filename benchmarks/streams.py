@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 import flux
+from benchmarks import stream_sources
 from benchmarks.data import NARROW, files
 from benchmarks.session import start
 from benchmarks.timeline import Report
@@ -28,6 +29,8 @@ from benchmarks.timeline import Report
 WAIT_S = 600.0
 #: Micro-batches at the beginning whose latency does not count: Spark's own code is compiled meanwhile.
 WARM_UP = 15
+#: Of runs of both sides in turn, after one that warms up.
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,38 @@ def _backlog(spark: SparkSession, asked: Asked, figures: Figures) -> dict[str, f
     return best
 
 
+# ---- sources in the workers
+
+
+def files_that_come(asked: Asked) -> Figures:
+    """Files of 64 MB that keep coming into a folder, into a keyed count, against a reader that has the list of them."""
+    with session(2, 2) as spark:
+        return Figures("files", **stream_sources.files(spark, asked.rows, ROUNDS, asked.console)._asdict())
+
+
+def datasource_batches(asked: Asked) -> Figures:
+    """A Python data source that gives record batches, into a keyed count, inside the workers against ``spark.read.format``."""
+    with session(2, 2) as spark:
+        found = stream_sources.datasource(spark, asked.rows, ROUNDS, False, asked.console)
+        return Figures("datasource", **found._asdict())
+
+
+def datasource_rows(asked: Asked) -> Figures:
+    """The same for one that gives rows one by one, a tenth as many."""
+    with session(2, 2) as spark:
+        found = stream_sources.datasource(spark, asked.rows // 10, ROUNDS, True, asked.console)
+        return Figures("datasource-rows", **found._asdict())
+
+
 # ---- all cases
 
 #: By the name of ``--case``. Each is called with what was asked, and makes a session of its own.
-CASES: dict[str, Callable[[Asked], Figures]] = {"in": streaming_in}
+CASES: dict[str, Callable[[Asked], Figures]] = {
+    "in": streaming_in,
+    "files": files_that_come,
+    "datasource": datasource_batches,
+    "datasource-rows": datasource_rows,
+}
 
 
 @contextmanager

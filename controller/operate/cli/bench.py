@@ -303,7 +303,10 @@ def scale(
 def streams(
     case: Annotated[
         list[str] | None,
-        typer.Option(help="in: Structured Streaming into a query. May be repeated. [default: all]"),
+        typer.Option(
+            help="in: Structured Streaming into a query; files: files that keep coming; datasource, datasource-rows: a Python "
+            "data source that gives batches, or rows. May be repeated. [default: all]"
+        ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1000, help="Rows of each backlog.")] = 20_000_000,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long latency is measured.")] = 20,
