@@ -35,7 +35,7 @@ SERVERS = "kafka.bootstrap.servers"
 #: Formats of Spark's, and what there is in their place.
 OTHERS = {
     "console": "flow.show() prints the output of a flow that ends; foreachBatch(function) gets each batch",
-    "memory": "start the flow with keep_output=True, and ask query.toDF()",
+    "memory": "flow.to_readers() and query.rows(), or keep_output=True and query.toDF()",
     "noop": "end in a stage without a schema, or use foreachBatch",
     "csv": "format('parquet') writes files, and foreachBatch(function) anything",
     "json": "format('parquet') writes files, format('kafka') JSON records, and foreachBatch(function) anything",
