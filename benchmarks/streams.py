@@ -24,6 +24,7 @@ import flux
 from benchmarks import stream_sources
 from benchmarks.data import NARROW, files
 from benchmarks.session import start
+from benchmarks.streams_out import bare, through_flux
 from benchmarks.timeline import Report
 
 WAIT_S = 600.0
@@ -45,7 +46,8 @@ class Asked:
 
 @dataclass
 class Figures:
-    """``ratio``: of rows per second, against what the case is compared with; ``p50_ms``, ``p99_ms``: of the case's latency."""
+    """``ratio``: of rows per second, or of latency where the case says so, against what it is compared with; ``p50_ms``,
+    ``p99_ms``: of the case's latency."""
 
     case: str
     rows_per_s: float | None = None
@@ -200,8 +202,25 @@ def datasource_rows(asked: Asked) -> Figures:
 # ---- all cases
 
 #: By the name of ``--case``. Each is called with what was asked, and makes a session of its own.
+# ---- Structured Streaming out
+
+
+def streaming_out(asked: Asked) -> Figures:
+    """Output of a query, read by Spark: the age of a row where ``foreachBatch`` has it. ``ratio``: of the median age against that
+    of the same rows from a Python data source without Flux, which is to be small."""
+    total = int(asked.seconds * asked.rate)
+    with session(1, 4) as spark:
+        runs = [(bare(spark, asked.rate, total), through_flux(spark, asked.rate, total)) for _ in range(2)]
+    (bare_ms, _), (p50, p99) = (min(seen.percentiles_ms() for seen in each) for each in zip(*runs, strict=True))
+    asked.console.print(f"out: median age {p50:.0f} ms, without Flux {bare_ms:.0f} ms")
+    times = [read.times for _, read in runs]
+    lost, doubled = sum(int((t == 0).sum()) for t in times), sum(int((t > 1).sum()) for t in times)
+    return Figures("out", float(asked.rate), p50 / bare_ms, p50, p99, lost, doubled)
+
+
 CASES: dict[str, Callable[[Asked], Figures]] = {
     "in": streaming_in,
+    "out": streaming_out,
     "files": files_that_come,
     "datasource": datasource_batches,
     "datasource-rows": datasource_rows,

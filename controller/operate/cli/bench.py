@@ -304,8 +304,8 @@ def streams(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="in: Structured Streaming into a query; files: files that keep coming; datasource, datasource-rows: a Python "
-            "data source that gives batches, or rows. May be repeated. [default: all]"
+            help="in, out: Structured Streaming into a query, and of its output; files: files that keep coming; datasource, "
+            "datasource-rows: a Python data source that gives batches, or rows. May be repeated. [default: all]"
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1000, help="Rows of each backlog.")] = 20_000_000,
