@@ -17,7 +17,7 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider"]
+PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
 
 LAYERS = {
     "lint": [
