@@ -150,6 +150,8 @@ class Checkpoints:
             )
             whole = pressed and now >= sent.moved + max(self._interval_s, self._again_s)
             if waits or (phase is not None and not (whole and phase is OutPhase.UNACKED)):
+                if peer.kind.replays and pressed:
+                    later.add(to.key)  # a replay point may help nobody, and this is the reason for a checkpoint
                 continue
             if not replica.between_steps:
                 later.add(to.key)

@@ -104,6 +104,17 @@ def test_a_replay_point_that_does_not_come_is_replaced_by_a_checkpoint_where_row
     assert scene.made.next(9.0) == [], "it is on its way"
 
 
+def test_who_asks_just_after_a_replay_point_that_was_of_no_use_is_not_forgotten() -> None:
+    """An operator that looks back gives none for a long time, and whoever asks does so at the same pace."""
+    scene = Scene(upstream(5))
+    assert scene.made.next(0.0) == []
+    assert scene.made.next(0.6) == [Begin(PartitionKey(0, 0), AT, False)]
+    assert scene.made.next(1.7) == [Begin(PartitionKey(0, 0), AT, False)]
+    scene.made.press(PartitionKey(0, 0))
+    assert scene.made.next(1.8) == [], "it may take a while until the other end knows"
+    assert scene.made.next(2.3) == [Begin(PartitionKey(0, 0), AT, True)]
+
+
 def test_a_replay_point_is_enough_where_the_last_one_has_just_come() -> None:
     scene = Scene(upstream(5))
     scene.made.next(0.6)

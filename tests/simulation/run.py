@@ -258,6 +258,7 @@ class Simulation:
         table = self.controller.table
         assert table is not None
         cores = [self.core_of(worker) for worker in table.endpoints]
+        cores += [process.core for process in self.by_node.values() if process.role == "vault" and not process.dead]
         return all(core is not None and core.epoch == table.epoch for core in cores)
 
     @property
