@@ -42,9 +42,25 @@ GONE_S = 60.0
 ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 
 
+#: Files of tests/spark that a process of their own runs, together with the tests that start Spark in programs: both processes
+#: then take about as long.
+SECOND = (
+    "test_checkpoint_location.py",
+    "test_datasources.py",
+    "test_files_that_come.py",
+    "test_postgres.py",
+    "test_streaming_in.py",
+    "test_streaming_in_faults.py",
+    "test_streams_out.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests without a JVM first, those that need executors of their own last, and of these at the very end those after
     which executors are missing for a while: each kind of session starts once."""
+    for item in items:
+        if item.path.name in SECOND or item.get_closest_marker("starts_spark"):
+            item.add_marker("second")
 
     def kind(item: pytest.Item) -> int:
         if "cluster" in getattr(item, "fixturenames", ()):

@@ -40,8 +40,8 @@ LAYERS = {
     "laws": [[*PYTEST, "tests/laws"]],
     "kernels": [[*PYTEST, "benchmarks", "--benchmark-disable"]],
     "spark": [
-        [*PYTEST, "tests/spark", "-m", "not starts_spark"],
-        [*PYTEST, "tests/spark", "-m", "starts_spark"],
+        [*PYTEST, "tests/spark", "-m", "not second"],
+        [*PYTEST, "tests/spark", "-m", "second"],
     ],
     "kafka": [[*PYTEST, "tests/kafka", "--timeout=240"]],
     "simulation": [[*PYTEST, "tests/simulation", "--timeout=3600"]],

@@ -58,6 +58,8 @@ from flux.wire.messages import (
     PartitionOrder,
     PartitionSeen,
     Press,
+    Pull,
+    Pulled,
     ReadsElsewhere,
     Refuse,
     Reset,
@@ -135,6 +137,7 @@ ASKED = [
     Install(0, 1, 2, 3, 0, 64, 5, base=1),
     Press(0, 1, [2]),
     Restore(0, 1, 2, 3),
+    Pull(0, 1, 2, 3, 4, True),
 ]
 ANSWERED = [
     Resume(0, 1, 2, 3, [Needed(0, 1)], 4, [AppliedThrough(2, 3)], 5, [Mark(3, CHECKSUM, 2, b"at")], 9),
@@ -144,6 +147,7 @@ ANSWERED = [
     Reset(0, 1, "again"),
     Refuse(0, 1, "edge", "none"),
     Chunk(0, 1, 2, 3),
+    Pulled(0, 1, 2, 3, 4, 5, False, True),
     OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)]),
     Installed(0, 1, 2, 3, 64, False),
     Installed(0, 1, 2, 3, 0, False, lacks=True),
