@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from controller.replicas.addition_phases import LIMIT_S, Phase
+from controller.replicas.kinds import counts
 from partitioning.table import ReplicaAt
 from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
@@ -94,7 +95,8 @@ class TableLaws:
         if addition is not None and addition.from_worker is not None:
             alike = sum(replica.kind == addition.kind for replica in replicas)
             at_first = self._copies_at_first.setdefault((*key, addition.incarnation), alike)
-            if alike == at_first:  # none was lost whose place the target takes instead
+            wanted = counts(self._ledger.controller.wished.stages[key[0]]).get(addition.kind, 0)
+            if alike == at_first or alike > wanted:  # none was lost whose place the target takes instead
                 workers = [worker for worker in workers if worker != addition.from_worker]
         members = self._ledger.controller.members.workers
         workers = [worker for worker in workers if worker in members]  # the loss that ends a query changes no table
