@@ -135,7 +135,7 @@ def test_a_log_that_ends_before_a_position_is_data_loss_too(broker: Broker, topi
 
 def test_reading_goes_on_after_a_broker_was_killed(broker: Broker, topic: str) -> None:
     send(broker.address, topic, [b"%d" % i for i in range(100)])
-    with reading(reader(topic, broker.address)) as batches:
+    with reading(reader(topic, broker.address, retry_timeout="120s")) as batches:
         got = until(batches, 100)
         broker.kill()
         end = time.monotonic() + 1
