@@ -82,6 +82,7 @@ class BatchReading:
     ) -> None:
         self.made, self.schema, self.reader, self.planned = made, schema, reader, planned
         self.partitions = min(at_once, len(planned))
+        self._pickled = cloudpickle.dumps(reader)
 
     def prepare(self, kept: Any) -> Any:
         """What was planned is not planned the same a second time: files may have come."""
@@ -96,7 +97,8 @@ class BatchReading:
     def _rows(self, index: int, skip: int) -> Iterator[Positioned]:
         while index < len(self.planned):
             at = 0
-            for batch in batches(self.reader.read(self.planned[index]), self.schema, self.made):
+            reader = pickle.loads(self._pickled)  # of its own, as in a task of Spark: it may keep where it is
+            for batch in batches(reader.read(self.planned[index]), self.schema, self.made):
                 left = min(max(skip - at, 0), batch.num_rows)
                 at += batch.num_rows
                 if left < batch.num_rows:

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from flux.dataflow.ahead import Ahead
 from flux.dataflow.ledger import HasLedger, Ledger, LedgerBroken
 from flux.dataflow.sources import Positioned
+from flux.errors import UsageError
 from spark_integration.datasource_rows import batches
 
 
@@ -61,10 +62,11 @@ class StreamRows(Ahead):
                     "removed, or cut off. Put it back, or start with another checkpointLocation"
                 )
             if not self._offsets:
-                self._decide(source.initial())
+                self._decide(_as_kept(source.initial()))
             while True:
                 if len(self._offsets) <= number:
-                    end, now = source.latest(self._offsets[number - 1])
+                    end, now = source.latest(_as_kept(self._offsets[number - 1]))
+                    end = _as_kept(end)
                     if _same(end, self._offsets[number - 1]):
                         self._tell(source)
                         yield self._how.poll_s
@@ -103,6 +105,16 @@ class StreamRows(Ahead):
         if self._how.commit and self._done > self._committed:
             self._committed = self._done
             source.commit(self._offsets[self._committed])
+
+
+def _as_kept(offset: Any) -> Any:
+    """An offset as the ledger has it, and apart from what the data source goes on changing."""
+    try:
+        return json.loads(json.dumps(offset))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"offsets of a data source must be JSON, as Spark wants them: {error}; got {offset!r:.200}"
+        ) from None
 
 
 class _Stream:

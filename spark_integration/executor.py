@@ -64,13 +64,15 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
     return run
 
 
-def micro_batch_function(plan: Plan, rendezvous: Rendezvous, source: int, least: dict[int, int]) -> ArrowFunction:
+def micro_batch_function(
+    plan: Plan, rendezvous: Rendezvous, source: int, least: dict[int, int], again: bool = False
+) -> ArrowFunction:  # fmt: skip
     """One task per partition of a micro-batch of a streaming query: rows in, one row about them out. ``least``: see
-    ``MicroBatch``, for each partition that had any."""
+    ``MicroBatch``, for each partition that had any. ``again``: some of the batch may have been sent before."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _context().partitionId()
-        end = send_micro_batch(plan, rendezvous, source, batches, least.get(partition, 0))
+        end = send_micro_batch(plan, rendezvous, source, batches, least.get(partition, 0), again)
         yield pa.RecordBatch.from_pydict(
             {"partition": pa.array([partition], pa.int32()), "end": pa.array([end], pa.int64())}
         )
@@ -79,18 +81,24 @@ def micro_batch_function(plan: Plan, rendezvous: Rendezvous, source: int, least:
 
 
 def send_micro_batch(
-    plan: Plan, rendezvous: Rendezvous, source: int, batches: Iterator[pa.RecordBatch], least: int = 0
+    plan: Plan,
+    rendezvous: Rendezvous,
+    source: int,
+    batches: Iterator[pa.RecordBatch],
+    least: int = 0,
+    again: bool = False,
 ) -> int:
     """In a task of a streaming query: send its partition of a micro-batch. Returns when everybody has applied the rows: how many
     the partition had in all batches; ``least`` if it has none in this one. Raises whatever else happens, also where the query is
     stopped, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
-    if first is None:
+    # Without rows there is nothing to send. Where some of the batch was sent before, it is to be seen that there were none then.
+    if first is None and not again and not _context().attemptNumber():
         return least
     context = _context()
     schema = plan.sources[source].schema
-    renamed = (in_types(batch, schema) for batch in itertools.chain((first,), given))
+    renamed = (in_types(batch, schema) for batch in itertools.chain(() if first is None else (first,), given))
     query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
     if not query or not number:
         raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")

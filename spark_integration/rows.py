@@ -30,7 +30,7 @@ class Outputs:
 
     def __init__(self, query: Query) -> None:
         self._query = query
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an iterator may be collected, and closed, wherever objects are made
         self._open: set[int] = set()
         self._read: dict[int, dict[int, int]] = {}  # stage -> partition -> what is below was handed out
 

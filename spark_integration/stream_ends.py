@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from flux.errors import QueryFailed
+
 log = logging.getLogger("flux")
 
 
@@ -27,10 +29,12 @@ class Ends:
         self._batch = -1
         self._before: dict[int, int] = {}  # by partition: rows before that batch
         self._through: dict[int, int] = {}
+        self._begun = (-1, 0)  # the newest batch that was begun, and in how many partitions
         if self._path is not None:
             try:
-                self._batch, *found = json.loads(self._path.read_text())
+                self._batch, *found, begun = json.loads(self._path.read_text())
                 self._before, self._through = ({int(at): int(end) for at, end in ends.items()} for ends in found)
+                self._begun = int(begun[0]), int(begun[1])
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -40,14 +44,31 @@ class Ends:
         """Rows that each partition has had in the batches before this one, as far as is known."""
         return self._through if batch > self._batch else self._before if batch == self._batch else {}
 
+    def begins(self, batch: int, partitions: int) -> bool:
+        """A batch is about to be sent in so many partitions. Whether some of it may have been sent before. QueryFailed: in
+        another number of partitions, and rows would come twice by another stream."""
+        again = batch == self._begun[0]
+        if again and partitions != self._begun[1]:
+            raise QueryFailed(
+                f"batch {batch} comes again in {partitions} partitions, and was begun in {self._begun[1]}: its rows would count "
+                "twice. Start again with as many cores as before, or put repartition(n) before flux.stream"
+            )
+        if not again:
+            self._begun = batch, partitions
+            self._write()
+        return again
+
     def note(self, batch: int, rows: Iterable[Any]) -> None:
         """Everybody has applied this batch; each of ``rows`` has ``partition`` and ``end``."""
         before = self.before(batch)
         self._batch, self._before = batch, before
         self._through = before | {row.partition: row.end for row in rows if row.end}
+        self._write()
+
+    def _write(self) -> None:
         if self._path is not None:
             unfinished = self._path.with_suffix(".new")
-            unfinished.write_text(json.dumps([self._batch, self._before, self._through]))
+            unfinished.write_text(json.dumps([self._batch, self._before, self._through, self._begun]))
             os.replace(unfinished, self._path)
 
 

@@ -100,8 +100,9 @@ class Streams:
                 told.append(number)
             # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
             numbered = batch.toDF(*(f"c{position}" for position in range(len(batch.columns))))
-            feed = micro_batch_function(plan, rendezvous, index, ends.before(number))
             try:
+                again = ends.begins(number, numbered._jdf.queryExecution().toRdd().getNumPartitions())
+                feed = micro_batch_function(plan, rendezvous, index, ends.before(number), again)
                 ends.note(number, numbered.mapInArrow(feed, "partition int, end long").collect())
             except Exception as error:
                 # Short: Spark searches the text of what is raised here with a regular expression that is recursive.

@@ -30,6 +30,8 @@ from partitioning.columns import raw_bytes
 _MAGIC, _FRAME = 0, 5
 #: Records, lists and maps inside each other.
 _DEPTH_MAX = 64
+#: Bytes of a fixed type, and types of a schema where each use of a name counts.
+_SIZE_MAX, _TYPES_MAX = (1 << 31) - 1, 10_000
 _DECIMAL_MAX = 38
 #: Of what the library says, which may show whole schemas.
 _WHY_MAX = 200
@@ -297,9 +299,29 @@ def _decimal(schema: Any, where: str) -> pa.DataType:
 
 
 def check_writer(schema: Any) -> None:
-    """UsageError for what must not be read from strangers: types that contain themselves, and lists of nothing, of which a few
-    bytes can say that there are billions."""
+    """UsageError for what must not be read from strangers: types that contain themselves, lists of nothing, of which a few
+    bytes can say that there are billions, and records that use each other so often that a short schema has no end."""
     _least_bytes(schema, {}, 0)
+    _unfolded(schema, {})
+
+
+def _unfolded(schema: Any, named: dict[str, int]) -> int:
+    """How many types there are where each use of a name counts."""
+    if isinstance(schema, list):
+        return sum(_unfolded(each, named) for each in schema)
+    if isinstance(schema, str):
+        return named.get(schema, 1)
+    kind = schema["type"]
+    if kind in ("record", "error"):
+        count = 1 + sum(_unfolded(field["type"], named) for field in schema["fields"])
+        named[schema["name"]] = count
+    elif kind in ("array", "map"):
+        count = 1 + _unfolded(schema["items" if kind == "array" else "values"], named)
+    else:
+        count = _unfolded(kind, named)
+    if count > _TYPES_MAX:
+        raise UsageError(f"its schema unfolds to {count:,} types; there may be {_TYPES_MAX:,}")
+    return count
 
 
 def _least_bytes(schema: Any, named: dict[str, Any], depth: int) -> int:
@@ -327,7 +349,9 @@ def _least_bytes(schema: Any, named: dict[str, Any], depth: int) -> int:
         named[schema["name"]] = None
         least = sum(_least_bytes(field["type"], named, depth + 1) for field in schema["fields"])
     elif kind == "fixed":
-        least = int(schema["size"])
+        least = schema["size"]
+        if type(least) is not int or not 0 <= least <= _SIZE_MAX:
+            raise UsageError(f"its schema has a fixed type of size {least!r:.40}, which must be 0 to {_SIZE_MAX:,}")
     elif kind == "enum":
         least = 1
     else:

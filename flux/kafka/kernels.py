@@ -793,7 +793,7 @@ def avro_records(
                 here += 1
             elif kind in (AVRO_FLOAT, AVRO_DOUBLE, AVRO_FIXED):
                 length = np.int64(4) if kind == AVRO_FLOAT else np.int64(8) if kind == AVRO_DOUBLE else sizes[field]
-                if length > end - here:
+                if length < 0 or length > end - here:
                     fits = False
                     break
                 number = np.int64(_i32(here)) if kind == AVRO_FLOAT else _i64(here) if kind == AVRO_DOUBLE else here

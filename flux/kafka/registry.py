@@ -97,7 +97,7 @@ class Registry:
         url = f"{self._schemas.rstrip('/')}/schemas/ids/{number}"
         try:
             with urllib.request.urlopen(url, timeout=_LIMIT_S) as answer:
-                text = answer.read(_BYTES_MAX + 1)
+                text = _within(answer, time.monotonic() + _LIMIT_S)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -127,3 +127,13 @@ class Registry:
 
 class _NoSchema(Exception):
     """Nobody has it, or it cannot be used."""
+
+
+def _within(answer: Any, end: float) -> bytes:
+    """All of an answer, or one byte more than there may be. OSError: it was not there by the time ``end``, whatever has come."""
+    found = b""
+    while len(found) <= _BYTES_MAX and (part := answer.read1(_BYTES_MAX + 1 - len(found))):
+        found += part
+        if time.monotonic() > end:
+            raise TimeoutError(f"no answer within {_LIMIT_S:g} s, only {len(found):,} bytes of it")
+    return found

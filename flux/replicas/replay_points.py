@@ -88,7 +88,8 @@ def _point(replica: Replica, first: Boundary, now: Boundary) -> ReplayPoint:
     state = first.replica | {
         "checksum": now.replica["checksum"],
         "rows": now.replica["rows"],
-        "silent": now.step,
+        # One that is still repeating, itself from such a point, has given nothing since: its outputs are numbered from later on.
+        "silent": max(now.step, now.replica["silent"]),
         "marks": [],
         "exit": None if replica.exit is None else (left, left, []),
     }

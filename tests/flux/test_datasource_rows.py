@@ -76,18 +76,24 @@ class Thirds(DataSourceReader):
         return [InputPartition(first) for first in range(3)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
-        for n in range(partition.value, self.rows, 3):
-            yield n, f"row {n}"
+        """It keeps what it is at, as it may in a task of Spark's."""
+        self.at = partition.value
+        while self.at < self.rows:
+            yield self.at, f"row {self.at}"
+            self.at += 3
 
 
 class Stream(DataSourceStreamReader):
     committed: list[Any] = []
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        return {"n": 0}
+        self.end = {"n": 0}
+        return self.end
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802
-        return {"n": start["n"] + random.choice((0, 1, 5, 40))}
+        self.end = getattr(self, "end", {})
+        self.end["n"] = start["n"] + random.choice((0, 1, 5, 40))
+        return self.end  # the same object each time
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         middle = (start["n"] + end["n"]) // 2
@@ -144,7 +150,8 @@ def reader(kept: Any = None, **options: Any) -> Any:
 def test_a_batch_source_is_read_whole_and_from_any_position() -> None:
     read = reader(partitions=2)
     assert read.partitions == 2
-    found = [taken(read(partition, None), ROWS + 1) for partition in range(2)]
+    open_ = [read(partition, None) for partition in range(2)]  # both at once
+    found = [taken(rows, ROWS + 1) for rows in open_]
     assert [n for n, _ in found[0]] == [*range(0, ROWS, 3), *range(2, ROWS, 3)]
     assert [n for n, _ in found[1]] == [*range(1, ROWS, 3)]
     for rows in (1, 4999, 8334):

@@ -235,6 +235,18 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
     assert Ends(tmp_path, "a/b c").before(9) == {}
 
 
+def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path) -> None:
+    """Its rows may have gone into other streams, where they would count once more."""
+    assert not Ends(tmp_path, "a").begins(4, 2)
+    assert Ends(tmp_path, "a").begins(4, 2), "whoever has no rows this time asks whether there were some"
+    with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):
+        Ends(tmp_path, "a").begins(4, 1)
+    ends = Ends(tmp_path, "a")
+    ends.note(4, [SimpleNamespace(partition=0, end=3)])
+    assert not ends.begins(5, 1)
+    assert Ends(tmp_path, "a").before(5) == {0: 3}
+
+
 def test_the_plan_of_a_stream() -> None:
     made = plan()
     assert isinstance(made.sources[0], StreamSourcePlan)

@@ -30,7 +30,14 @@ def primary(needs: Any = None) -> Any:
         where="stage x, partition 0", applied=0, finished=False, exit=None, leads_since=3, partition=0,
         outlets=[SimpleNamespace(producer=producer)],
     )  # fmt: skip
-    made.state = lambda: {"applied": made.applied, "checksum": made.applied * 7, "rows": (0, 0), "marks": [(9, [9])]}
+    made.silent = 0
+    made.state = lambda: {
+        "applied": made.applied,
+        "checksum": made.applied * 7,
+        "rows": (0, 0),
+        "marks": [(9, [9])],
+        "silent": made.silent,
+    }
     made.needs_from = needs or (lambda: made.applied)
     return made
 
@@ -81,6 +88,17 @@ def test_one_that_looks_back_begins_at_a_boundary_that_was_noted_before_what_it_
     assert point is not None
     assert (point.picture.replica["applied"], point.picture.replica["silent"]) == (4, 6)
     assert point.picture.replica["checksum"] == 42, "that of step 6, from which on output is compared"
+
+
+def test_who_is_still_repeating_goes_on_throwing_away() -> None:
+    """Otherwise the next one would give what everybody has, under new numbers."""
+    replica, points = primary(needs=lambda: 3), ReplayPoints()
+    replica.silent = 9
+    for _ in range(4):
+        step(replica)
+        point = points.make(replica, [], after=2)
+    assert point is not None
+    assert (point.picture.replica["applied"], point.picture.replica["silent"]) == (3, 9)
 
 
 def test_one_that_needs_everything_gets_none() -> None:

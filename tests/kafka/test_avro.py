@@ -175,6 +175,23 @@ TREE = {
         {"name": "user", "type": "long"}, {"name": "child", "type": ["null", "Tree"], "default": None}
     ],
 }  # fmt: skip
+BACKWARDS = {
+    "type": "record", "name": "Backwards", "fields": [
+        {"name": "user", "type": "long"}, {"name": "f", "type": {"type": "fixed", "name": "f", "size": -(1 << 40)}},
+        {"name": "more", "type": "long"},
+    ],
+}  # fmt: skip
+
+
+def laughs(depth: int) -> Any:
+    """Each of its types has two of the one before."""
+    if not depth:
+        return {"type": "record", "name": "t0", "fields": [{"name": "a", "type": "null"}]}
+    fields = [{"name": "a", "type": laughs(depth - 1)}, {"name": "b", "type": f"t{depth - 1}"}]
+    return {"type": "record", "name": f"t{depth}", "fields": fields}
+
+
+LAUGHS = laughs(24)
 ENDLESS = {
     "type": "record", "name": "Endless", "fields": [
         {"name": "user", "type": "long"}, {"name": "many", "type": {"type": "array", "items": "null"}}
@@ -189,6 +206,9 @@ ENDLESS = {
         (ENDLESS, "items take no bytes"),
         ({**ENDLESS, "fields": [{"name": "m", "type": {"type": "array", "items": {"type": "fixed", "name": "f", "size": 0}}}]},
          "items take no bytes"),
+        (BACKWARDS, "fixed type of size -1099511627776, which must be 0 to 2,147,483,647"),
+        ({**BACKWARDS, "fields": [{"name": "f", "type": {"type": "fixed", "name": "f", "size": 10**30}}]}, "fixed type of size"),
+        (LAUGHS, "unfolds to"),
         ("{", "cannot be used"),
         ({"type": "nonsense"}, "cannot be used"),
         (5, "cannot be used"),
