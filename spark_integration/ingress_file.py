@@ -11,17 +11,22 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from controller.operate import connection_file
-from controller.operate.client import choose
+from controller.operate.client import Client, choose
+from controller.operate.connection_file import Connection
+from controller.operate.requests import GetStatus, Status
 from flux.dataflow.plan import Plan, StreamSourcePlan
-from flux.errors import UsageError
+from flux.errors import FluxError, UsageError
 from flux.shell.loop import Rendezvous
 from flux.shell.vault import without_code
 
 VERSION = 1
+#: How long a query that starts is waited for, and how often it is looked.
+START_S, LOOK_S = 120.0, 0.2
 BYTES_MAX = 1 << 26
 
 
@@ -66,6 +71,9 @@ def find(query: str) -> Inputs:
     """Of the running query of that name or id. UsageError or Unreachable: there is none, or nothing can be written into it."""
     connection = choose(query)
     path = _path(connection_file.folder(), connection.id)
+    end = time.monotonic() + START_S
+    while not os.path.lexists(path) and time.monotonic() < end and _starts(connection):
+        time.sleep(LOOK_S)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -84,6 +92,15 @@ def find(query: str) -> Inputs:
     if not isinstance(inputs, Inputs) or inputs.version != VERSION:
         raise UsageError(f"{path} was written by another release of Flux; start the query again")
     return inputs
+
+
+def _starts(connection: Connection) -> bool:
+    """Whether the query waits for its workers: before they are there, nothing can be written into it."""
+    try:
+        with Client(connection) as client:
+            return client.ask(GetStatus(), Status).phase == "starting"
+    except FluxError:
+        return False
 
 
 def _path(folder: Path, query: str) -> Path:
