@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.mixes import NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
 from tests.simulation.run import Result, run
 
-SEEDS = range(32)
+SEEDS = range(24)
 
 
 @pytest.fixture(scope="module")
