@@ -184,7 +184,10 @@ class Hearts:
                     raise Violation("who pulses in a step is not given up", str(event))
                 self.sim.counts["stopped workers that were given up"] += now < process.stopped_until
             elif "step.timeout" in event.why:
-                if now - process.busy_since <= settings.step_timeout:
+                began, over = process.busy_before
+                # The controller may not have heard yet that it is over.
+                lately = now - over <= settings.heartbeat_timeout and now - began > settings.step_timeout
+                if now - process.busy_since <= settings.step_timeout and not lately:
                     raise Violation(
                         "who pulses in a step is not given up",
                         f"{event}: it has been at it for {now - process.busy_since:.3f} s",

@@ -63,6 +63,7 @@ class Process:
         self.paused_until = 0.0
         self.stopped_since = self.stopped_until = 0.0  # the process, and not only its loop
         self.busy_since = 0.0
+        self.busy_before = (0.0, 0.0)  # when the step before began, and when it was over
         self.wall_ahead = 0.0  # of its wall clock to its monotonic one
         self.slowness = 1.0
         self.endpoints: dict[int, str] = {}
@@ -123,7 +124,7 @@ class Process:
         """``busy``: with a step; else the process is stopped."""
         now = self.world.now
         if busy:
-            self.busy_since = now
+            self.busy_before, self.busy_since = (self.busy_since, self.paused_until), now
         else:
             self.stopped_since = self.stopped_since if now < self.stopped_until else now
             self.stopped_until = max(self.stopped_until, now + seconds)

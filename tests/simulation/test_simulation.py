@@ -208,6 +208,7 @@ BROKE_ONCE = {
     3000000067: "who asked for a checkpoint while a replay point helped nobody was forgotten, again and again",
     3000000133: "the law took a query that was through for one whose vault has still to learn of the last table",
     2792639729: "the law took it that a target stays beside its source on one executor, where fewer replicas are wished by now",
+    8117041151: "the law took it that the controller knows at once that a step which was too long is over",
     230000731: "a standby knew the next life of a reader from a checkpoint, before the table, and refused the one before",
     240000082: "the law counted a heartbeat that the controller had refused",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
