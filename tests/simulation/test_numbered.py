@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.mixes import NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
 from tests.simulation.run import Result, run
 
-SEEDS = range(24)
+SEEDS = range(32)
 
 
 @pytest.fixture(scope="module")
