@@ -131,15 +131,16 @@ class Seen:
         }
 
 
-def collect(query: Query, script: Script) -> Seen:
-    """Wait for the end of the output and put the notes of all sinks together."""
+def collect(query: Query, script: Script, keys: int | None = None) -> Seen:
+    """Wait for the end of the output and put the notes of all sinks together. ``keys`` of the sink; None: as many as the
+    script has."""
     query.wait_for_output()
     found: dict[str, list[bytes]] = {"count": [], "note": []}
     for row in sorted(fetch_all(query).collect(), key=lambda row: row.kind):
         found[row.kind.split()[0]].append(bytes(row.data))
     notes = np.frombuffer(b"".join(found["note"]), np.int64).reshape(-1, 4)
     # A key arrives at one sink: the others have counted none of it.
-    counts = np.frombuffer(b"".join(found["count"]), np.int32).reshape(-1, script.keys).sum(axis=0)
+    counts = np.frombuffer(b"".join(found["count"]), np.int32).reshape(-1, keys or script.keys).sum(axis=0)
     return Seen.of(notes, counts)
 
 

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,20 @@ from rich.console import Console
 import flux
 from benchmarks import session
 from benchmarks.arrivals import Seen, collect, percentile, sink
-from benchmarks.paced import END, SCHEMA, START, Script
+from benchmarks.operating import await_any_progress, furthest
+from benchmarks.paced import END, FLAT, SCHEMA, START, TICK_S, Script
 from benchmarks.throughput import pass_on
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.replicas.membership import Member
 from spark_integration.query import Query
 from spark_integration.start import start_query
 
-KEYS = 10_000
+KEYS, WORKERS = 10_000, 3
 WARM_UP_S = 3.0
 #: How long after a fault outputs are looked at for a gap, and how long to wait for repair.
 LOOK_S, REPAIR_S = 4.0, 30.0
+#: How long rows come as fast as they go, and for how many batches after it: sources are ahead of what they have said last.
+FLAT_S, END_AHEAD = 4.0, 400
 #: Steady flow between the end of a repair and the next fault.
 CALM_S = 2.0
 #: If the query fails, this many of the last ones are shown.
@@ -78,7 +82,7 @@ class Faults:
                 self.console.print(f"  no fault {number + 1}: query {self.query.phase}, {self._why_not()}")
                 return
             members = sorted(self.query.members().values(), key=lambda member: member.about.index)
-            victim = members[number % len(members)]
+            victim = self.victim(members, number)
             fault = Fault(time.time(), victim.node)
             self._strike(victim)
             self.done.append(fault)
@@ -90,6 +94,10 @@ class Faults:
                 fault.repaired_s = time.time() - fault.at
             took = self._why_not() if fault.repaired_s is None else f"whole again after {fault.repaired_s:.2f} s"
             self.console.print(f"  {self.kind} {number + 1} of {self.times}: worker {victim.node}, {took}")
+
+    def victim(self, members: list[Member], number: int) -> Member:
+        """Whom the next fault befalls: each in its turn."""
+        return members[number % len(members)]
 
     def _why_not(self) -> str:
         progress = self.query.lastProgress or {}
@@ -153,7 +161,11 @@ def run(
     """``oldest_ms``: the age that no row may exceed, in milliseconds; None: that of ``OLDEST_MS``."""
     bound = OLDEST_MS[fault] if oldest_ms is None else oldest_ms
     spark, startup = session.start(
-        3, 2, 1024, idle_jvm=not peer, **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"}
+        WORKERS,
+        2,
+        1024,
+        idle_jvm=not peer,
+        **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"},
     )
     try:
         result: dict[str, Any] = {"benchmark": "failover", "fault": fault, "rate": rate, "times": times}
@@ -178,6 +190,70 @@ def _too_old(result: dict[str, Any]) -> str | None:
     return f"rows were up to {oldest:.0f} ms old after {late} of {len(result['oldest_ms'])} faults, {bound:g} ms are allowed"
 
 
+def flow(
+    script: Script,
+    replicas: int,
+    partitions: int,
+    counts: tuple[int, str] | None = None,
+    passed: tuple[int, str] | None = None,
+) -> Any:
+    """``counts``: replicas of the count, and the kind of those beside its primary; as the sink has them where None. ``passed``:
+    the same of a stage without state before it, which passes rows on."""
+    count_replicas, recovery = counts or (replicas, "active")
+    counted = flux.stage(
+        key="key", partitions=partitions, replicas=count_replicas, recovery=recovery, output_mode="update"
+    )(Counts)
+    arrivals = flux.stage(key="key", partitions=WORKERS, replicas=replicas)(sink(script.keys, partitions))
+    given: Any = flux.source(script.read, SCHEMA, partitions=WORKERS)
+    if passed is not None:
+        through = flux.stage(key="key", partitions=partitions, replicas=passed[0], recovery=passed[1])
+        given = through(pass_on)(given)
+    return arrivals(counted(given))
+
+
+def saturated(
+    spark: SparkSession,
+    replicas: int,
+    partitions: int,
+    keys: int = KEYS,
+    counts: tuple[int, str] | None = None,
+    passed: tuple[int, str] | None = None,
+    **options: Any,
+) -> tuple[float, dict[str, int]]:
+    """Rows per second that the count takes when rows come as fast as they go, without faults; and what is lost or doubled."""
+    script = Script(WORKERS / TICK_S, WORKERS, keys)
+    given = flow(script, replicas, partitions, counts, passed)
+    options = {"progress_interval": "250ms", **options}
+    query = start_query([given], "failover", spark, keep_output=True, workers=WORKERS, **options)
+    try:
+        query.wait_until_running(60)
+        script.say(FLAT, 0)
+        script.say(START, time.time())
+        time.sleep(WARM_UP_S)
+        before = await_any_progress(query, query.lastProgress, REPAIR_S)
+        time.sleep(FLAT_S)
+        after = await_any_progress(query, query.lastProgress, REPAIR_S)
+        script.say(END, furthest(query) + END_AHEAD)
+        seen = collect(query, script)
+        return rate_between(before, after), seen.exactness(script.expected())
+    finally:
+        query.stop()
+        script.clear()
+
+
+def rate_between(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float:
+    """Rows per second that the count has taken between two progress reports."""
+    if before is None or after is None:
+        raise flux.QueryTimeout(f"no progress report has come within {REPAIR_S:g} s")
+    rows, at = zip(*(_counted(report) for report in (before, after)), strict=True)
+    return float((rows[1] - rows[0]) / (at[1] - at[0]))
+
+
+def _counted(report: dict[str, Any]) -> tuple[int, float]:
+    [rows] = [stage["rowsIn"] for stage in report["stages"] if stage["name"] == Counts.__name__]
+    return rows, datetime.fromisoformat(report["timestamp"]).timestamp()
+
+
 def measure(
     spark: SparkSession,
     kind: str,
@@ -191,22 +267,11 @@ def measure(
     passed: tuple[int, str] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], Line]:
-    """``counts``: replicas of the count, and the kind of those beside its primary; as the sink has them where None. ``passed``:
-    the same of a stage without state before it, which passes rows on."""
-    workers = 3
-    script = Script(rate, workers, keys)
-    count_replicas, recovery = counts or (replicas, "active")
-    counted = flux.stage(
-        key="key", partitions=partitions, replicas=count_replicas, recovery=recovery, output_mode="update"
-    )(Counts)
-    arrivals = flux.stage(key="key", partitions=workers, replicas=replicas)(sink(keys, partitions))
-    source = flux.source(script.read, SCHEMA, partitions=workers)
-    given: Any = source
-    if passed is not None:
-        through = flux.stage(key="key", partitions=partitions, replicas=passed[0], recovery=passed[1])
-        given = through(pass_on)(source)
-    query = start_query([arrivals(counted(given))], "failover", spark, keep_output=True, workers=workers, **options)
-    faults = Faults(query, kind, times, workers, console, query.plan.settings.heartbeat_timeout + 1.0)
+    """``counts``, ``passed``: as for ``flow``."""
+    script = Script(rate, WORKERS, keys)
+    given = flow(script, replicas, partitions, counts, passed)
+    query = start_query([given], "failover", spark, keep_output=True, workers=WORKERS, **options)
+    faults = Faults(query, kind, times, WORKERS, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)
         start_at = time.time() + 1.0  # not before workers are there: rows of a backlog are old without any fault

@@ -1,19 +1,23 @@
-"""Values of Avro and JSON to columns, the same rows: ``python -m benchmarks.kafka_avro [ROWS]``. No broker.
+"""Values of Avro and JSON to columns and back, the same rows: ``python -m benchmarks.kafka_avro [ROWS]``. No broker.
 
-The last line has a list besides, so that the library reads it."""
+The last line of each has a list besides, so that the library reads it."""
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 
+from flux.kafka.avro_values import AvroValues
 from flux.kafka.formats import Format, format_of
+from flux.kafka.values import objects
 
 CLICK = {
     "type": "record", "name": "Click", "fields": [
@@ -49,13 +53,31 @@ def values(count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
 def rate(format_: Format | None, given: pa.Array) -> float:
     """Million rows per second."""
     assert format_ is not None
+    return best_of(lambda: len(format_.parse(given, find_all=True).rows), len(given))
+
+
+def best_of(work: Callable[[], int], rows: int) -> float:
     best = float("inf")
     for _ in range(RUNS):
         began = time.perf_counter()
-        parsed = format_.parse(given, find_all=True)
+        done = work()
         best = min(best, time.perf_counter() - began)
-        assert len(parsed.rows) == len(given)
-    return len(given) / best / 1e6
+        assert done == rows
+    return rows / best / 1e6
+
+
+def by_library(schema: Any, given: list[dict[str, Any]]) -> int:
+    """What others write with: value by value, from objects that are there."""
+    parsed, made = fastavro.parse_schema(schema), []
+    for row in given:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, row)
+        made.append(out.getvalue())
+    return len(made)
+
+
+def written(how: AvroValues, batch: pa.RecordBatch) -> int:
+    return len(how.encode(batch.columns, batch.schema.names, batch.num_rows, None))
 
 
 def main(arguments: list[str]) -> None:
@@ -68,7 +90,23 @@ def main(arguments: list[str]) -> None:
         ("json", format_of("json", COLUMNS), texts),
         ("avro with a list", format_of("avro", listed), tagged),
     ):
-        print(f"{name:20}{rate(made, given):8.2f} M rows/s")
+        print(f"read {name:24}{rate(made, given):8.2f} M rows/s")
+    at = pa.field("at", pa.timestamp("ms", "UTC"))
+    fields = [pa.field("user", pa.int64()), pa.field("name", pa.string()), pa.field("amount", pa.float64())]
+    schema_of_rows = pa.schema([*fields, at, pa.field("n", pa.int32()), pa.field("new", pa.bool_())])
+    batch = pa.RecordBatch.from_pylist(rows(len(plain)), schema=schema_of_rows)
+    tags = pa.array([[1]] * len(plain), pa.list_(pa.int32()))
+    for name, schema, schemas, columns in (
+        ("avro", CLICK, None, batch),
+        ("avro of a registry", CLICK, lambda subject, text: 7, batch),
+        ("avro with a list", listed, None, batch.append_column("tags", tags)),
+    ):
+        settled = AvroValues("clicks", schema, schemas).settled(columns.schema, 1.0)
+        print(f"write {name:23}{best_of(functools.partial(written, settled, columns), len(plain)):8.2f} M rows/s")
+    names = batch.schema.names
+    print(f"write {'json':23}{best_of(lambda: len(objects(batch.columns, names)), len(plain)):8.2f} M rows/s")
+    given_rows = rows(len(plain))
+    print(f"write {'avro by fastavro':23}{best_of(lambda: by_library(CLICK, given_rows), len(plain)):8.2f} M rows/s")
 
 
 if __name__ == "__main__":

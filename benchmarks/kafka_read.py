@@ -1,10 +1,11 @@
 """Rows a second from a topic into Arrow columns in one process, beside confluent-kafka's ``consume`` in the same run.
 
     python -m benchmarks.kafka_read ADDRESS [--rows N] [--bytes B] [--codec zstd] [--runs R] [--json]
+        [--secure HOST:PORT --cafile FILE]
 
 Needs a broker (``make kafka``) and confluent-kafka. It makes a topic of its own with one partition, fills it through
-librdkafka, and reads it to the end: each side in turn, ``--runs`` times, and the best of each is compared. Broker and reader
-share the machine.
+librdkafka, and reads it to the end: each side in turn, ``--runs`` times, and the best of each is compared; with ``--secure``,
+also with TLS and a password. Broker and reader share the machine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.kafka.doors import Door, add_arguments, doors_of
 from flux.kafka.client import addresses
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.security import Security
@@ -35,6 +37,7 @@ class Run:
     """``cpu_us``: of this process, all threads, for each row."""
 
     who: str
+    door: str
     rows_per_s: float
     cpu_us: float
 
@@ -70,9 +73,9 @@ def remove(address: str, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(30)
 
 
-def with_flux(address: str, topic: str, rows: int) -> int:
+def with_flux(door: Door, topic: str, rows: int) -> int:
     """As a worker takes it: every column but the headers. Returns the rows."""
-    reader = PartitionReader(Reading(addresses(address), Security({}), kafka_schema(False)), topic, 0, 0)
+    reader = PartitionReader(Reading(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, 0)
     got, end = 0, time.monotonic() + _WAIT_S
     try:
         while got < rows and time.monotonic() < end:
@@ -86,21 +89,22 @@ def with_flux(address: str, topic: str, rows: int) -> int:
     return got
 
 
-def consumer_of(address: str, topic: str) -> Any:
+def consumer_of(door: Door, topic: str) -> Any:
     """It fetches ahead as fast as it can: by default it pauses for a second whenever 100,000 messages wait."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
-        {"bootstrap.servers": address, "group.id": "benchmark", "enable.auto.commit": False, "fetch.queue.backoff.ms": 1,
-         "queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 1 << 20, "max.partition.fetch.bytes": 8 << 20}
+        {"bootstrap.servers": door.address, **door.config, "group.id": "benchmark", "enable.auto.commit": False,
+         "fetch.queue.backoff.ms": 1, "queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 1 << 20,
+         "max.partition.fetch.bytes": 8 << 20}
     )  # fmt: skip
     consumer.assign([TopicPartition(topic, 0, 0)])
     return consumer
 
 
-def with_confluent(address: str, topic: str, rows: int) -> int:
+def with_confluent(door: Door, topic: str, rows: int) -> int:
     """The keys, values, offsets and times of 10,000 messages at a time."""
-    consumer, got, end = consumer_of(address, topic), 0, time.monotonic() + _WAIT_S
+    consumer, got, end = consumer_of(door, topic), 0, time.monotonic() + _WAIT_S
     while got < rows and time.monotonic() < end:
         messages = consumer.consume(10_000, 0.1)
         pa.record_batch(
@@ -116,22 +120,22 @@ def with_confluent(address: str, topic: str, rows: int) -> int:
     return got
 
 
-def with_consume_alone(address: str, topic: str, rows: int) -> int:
+def with_consume_alone(door: Door, topic: str, rows: int) -> int:
     """The messages, and of each the value: nothing is made of it."""
-    consumer, got, end = consumer_of(address, topic), 0, time.monotonic() + _WAIT_S
+    consumer, got, end = consumer_of(door, topic), 0, time.monotonic() + _WAIT_S
     while got < rows and time.monotonic() < end:
         got += len([message.value() for message in consumer.consume(10_000, 0.1)])
     consumer.close()
     return got
 
 
-def timed(who: str, read: Callable[[str, str, int], int], address: str, topic: str, rows: int) -> Run:
+def timed(who: str, read: Callable[[Door, str, int], int], door: Door, topic: str, rows: int) -> Run:
     cpu, began = sum(os.times()[:2]), time.perf_counter()
-    got = read(address, topic, rows)
+    got = read(door, topic, rows)
     took, cpu = time.perf_counter() - began, sum(os.times()[:2]) - cpu
     if got != rows:
         raise RuntimeError(f"{who} read {got} rows of {rows}")
-    return Run(who, rows / took, cpu / rows * 1e6)
+    return Run(who, door.name, rows / took, cpu / rows * 1e6)
 
 
 SIDES = {"flux": with_flux, "confluent to Arrow": with_confluent, "confluent consume": with_consume_alone}
@@ -139,35 +143,43 @@ SIDES = {"flux": with_flux, "confluent to Arrow": with_confluent, "confluent con
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_read", description=__doc__)
-    parser.add_argument("address")
+    add_arguments(parser)
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--bytes", type=int, default=32, help="of a value")
     parser.add_argument("--codec", default="none")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    topic = f"read-{os.getpid()}"
+    doors, topic = doors_of(parser, given), f"read-{os.getpid()}"
     warm_up()
     fill(given.address, topic, given.rows, given.bytes, given.codec)
     try:
         runs = [
-            timed(who, read, given.address, topic, given.rows) for _ in range(given.runs) for who, read in SIDES.items()
+            timed(who, read, door, topic, given.rows)
+            for _ in range(given.runs)
+            for door in doors
+            for who, read in SIDES.items()
         ]
     finally:
         remove(given.address, topic)
-    best = {who: max((run for run in runs if run.who == who), key=lambda run: run.rows_per_s) for who in SIDES}
-    ratio = best["flux"].rows_per_s / best["confluent consume"].rows_per_s
+    best = {
+        (door.name, who): max((run for run in runs if (run.door, run.who) == (door.name, who)), key=lambda run: run.rows_per_s)
+        for door in doors for who in SIDES
+    }  # fmt: skip
+    ratio = best["plain", "flux"].rows_per_s / best["plain", "confluent consume"].rows_per_s
     if given.json:
         told: dict[str, Any] = {"rows": given.rows, "bytes": given.bytes, "codec": given.codec, "ratio": ratio}
         print(json.dumps({**told, "runs": [asdict(run) for run in runs]}))
         return 0
-    for who in SIDES:
-        of_all = [run.rows_per_s / 1e6 for run in runs if run.who == who]
+    for (door, who), run in best.items():
+        of_all = [each.rows_per_s / 1e6 for each in runs if (each.door, each.who) == (door, who)]
         print(
-            f"{who:20} {best[who].rows_per_s / 1e6:6.2f} M rows/s (median {statistics.median(of_all):.2f}), "
-            f"{best[who].cpu_us:.3f} us of CPU a row"
+            f"{door:6} {who:20} {run.rows_per_s / 1e6:6.2f} M rows/s (median {statistics.median(of_all):.2f}), "
+            f"{run.cpu_us:.3f} us of CPU a row"
         )
-    print(f"flux to consume: {ratio:.1f}")
+    for each in doors:
+        faster = best[each.name, "flux"].rows_per_s / best[each.name, "confluent consume"].rows_per_s
+        print(f"{each.name:6} flux to consume: {faster:.1f}")
     return 0
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 import flux
 from benchmarks import session
 from benchmarks.arrivals import Seen, Span, collect, percentile, sink
-from benchmarks.operating import Operator, until
+from benchmarks.operating import Operator, furthest, until
 from benchmarks.paced import END, FLAT, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.report.events import Event
@@ -155,13 +155,7 @@ def _move_flat_out(script: Script, query: Query, operator: Operator, times: Time
     start = time.time()
     operator.move(targets, MOVE_LIMIT_S * len(targets))
     times.flat_moves = Span(start, time.time())
-    script.say(END, _furthest(query) + END_AHEAD)
-
-
-def _furthest(query: Query) -> int:
-    """Number of the batch that the fastest source has come to."""
-    sources = [each for member in query.members().values() for each in member.stats.get("sources", ())]
-    return int(max(start + batches for _, _, start, batches, _ in sources))
+    script.say(END, furthest(query) + END_AHEAD)
 
 
 # ---- what came of it

@@ -35,6 +35,12 @@ def await_any_progress(query: Query, after: dict[str, Any] | None, timeout: floa
     return None
 
 
+def furthest(query: Query) -> int:
+    """Number of the batch that the fastest source has come to."""
+    sources = [each for member in query.members().values() for each in member.stats.get("sources", ())]
+    return int(max(start + batches for _, _, start, batches, _ in sources))
+
+
 class Operator:
     """One conversation with the controller of a query. To be used in a with statement, by one thread."""
 

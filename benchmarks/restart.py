@@ -104,61 +104,92 @@ def life(folder: str, state_mb: int) -> None:
     query.awaitTermination()
 
 
-def run(state_mb: int, times: int, console: Console) -> Report:
-    """``times``: everything is killed so often."""
-    restarts, sparks = [], []
-    with tempfile.TemporaryDirectory(prefix="flux-bench-") as folder:
-        (Path(folder) / "shown").mkdir()
-        for number in range(times + 1):
-            said, first = _one_life(folder, state_mb)
-            sparks.append(said["spark_s"])
+def run(state_mb: int, times: int, console: Console, peer: bool = False) -> Report:
+    """``times``: everything is killed so often. ``peer``: also Structured Streaming, in turn with the other program."""
+    programs = {"": Killed("benchmarks.restart")} | ({"peer_": Killed("benchmarks.restart_peer")} if peer else {})
+    for number in range(times + 1):
+        for name, program in programs.items():
+            program.live(state_mb)
             if number:
-                restarts.append(first - said["start_at"])
-                console.print(f"  kill {number} of {times}: new output {restarts[-1]:.2f} s after start()")
-        positions = [[int(line.split()[1]) for line in path.read_text().splitlines()]
-                     for path in sorted((Path(folder) / "shown").iterdir())]  # fmt: skip
-    twice = sum(len(found) - len(set(found)) for found in positions)
-    left_out = sum(len(set(range(found[-1] + 1)) - set(found)) for found in positions)
-    return Report(
-        {
-            "benchmark": "restart", "state_mb": state_mb, "kills": times,
-            "restart_s": round(float(np.median(restarts)), 2), "restart_s_max": round(max(restarts), 2),
-            "spark_startup_s": round(float(np.median(sparks)), 2), "batches": sum(map(len, positions)),
-            "lost": left_out, "duplicated": twice,
-        }
-    )  # fmt: skip
+                console.print(
+                    f"  kill {number} of {times}: {name}restart_s {program.restarts[-1]:.2f}", highlight=False
+                )
+    figures: dict[str, Any] = {"benchmark": "restart", "state_mb": state_mb, "kills": times}
+    for name, program in programs.items():
+        figures |= {f"{name}{key}": value for key, value in program.figures().items()}
+    if peer:
+        figures["ratio"] = round(figures["peer_restart_s"] / figures["restart_s"], 2)
+    return Report(figures, failed=why_failed(figures))
 
 
-def _one_life(folder: str, state_mb: int) -> tuple[dict[str, float], float]:
-    """What it has said, and when its first new output came. All its processes are killed at the end."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
-    began = time.time()
-    program = [sys.executable, "-m", "benchmarks.restart", folder, str(state_mb)]
-    driver = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert driver.stdout is not None
-        said: dict[str, float] = json.loads(driver.stdout.readline())
-        first = _first_since(Path(folder) / "shown", began)
-        time.sleep(FLOWS_S)
-    finally:
-        family = [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]
-        for process in family:
-            process.kill()
-        driver.wait()
-        psutil.wait_procs(family, 10)
-    return said, first
+def why_failed(figures: dict[str, Any]) -> str | None:
+    """None: no batch was left out or given twice."""
+    lost, duplicated = figures["lost"], figures["duplicated"]
+    return f"{lost} batches lost, {duplicated} duplicated, 0 are allowed" if lost or duplicated else None
 
 
-def _first_since(folder: Path, began: float) -> float:
-    """When the first batch came after that time. QueryTimeout: none has come."""
-    while time.time() < began + LIMIT_S:
-        for path in folder.iterdir():
-            times = [float(line.split()[0]) for line in path.read_text().splitlines()[-20000:] if " " in line]
-            new = [at for at in times if at > began]
+class Killed:
+    """The program of a module, run again and again. ``restarts``: seconds from its call of ``start`` to its first new output."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.restarts: list[float] = []
+        self._sparks: list[float] = []
+        self._kept = tempfile.TemporaryDirectory(prefix="flux-bench-")
+        self._folder = Path(self._kept.name)
+        self._shown = self._folder / "shown"
+        self._shown.mkdir()
+
+    def live(self, state_mb: int) -> None:
+        """Until its output has flowed for a while. Then all its processes are killed."""
+        again = any(self._shown.iterdir())
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+        began = time.time()
+        program = [sys.executable, "-m", self.module, str(self._folder), str(state_mb)]
+        driver = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert driver.stdout is not None
+            said: dict[str, float] = json.loads(driver.stdout.readline())
+            first = self._first(began, 0)
+            self._first(0.0, int(said.get("full_at", 0)))
+            time.sleep(FLOWS_S)
+        finally:
+            family = [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]
+            for process in family:
+                process.kill()
+            driver.wait()
+            psutil.wait_procs(family, 10)
+        self._sparks.append(said["spark_s"])
+        if again:
+            self.restarts.append(first - said["start_at"])
+
+    def _lines(self) -> list[list[tuple[float, int]]]:
+        """Of each partition: when which position was shown. The last line may be half written."""
+        texts = [path.read_text() for path in sorted(self._shown.iterdir())]
+        whole = [text[: text.rfind("\n") + 1].splitlines() for text in texts]
+        return [[(float(line.split()[0]), int(line.split()[1])) for line in lines] for lines in whole]
+
+    def _first(self, since: float, position: int) -> float:
+        """When the first output from this position on came after that time. QueryTimeout: none has come."""
+        end = time.time() + LIMIT_S
+        while time.time() < end:
+            new = [at for lines in self._lines() for at, number in lines[-20000:] if at > since and number >= position]
             if new:
                 return min(new)
-        time.sleep(0.05)
-    raise flux.QueryTimeout(f"no output within {LIMIT_S:g} s after the start")
+            time.sleep(0.05)
+        raise flux.QueryTimeout(f"{self.module}: no output within {LIMIT_S:g} s after the start")
+
+    def figures(self) -> dict[str, Any]:
+        positions = [[number for _, number in lines] for lines in self._lines()]
+        self._kept.cleanup()
+        return {
+            "restart_s": round(float(np.median(self.restarts)), 2),
+            "restart_s_max": round(max(self.restarts), 2),
+            "spark_startup_s": round(float(np.median(self._sparks)), 2),
+            "batches": sum(map(len, positions)),
+            "lost": sum(len(set(range(max(found, default=-1) + 1)) - set(found)) for found in positions),
+            "duplicated": sum(len(found) - len(set(found)) for found in positions),
+        }
 
 
 if __name__ == "__main__":

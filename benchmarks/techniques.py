@@ -8,7 +8,9 @@ the technique differs.
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ PARTITIONS, WORKERS, KEYS = 8, 3, 1_000_000
 #: Of what every technique is measured against.
 NONE = "none"
 STATELESS = "stateless: none"
+#: Part of the highest rate at which executors are killed, too.
+LOADED = 0.6
+FLUSHES, FLUSHED_BYTES = 200, 4096
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,16 @@ class Technique:
     durable: bool = False
     passed: bool = False
     against: str = NONE
+
+    @property
+    def survives(self) -> bool:
+        """The loss of an executor."""
+        return self.replicas > 1 or self.durable
+
+    @property
+    def protects(self) -> dict[str, Any]:
+        """What, as ``failover.flow`` takes it."""
+        return {"passed" if self.passed else "counts": (self.replicas, self.recovery)}
 
     @contextmanager
     def options(self) -> Iterator[dict[str, Any]]:
@@ -74,9 +89,14 @@ def run(rows: int, rate: int, rounds: int, times: int, intervals: list[float], p
     try:
         fast = _rates(spark, chosen, rows, rounds, console)
         steady = {each.name: _steady(spark, each, rate, times, console) for each in chosen}
-        found = [_row(each, fast[each.name], fast[each.against], steady[each.name][0]) for each in chosen]
+        loaded = {each.name: _loaded(spark, each, times, console) for each in chosen if each.survives and times}
+        found = [
+            _row(each, fast[each.name], fast[each.against], steady[each.name][0], loaded.get(each.name))
+            for each in chosen
+        ]
         result: dict[str, Any] = {"benchmark": "techniques", "rows": rows, "rate": rate, "rounds": rounds}
-        result |= {"kills": times, "keys": KEYS, "spark_startup_s": round(startup, 2), "techniques": found}
+        result |= {"kills": times, "keys": KEYS, "spark_startup_s": round(startup, 2), "fdatasync_ms": fdatasync_ms()}
+        result["techniques"] = found
         if peer:
             paths = data.files(data.NARROW, rows)
             result |= throughput.measure_peer(spark, data.NARROW, paths, rows, console)
@@ -84,7 +104,7 @@ def run(rows: int, rate: int, rounds: int, times: int, intervals: list[float], p
     finally:
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
-    return Report(result, [line for _, line in steady.values()])
+    return Report(result, [line for _, line in steady.values()], failed=why_failed(found))
 
 
 def _rates(
@@ -135,16 +155,56 @@ def _steady(
 ) -> tuple[dict[str, Any], Line]:
     """Without a replica the query would not survive a fault."""
     console.print(f"{rate:,} rows/s, {each.name}")
-    survives = each.replicas > 1 or each.durable
-    protected = each.replicas, each.recovery
     with each.options() as options:
         return failover.measure(
-            spark, "kill-executor", rate, times if survives else 0, 2, PARTITIONS, console,
-            keys=KEYS, counts=None if each.passed else protected, passed=protected if each.passed else None, **options,
+            spark, "kill-executor", rate, times if each.survives else 0, 2, PARTITIONS, console,
+            keys=KEYS, **each.protects, **options,
         )  # fmt: skip
 
 
-def _row(each: Technique, fast: dict[str, float], none: dict[str, float], steady: dict[str, Any]) -> dict[str, Any]:
+def _loaded(spark: SparkSession, each: Technique, times: int, console: Console) -> dict[str, Any]:
+    """Faults at a part of the rate that the same rows reach with this technique when they come as fast as they go."""
+    with each.options() as options:
+        rate, exact = failover.saturated(spark, 2, PARTITIONS, keys=KEYS, **each.protects, **options)
+    console.print(f"{rate:,.0f} rows/s at most, {LOADED:.0%} of it now, {each.name}")
+    with each.options() as options:
+        measured, _ = failover.measure(
+            spark, "kill-executor", round(rate * LOADED), times, 2, PARTITIONS, console,
+            keys=KEYS, **each.protects, **options,
+        )  # fmt: skip
+    added = {name: measured[name] + exact[name] for name in ("lost", "duplicated")}
+    return measured | added | {"saturated_rows_per_s": rate}
+
+
+def fdatasync_ms() -> float:
+    """Median of one flush where the checkpoint locations are: what an answer of the disk waits for at least."""
+    took = []
+    with tempfile.TemporaryFile(prefix="flux-bench-") as file:
+        for _ in range(FLUSHES):
+            os.write(file.fileno(), bytes(FLUSHED_BYTES))
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - began)
+    return round(float(np.median(took)) * 1e3, 3)
+
+
+def why_failed(rows: list[dict[str, Any]]) -> str | None:
+    """None: nothing was lost or doubled."""
+    for row in rows:
+        if row["lost"] or row["duplicated"]:
+            return f"{row['technique']}: {row['lost']} rows lost, {row['duplicated']} duplicated, 0 are allowed"
+    return None
+
+
+def _row(
+    each: Technique,
+    fast: dict[str, float],
+    none: dict[str, float],
+    steady: dict[str, Any],
+    loaded: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """``caught_up_s`` at the given rate, ``loaded_caught_up_s`` at ``loaded_rows_per_s``."""
+    most = None if loaded is None else loaded["saturated_rows_per_s"]
     return {
         "technique": each.name,
         "rows_per_s": round(fast["rows_per_s"]),
@@ -158,6 +218,8 @@ def _row(each: Technique, fast: dict[str, float], none: dict[str, float], steady
         "gap_ms_max": steady["gap_ms_max"],
         "oldest_ms_max": steady["oldest_ms_max"],
         "caught_up_s": steady["caught_up_s"],
-        "lost": steady["lost"],
-        "duplicated": steady["duplicated"],
+        "loaded_rows_per_s": None if most is None else round(most * LOADED),
+        "loaded_caught_up_s": None if loaded is None else loaded["caught_up_s"],
+        "lost": steady["lost"] + (0 if loaded is None else loaded["lost"]),
+        "duplicated": steady["duplicated"] + (0 if loaded is None else loaded["duplicated"]),
     }

@@ -6,7 +6,7 @@ Stages are numbered in topological order, so that a sweep from input to output i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,17 +78,34 @@ def compile_plan(
     secret: bytes,
     collect: int = 0,
     case_sensitive: bool = False,
+    began_with: Mapping[str, int] | None = None,
 ) -> Plan:
     """Check and number everything. ``collect``: partitions of the collecting stage that is added after each flow that does
-    not go into a sink; 0: none is added. ``case_sensitive``: columns are found by their exact name only.
+    not go into a sink; 0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with``:
+    partitions of the sources when the query was started for the first time, by name.
 
     UsageError and SchemaError name the stage, the expected value and the actual value."""
-    return _Compiler(settings, to_arrow, case_sensitive).compile(flows, query, secret, collect)
+    return _Compiler(settings, to_arrow, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
+
+
+def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
+    """Of a query with a checkpoint location (design: all-or-none). UsageError: a stage is not to be kept there."""
+    for flow in topological([flow_of(given) for given in flows]):
+        if not flow.stage.durable:
+            raise UsageError(
+                f"stage {flow.stage.name}: durable=False, and the query has a checkpointLocation. After the loss of everything "
+                "the stage would begin empty, those before it would have dropped its rows, and its output would have other "
+                "numbers than those behind it have kept. Leave durable out, or give the stage a query of its own without a "
+                "checkpointLocation"
+            )
 
 
 class _Compiler:
-    def __init__(self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool) -> None:
+    def __init__(
+        self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool, began_with: Mapping[str, int]
+    ) -> None:
         self.settings = settings
+        self.began_with = began_with
         self.case_sensitive = case_sensitive
         self.to_arrow = to_arrow
         self.sources: list[SourcePlan] = []
@@ -273,9 +290,13 @@ class _Compiler:
             index, name = len(self.sources), self._unique(given.name)
             schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
             if isinstance(given, StreamSource):
-                self.sources.append(StreamSourcePlan(index, name, schema))
+                ends = given.dataframe is not None and ("availableNow", True) in given.how.trigger
+                self.sources.append(StreamSourcePlan(index, name, schema, endless=not ends))
             elif isinstance(given, WorkerSource):
-                how = given.partitions, given.read, given.seeks, given.positions
+                partitions = given.partitions
+                if getattr(given.read, "keeps_partitions", False):
+                    partitions = self.began_with.get(name, partitions)
+                how = partitions, given.read, given.seeks, given.positions
                 self.sources.append(WorkerSourcePlan(index, name, schema, *how))
             else:
                 self.sources.append(DataFrameSourcePlan(index, name, schema))

@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flux.calls import checked
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
@@ -121,6 +123,13 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _settings() -> list[str]:
+    from flux.settings import TABLE
+
+    return [setting.keyword for setting in TABLE]
+
+
+@checked("flux.start", _settings)
 def start(
     *flows: Flow | FlowTo,
     queryName: str | None = None,  # noqa: N803
@@ -141,6 +150,7 @@ def start(
     return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, **options)
 
 
+@checked("flux.to_df", _settings)
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Run a flow to the end of its input; its output as a DataFrame, held by Spark like a local checkpoint."""
     from spark_integration.start import to_df
@@ -148,6 +158,7 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
     return to_df(flow, spark, progress, **options)
 
 
+@checked("flux.explain", _settings)
 def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options: Any) -> str:
     """What would run, as text: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
     from spark_integration.explain import explain_flows
@@ -155,6 +166,7 @@ def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options:
     return explain_flows(list(flows), spark, **options)
 
 
+@checked("flux.datasource")
 def datasource(
     source: type[DataSource],
     options: Mapping[str, Any] | None = None,
@@ -203,6 +215,7 @@ def _arrow_schema(declared: Any) -> Any:
     return struct_to_arrow(declared, "UTC")
 
 
+@checked("flux.follow")
 def follow(query: Query) -> None:
     """Show the progress of a query on the screen until all its output is there or it has failed."""
     from spark_integration.follow import follow

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from flux import domain
+from flux.calls import nearest
 from flux.errors import UsageError
 
 PREFIX = "spark.flux."
@@ -147,10 +148,14 @@ class Settings:
         keywords = {setting.keyword for setting in TABLE}
         for key in given:
             if key not in by_key:
-                raise UsageError(f"unknown setting {PREFIX}{key}; known are {', '.join(sorted(by_key))}")
+                raise UsageError(
+                    f"unknown setting {PREFIX}{key}{nearest(key, by_key)}; known are {', '.join(sorted(by_key))}"
+                )
         for name in overrides:
             if name not in keywords:
-                raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(keywords))}")
+                raise UsageError(
+                    f"unknown option {name!r}{nearest(name, keywords)}; known are {', '.join(sorted(keywords))}"
+                )
         values = {}
         for setting in TABLE:
             raw = overrides.get(setting.keyword)

@@ -59,6 +59,11 @@ def datasource(
             raise UsageError("flux.datasource: ledger and commit are for stream=True")
         reading = BatchReading(made, columns, *_planned(made, columns), _at_once(partitions))
         return source(reading, wanted, reading.partitions, called, positions=True)
+    if not _has_stream(made):
+        raise UsageError(
+            f"data source {made.name()} is no stream: it defines neither streamReader(schema) nor simpleStreamReader(schema)"
+            f"{'' if make.reader is DataSource.reader else '; leave stream=True out to read it once'}"
+        )
     if partitions not in (None, 1):
         raise UsageError("flux.datasource: a stream is read by one worker: leave partitions out")
     if ledger is None:
@@ -77,6 +82,8 @@ class BatchReading:
     """``read(partition, start)`` of a source: partition p reads ``planned[p]``, ``planned[p + partitions]`` and so on. A position
     is the index of a planned partition, and how many of its rows come before."""
 
+    keeps_partitions = True
+
     def __init__(
         self, made: DataSource, schema: StructType, reader: DataSourceReader, planned: list[Any], at_once: int
     ) -> None:
@@ -87,8 +94,16 @@ class BatchReading:
     def prepare(self, kept: Any) -> Any:
         """What was planned is not planned the same a second time: files may have come."""
         if kept is not None:
-            self.planned = pickle.loads(base64.b64decode(kept["planned"]))
-        return {"planned": base64.b64encode(cloudpickle.dumps(self.planned)).decode()}
+            try:
+                self.planned = pickle.loads(base64.b64decode(kept["planned"]))
+            except Exception as error:
+                raise UsageError(
+                    f"data source {self.made.name()}: the partitions that were planned at the first start cannot be read: "
+                    f"{type(error).__name__}: {error}. Start with the code that planned them, or with another checkpointLocation"
+                ) from error
+            self.partitions = int(kept.get("partitions", self.partitions))
+        planned = base64.b64encode(cloudpickle.dumps(self.planned)).decode()
+        return {"planned": planned, "partitions": self.partitions}
 
     def __call__(self, partition: int, start: Any) -> Ahead:
         index, rows = (partition, 0) if start is None else (int(start[0]), int(start[1]))
@@ -108,7 +123,13 @@ class BatchReading:
 
 def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, list[Any]]:
     """As Spark does; a data source that does not say has one partition."""
-    reader = made.reader(schema=schema)
+    try:
+        reader = made.reader(schema=schema)
+    except NotImplementedError as error:
+        instead = "; stream=True reads its streamReader" if _has_stream(made) else ""
+        raise UsageError(
+            f"data source {made.name()} cannot be read: it does not define reader(schema){instead}"
+        ) from error
     if not isinstance(reader, DataSourceReader):
         raise UsageError(f"reader() of data source {made.name()} must return a DataSourceReader, got {reader!r:.100}")
     try:
@@ -118,6 +139,13 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
     if not isinstance(planned, list | tuple) or not all(isinstance(each, InputPartition) for each in planned):
         raise UsageError(f"partitions() of data source {made.name()} must return InputPartitions, got {planned!r:.100}")
     return reader, list(planned) or [InputPartition(None)]
+
+
+def _has_stream(made: DataSource) -> bool:
+    kind: Any = type(made)
+    return (
+        kind.streamReader is not DataSource.streamReader or kind.simpleStreamReader is not DataSource.simpleStreamReader
+    )
 
 
 def _options(given: Mapping[str, Any] | None) -> CaseInsensitiveDict:
@@ -135,7 +163,12 @@ def _options(given: Mapping[str, Any] | None) -> CaseInsensitiveDict:
 
 
 def _schema(made: DataSource, given: Any) -> StructType:
-    declared = made.schema() if given is None else given
+    try:
+        declared = made.schema() if given is None else given
+    except NotImplementedError as error:
+        raise UsageError(
+            f"data source {made.name()} does not define schema(): define it, or say schema='name STRING, ...'"
+        ) from error
     if isinstance(declared, str):
         # Spark knows more types, where there is one to ask.
         if SparkContext._active_spark_context is not None:

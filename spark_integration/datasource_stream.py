@@ -26,6 +26,8 @@ from spark_integration.datasource_rows import batches
 class StreamReading(HasLedger):
     """``read(partition, start)`` of a source of one partition. ``commit``: whether the data source is told what was applied."""
 
+    endless = True
+
     def __init__(self, made: DataSource, schema: StructType, ledgers: str, poll_s: float, commit: bool) -> None:
         super().__init__(ledgers)
         self.made, self.schema, self.poll_s, self.commit = made, schema, poll_s, commit

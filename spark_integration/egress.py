@@ -42,6 +42,10 @@ class Output:
         self._one_at_a_time = threading.Lock()
         self._fetching = False
 
+    @property
+    def is_fetched(self) -> bool:
+        return self._fetched is not None
+
     def get(self) -> DataFrame:
         """Wait for the end of the input, fetch, and end the query. Raises what ended the query before."""
         with self._one_at_a_time:

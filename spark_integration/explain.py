@@ -7,6 +7,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from controller.dag import compile_plan
+from controller.ends import check_ends
 from controller.explain import explain
 from flux.dataflow.api import Flow
 from flux.dataflow.sink import FlowTo
@@ -27,4 +28,5 @@ def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **opti
         b"",
         case_sensitive=is_case_sensitive(session),
     )
+    check_ends(plan)
     return explain(plan)

@@ -20,9 +20,10 @@ from flux.errors import UsageError
 Kept = dict[str, dict[str, Any]]
 
 
-def prepared(plan: Plan, kept: Kept | None) -> tuple[Plan, Kept]:
+def prepared(plan: Plan, kept: Kept | None, case_sensitive: bool = False) -> tuple[Plan, Kept]:
     """The plan with sources and sinks that have settled what they need, and what they want to find again. ``kept``: what was
-    returned when the query was started for the first time."""
+    returned when the query was started for the first time; ``case_sensitive``: whether the session tells names apart by upper
+    and lower case, for sources that find columns by name."""
     found: Kept = {"sources": {}, "sinks": {}}
     known = kept or {}
 
@@ -30,6 +31,8 @@ def prepared(plan: Plan, kept: Kept | None) -> tuple[Plan, Kept]:
         if not isinstance(given, WorkerSourcePlan) or not hasattr(given.read, "prepare"):
             return given
         read = copy.deepcopy(given.read)  # another query may be started with the same flow
+        if hasattr(read, "case_sensitive"):
+            read.case_sensitive = case_sensitive
         said = read.prepare(known.get("sources", {}).get(given.name))
         found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")
         return replace(given, read=read)

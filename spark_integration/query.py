@@ -107,7 +107,7 @@ class Query(Operated):
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
             "running": "; ".join(["Processing rows", *([retries] if retries else []), *self._held_back()]),
             "finished": "All output is there",
-            "ended": "Stopped" if self._server.error is None else f"Failed: {self._server.error.summary}",
+            "ended": f"Failed: {error.summary}" if (error := self._server.error) else self._how_it_ended(),
         }
         progress = self.lastProgress
         waiting = bool(progress and progress["backlog"]["slices"])
@@ -122,6 +122,11 @@ class Query(Operated):
         said = [f"{name} to {sink!r}, {guarantee(sink)}" for name, sink in sinks]
         not_read = {s["name"]: s["notRead"] for s in (progress or {}).get("sources", ()) if "notRead" in s}
         return status | ({"sinks": said} if sinks else {}) | ({"notRead": not_read} if not_read else {})
+
+    def _how_it_ended(self) -> str:
+        """Of a query that has not failed. Output that is kept for ``toDF`` is lost where it is stopped before that."""
+        lost = any(stage.collects for stage in self._plan.stages) and not self._output.is_fetched
+        return "Stopped" if self._server.core.unfinished or lost else "Finished: all input was read, all output is out"
 
     def _held_back(self) -> list[str]:
         """By sinks that are slower than their stages."""
@@ -216,10 +221,13 @@ class Query(Operated):
         """End the query and wait until nothing of it is left: no task, thread, socket or file.
 
         timeout: seconds, default twice ``spark.flux.stop.timeout``. QueryTimeout says what is still running."""
-        limit = 2 * self._plan.settings.stop_timeout + 10 if timeout is None else checked_timeout(timeout, 0)
-        self._run.streams.stop()  # first: a batch that loses its workers would look as if it failed
+        patience = self._plan.settings.stop_timeout
+        limit = 2 * patience + 10 if timeout is None else checked_timeout(timeout, 0)
+        end = time.monotonic() + limit
+        # First: a batch that loses its workers would look as if it failed.
+        self._run.streams.end(min(patience, limit))
         self._server.stop()
-        if not self._run.terminated.wait(limit):
+        if not self._run.terminated.wait(max(end - time.monotonic(), 0)):
             raise QueryTimeout(f"query {self.id} is still ending after {limit:g} s: {self._run.left()}")
 
     def _cancel(self, timeout: float) -> None:

@@ -121,7 +121,7 @@ class Run:
 
     def left(self) -> str:
         """What is still running of a query that ends."""
-        return ", ".join(self._jobs.join(0) + self._ingress.join(0)) or "controller"
+        return ", ".join(self.streams.left() + self._jobs.join(0) + self._ingress.join(0)) or "controller"
 
     def cancel(self) -> None:
         """End its Spark jobs without waiting for what they do."""

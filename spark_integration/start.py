@@ -12,7 +12,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from controller.dag import compile_plan, topological
+from controller.dag import check_durable, compile_plan, topological
+from controller.ends import check_ends
 from flux.dataflow.api import Flow
 from flux.dataflow.files import ParquetFiles
 from flux.dataflow.plan import Plan
@@ -62,6 +63,8 @@ def start_query(
 ) -> Query:
     """Check everything that can be checked, then start. Nothing is running if this raises."""
     check_flows(flows)
+    if checkpoint_location is not None:
+        check_durable(flows)
     if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
         raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
     sources = sources_of(flows)
@@ -85,7 +88,9 @@ def start_query(
     plan = compile_plan(
         flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),
         collect=began_with if keep_output else 0, case_sensitive=is_case_sensitive(spark),
+        began_with=None if location is None else location.partitions,
     )  # fmt: skip
+    check_ends(plan, goes_on=location is not None)
     if location is not None:
         plan = replace(plan, durable=True, began_with=began_with)
     for stage in plan.stages:
@@ -102,7 +107,7 @@ def start_query(
         register(spark)
     if is_local(spark):
         compile_once()
-    plan, kept = prepared(plan, None if location is None else location.kept)
+    plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
     if location is not None:
         location.take(plan, kept)
     query = Query(spark, plan, need, sources, name, None if location is None else location.path)

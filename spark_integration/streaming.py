@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark import InheritableThread
+from py4j.clientserver import ClientServer
+from pyspark import InheritableThread, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.operate.all_available import AllAvailable
@@ -37,8 +38,19 @@ log = logging.getLogger("flux")
 
 #: By this text Spark knows that a batch was interrupted because its streaming query is stopped, which is no failure.
 INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
+#: Where py4j logs, with and without a thread of the JVM for each of Python.
+PY4J_LOGS = ("py4j.clientserver", "py4j.java_gateway")
 #: How often it is looked whether a call of pyspark has returned.
 LOOK_S = 0.05
+
+
+class Interrupted(QueryFailed):
+    """Raised in a batch whose streaming query is stopped."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """py4j logs what a function raises that Spark has called, with its traceback: also where it only was stopped."""
+    return not (record.exc_info and isinstance(record.exc_info[1], Interrupted))
 
 
 class Streams:
@@ -68,6 +80,8 @@ class Streams:
         self._started = threading.Event()
         self._stopping = threading.Event()
         self._pausing: AllAvailable | None = None
+        self._stops: dict[int, Call] = {}
+        self._stop_once = threading.Lock()
 
     @property
     def reads(self) -> bool:
@@ -76,6 +90,8 @@ class Streams:
 
     def start(self, rendezvous: Rendezvous) -> None:
         """What cannot be started fails the query."""
+        for name in PY4J_LOGS:
+            logging.getLogger(name).addFilter(_is_news)  # once, however often it is added
         try:
             if any(source.dataframe is None for _, source in self._given):
                 self._file = ingress_file.write(self._plan, self._name, rendezvous)
@@ -106,7 +122,9 @@ class Streams:
                 ends.note(number, numbered.mapInArrow(feed, "partition int, end long").collect())
             except Exception as error:
                 # Short: Spark searches the text of what is raised here with a regular expression that is recursive.
-                raise QueryFailed(INTERRUPTED if self._stopping.is_set() else reason_of(error)) from None
+                if self._stopping.is_set():
+                    raise Interrupted(INTERRUPTED) from None
+                raise QueryFailed(reason_of(error)) from None
 
         writer = source.dataframe.writeStream.foreachBatch(each).outputMode(how.output_mode)
         writer = writer.queryName(f"{self._name or self._plan.query}: {about.name}")
@@ -153,37 +171,71 @@ class Streams:
         """Until Spark has given all that its sources had at the time of the call. QueryTimeout at the time ``end``."""
         while self._given and not (self._started.wait(LOOK_S) or self._server.ended.is_set()):
             _check_time(end, "Spark's streaming queries have not started")
-        waits = [_in_background(running.processAllAvailable) for running in list(self._running.values())]
-        while any(wait.is_alive() for wait in waits) and not self._server.ended.is_set():
-            _check_time(end, "Spark has not given all rows of its streaming queries")
-            waits[0].join(LOOK_S)
-            waits = [wait for wait in waits if wait.is_alive()]
+        calls = [Call(running.processAllAvailable) for running in list(self._running.values())]
+        try:
+            while any(call.is_alive() for call in calls) and not self._server.ended.is_set():
+                _check_time(end, "Spark has not given all rows of its streaming queries")
+                next(call for call in calls if call.is_alive()).join(LOOK_S)
+        finally:
+            for call in calls:
+                call.interrupt()
 
     # ---- their end
 
-    def stop(self) -> None:
-        """Spark ends what it is at, and repeats that batch another time."""
+    def left(self) -> list[str]:
+        """Those that Spark was told to stop, and has not stopped yet."""
+        return [
+            f"Spark's streaming query for source {self._plan.sources[index].name}"
+            for index, call in list(self._stops.items())
+            if call.is_alive()
+        ]
+
+    def end(self, within: float) -> None:
+        """Spark ends what it is at, and repeats that batch another time. Waits for that, at most so many seconds."""
+        end = time.monotonic() + within
         self._stopping.set()
-        stops = [_in_background(running.stop) for running in list(self._running.values())]
-        end = time.monotonic() + self._plan.settings.stop_timeout
-        for stop in stops:
-            stop.join(max(end - time.monotonic(), 0))
+        with self._stop_once:
+            for index, running in list(self._running.items()):
+                if index not in self._stops:
+                    self._stops[index] = Call(running.stop)
+        for call in list(self._stops.values()):
+            call.join(max(end - time.monotonic(), 0))
+
+    def stop(self) -> None:
+        """The same, and what is left of them goes."""
+        self.end(self._plan.settings.stop_timeout)
         for where in self._temporary:
             shutil.rmtree(where, ignore_errors=True)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
 
-def _in_background(call: Callable[[], Any]) -> threading.Thread:
-    """Calls of pyspark have no time limit. What they raise is known to ``look`` as well."""
+class Call:
+    """A call of pyspark, which has no time limit, in a thread of its own. What it raises is known to ``look`` as well."""
 
-    def body() -> None:
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._java: Any = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread = InheritableThread(target=self._run, name="flux-streaming", daemon=True)
+        self.is_alive, self.join = self._thread.is_alive, self._thread.join
+        self._thread.start()
+
+    def _run(self) -> None:
         with contextlib.suppress(Exception):
-            call()
+            context = SparkContext._active_spark_context
+            if context is not None and isinstance(context._gateway, ClientServer):
+                # Each thread of Python has one of its own in the JVM, which waits in its place.
+                self._java = context._jvm.java.lang.Thread.currentThread()
+            self._call()
+        with self._lock:  # from here on the thread of the JVM may do something else
+            self._java = None
 
-    thread: threading.Thread = InheritableThread(target=body, name="flux-streaming", daemon=True)
-    thread.start()
-    return thread
+    def interrupt(self) -> None:
+        """Ends a wait in the JVM, whose thread would stay there until the streaming query ends."""
+        with self._lock, contextlib.suppress(Exception):
+            if self._java is not None:
+                self._java.interrupt()
 
 
 def _check_time(end: float | None, what: str) -> None:

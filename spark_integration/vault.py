@@ -68,6 +68,12 @@ class Location:
         return workers if self.about is None else int(self.about["workers"])
 
     @property
+    def partitions(self) -> dict[str, int]:
+        """Of the sources that have as many as they had at the first start, by name."""
+        sources = [] if self.about is None else self.about["plan"]["sources"]
+        return {each["name"]: each["partitions"] for each in sources if isinstance(each["partitions"], int)}
+
+    @property
     def kept(self) -> Kept | None:
         """What sources and sinks have settled; None: nothing yet."""
         return None if self.about is None else self.about.get("kept", {})

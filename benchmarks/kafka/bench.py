@@ -1,9 +1,10 @@
 """Latency of a running count per key from a topic to a topic, what a killed executor costs, and how fast a backlog is worked off.
 
 Each run has two new topics on a broker that is started for the benchmark: paced rows go into one of them, and records come out
-in the other, whose times the broker gives. Broker, load and query share the machine. After the run another client reads both
-topics, and every record of the output is compared with what the input alone gives. What is run beside Flux gets the same load
-on the same broker, one after the other.
+in the other, whose times the broker gives. Broker, load and query share the machine, so the cores that each uses are told as
+well. The broker is warm before the first is measured, and each warms up for the same time. After the run another client reads
+both topics, and every record of the output is compared with what the input alone gives. What is run beside Flux gets the same
+load on the same broker, one after the other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from benchmarks import session
 from benchmarks.arrivals import Seen
 from benchmarks.kafka import count, load, written
 from benchmarks.kafka import peers as peers_
+from benchmarks.kafka.cores import Meter, Roots, await_compiled
+from benchmarks.kafka.echo import echoing
+from benchmarks.kafka.fastest import fastest
 from benchmarks.operating import until
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from flux.errors import FluxError, QueryFailed, UsageError
@@ -36,8 +40,10 @@ from flux.kafka.producing import ProducerClient
 from flux.kafka.security import Security
 from spark_integration.query import Query
 
-#: Load before anything is measured. JVMs compile for longer.
-WARM_UP_S, JVM_WARM_UP_S = 15.0, 20.0
+#: Load before anything is measured, the same for all; JVMs compile that long.
+WARM_UP_S = 20.0
+#: At most, until a broker compiles no more.
+BROKER_WARM_UP_S = 90.0
 #: How long the output may stand still behind the end of the load before it counts as the end of the output. Where rows share
 #: records, nobody knows how many are to come, and batches may take seconds; who comes back after a fault needs longer.
 STILL_S, STILL_SHARED_S, STILL_AFTER_FAULT_S = 4.0, 12.0, 25.0
@@ -58,11 +64,12 @@ class Run:
 
 @dataclass
 class Topics:
-    """``given`` and ``out`` of one run, with so many partitions each."""
+    """``given`` and ``out`` of one run, with so many partitions each. ``broker``: its process, none if it is somebody else's."""
 
     address: str
     name: str
     partitions: int
+    broker: tuple[int, ...] = ()
     given: str = field(init=False)
     out: str = field(init=False)
 
@@ -130,6 +137,7 @@ class Loading:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.pid = process.pid
         self._said: Queue[dict[str, Any]] = Queue()
         threading.Thread(target=self._hear, daemon=True).start()
         self.start = float(self._next(START_S)["start"])
@@ -158,19 +166,32 @@ def measured(
     topics: Topics,
     rate: int,
     seconds: float,
-    warm_up_s: float,
+    roots: Roots,
     strike: Callable[[], None] | None,
     each_row: bool = True,
 ) -> Run:
-    """Load, a fault in the middle, and what has come out. Whoever makes the output runs already."""
+    """Load, a fault in the middle, and what has come out. Whoever makes the output runs already: ``roots`` and what they have
+    started."""
     fault_at: float | None = None
-    with loading(topics, rate, warm_up_s + seconds) as flowing:
-        start = flowing.start + warm_up_s
+    with loading(topics, rate, WARM_UP_S + seconds) as flowing:
+        start = flowing.start + WARM_UP_S
         end = start + seconds
+        others = (*topics.broker, flowing.pid)
+        groups: dict[str, Roots] = {
+            "cores": roots,
+            "broker_cores": lambda: topics.broker,
+            "load_cores": lambda: [flowing.pid],
+        }
+        meter = Meter(groups, lambda: others)
+        _sleep_until(start)
+        meter.mark()
         if strike is not None:
-            time.sleep(max(start + seconds / 2 - time.time(), 0))
+            _sleep_until(start + seconds / 2)
+            meter.mark()
             fault_at = time.time()
             strike()
+        _sleep_until(end)
+        meter.mark()
         flowing.end(max(end - time.time(), 0) + LOAD_EXTRA_S + seconds)
     still_s = STILL_AFTER_FAULT_S if strike is not None else STILL_S if each_row else STILL_SHARED_S
     topics.await_output(still_s, seconds + 4 * still_s, each_row)
@@ -178,8 +199,12 @@ def measured(
     got = written.read(topics.address, topics.out, topics.partitions)
     figures: dict[str, Any] = written.statistics(got, start, end)
     figures |= {f"load_{name}": value for name, value in written.statistics(given, start, end).items()}
-    figures |= written.exactness(given, got, each_row)
+    figures |= written.exactness(given, got, each_row) | meter.cores()
     return Run(figures, line_of(name, got, start, end, fault_at))
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(moment - time.time(), 0))
 
 
 def line_of(name: str, got: written.Written, start: float, end: float, fault_at: float | None) -> Line:
@@ -199,19 +224,26 @@ def run(
     replicas: int = 2,
     rows: int = 10_000_000,
     bootstrap: str | None = None,
+    p99_ms: float | None = None,
 ) -> Report:
-    """``seconds`` that are measured; ``rows`` of the backlog, 0: none; ``bootstrap``: of a broker that is there already."""
+    """``seconds`` that are measured; ``rows`` of the backlog, 0: none; ``bootstrap``: of a broker that is there already;
+    ``p99_ms``: instead of one rate and the backlog, the highest rate that keeps to it."""
     _require()
     with ExitStack() as ends:
-        address = _there(bootstrap) if bootstrap else _broker(ends, console).address
-        topics = Made(address, partitions)
+        address, broker = _there(bootstrap) if bootstrap else _broker(ends, console)
+        topics = Made(address, partitions, broker)
         ends.callback(topics.remove)
         workers = WORKERS_WITH_FAULT if fault else WORKERS
         result: dict[str, Any] = {"benchmark": "kafka", "rate": rate, "partitions": partitions, "seconds": seconds}
         result |= {"workers": workers, "replicas": replicas, "fault": FAULT if fault else None}
-        runs = {"flux": _flux(topics, rate, seconds, workers, replicas, rows, fault, console)}
-        for peer in peers:
-            runs[peer] = _peer(peer, topics, rate, seconds, rows, fault, console)
+        result["broker_warm_up_s"] = _warmed(topics, rate, console)
+        if p99_ms is not None:
+            result["p99_ms_bound"] = p99_ms
+            runs = _fastest(topics, peers, seconds, workers, replicas, p99_ms, console)
+        else:
+            runs = {"flux": _flux(topics, rate, seconds, workers, replicas, rows, fault, console)}
+            for peer in peers:
+                runs[peer] = _peer(peer, topics, rate, seconds, rows, fault, console)
     return report(result, runs)
 
 
@@ -230,9 +262,10 @@ def report(result: dict[str, Any], runs: Mapping[str, Run]) -> Report:
 
 def _wrong(result: Mapping[str, Any]) -> str | None:
     """Why the command ends with an error; None: each record is there once."""
-    if not result["lost"] and not result["duplicated"]:
+    lost, more = (result.get(name, result.get(f"sustained_{name}", 0)) for name in ("lost", "duplicated"))
+    if not lost and not more:
         return None
-    return f"{result['lost']} records are lost and {result['duplicated']} are there that should not be; each was to be there once"
+    return f"{lost} records are lost and {more} are there that should not be; each was to be there once"
 
 
 def _require() -> None:
@@ -245,17 +278,18 @@ def _require() -> None:
         ) from None
 
 
-def _there(bootstrap: str) -> str:
-    """A broker that somebody else has started. BrokerUnreachable if nobody answers."""
+def _there(bootstrap: str) -> tuple[str, tuple[int, ...]]:
+    """Address of a broker that somebody else has started, and no process. BrokerUnreachable if nobody answers."""
     client = ProducerClient(addresses(bootstrap), Security({}))
     try:
         client.producer_ids(1, REACHED_S)
     finally:
         client.close()
-    return bootstrap
+    return bootstrap, ()
 
 
-def _broker(ends: ExitStack, console: Console) -> Any:
+def _broker(ends: ExitStack, console: Console) -> tuple[str, tuple[int, ...]]:
+    """Address and process."""
     try:
         found = peers_.broker()
     except peers_.Unavailable as error:
@@ -263,18 +297,19 @@ def _broker(ends: ExitStack, console: Console) -> Any:
             f"no broker can be started here: {error}. --bootstrap HOST:PORT names one that runs"
         ) from error
     console.print("starting a broker")
-    return ends.enter_context(found.Broker(heap="1g"))
+    running = ends.enter_context(found.Broker(heap="1g"))
+    return running.address, (running.process.pid,)
 
 
 class Made:
     """Makes topics, with names that nobody else has, and removes them."""
 
-    def __init__(self, address: str, partitions: int) -> None:
-        self.address, self.partitions = address, partitions
+    def __init__(self, address: str, partitions: int, broker: tuple[int, ...] = ()) -> None:
+        self.address, self.partitions, self._broker = address, partitions, broker
         self._names: list[str] = []
 
     def pair(self, who: str) -> Topics:
-        made = Topics(self.address, f"flux-bench-{os.getpid()}-{who}", self.partitions)
+        made = Topics(self.address, f"flux-bench-{os.getpid()}-{who}", self.partitions, self._broker)
         self._names += [made.given, made.out]
         return made
 
@@ -294,6 +329,15 @@ class Made:
                 done.result(30)
 
 
+def _warmed(topics: Made, rate: int, console: Console) -> float:
+    """A broker that has just been started compiles while rows flow, and whoever is measured then has fewer cores. So rows flow
+    through it before, in and out, until it compiles no more. Returns for how many seconds."""
+    console.print(f"warming the broker up, {rate:,} rows/s")
+    pair = topics.pair("warm-up")
+    with loading(pair, rate, BROKER_WARM_UP_S), echoing(pair.address, pair.given, pair.out, pair.partitions):
+        return round(await_compiled(next(iter(pair.broker), None), WARM_UP_S, BROKER_WARM_UP_S), 1)
+
+
 def _flux(
     topics: Made, rate: int, seconds: float, workers: int, replicas: int, rows: int, fault: bool, console: Console
 ) -> Run:
@@ -304,7 +348,7 @@ def _flux(
     )  # fmt: skip
     try:
         console.print(f"Flux, {rate:,} rows/s{', an executor is killed' if fault else ''}")
-        found = with_flux(spark, topics.pair("flux"), rate, seconds, workers, replicas, fault)
+        found = with_flux(spark, topics.pair(f"flux-{rate}"), rate, seconds, workers, replicas, fault)
         if rows:
             console.print(f"Flux, a backlog of {rows:,} rows")
             found.figures["rows_per_s"] = work_off(spark, topics, rows)
@@ -314,14 +358,35 @@ def _flux(
         spark.stop()
 
 
+def _fastest(
+    topics: Made, peers: Sequence[str], seconds: float, workers: int, replicas: int, p99_ms: float, console: Console
+) -> dict[str, Run]:
+    runs = {}
+    for system in ("flux", *peers):
+
+        def at(rate: int, system: str = system) -> dict[str, Any]:
+            try:
+                if system == "flux":
+                    found = _flux(topics, rate, seconds, workers, replicas, 0, False, console).figures
+                else:
+                    found = _peer(system, topics, rate, seconds, 0, False, console).figures
+            except (FluxError, TimeoutError, AssertionError) as error:  # of a rate that is too high
+                found = {"failed": str(error)}
+            console.print(f"  {found}", highlight=False)
+            return found
+
+        runs[system] = Run(fastest(at, p99_ms), None)
+    return runs
+
+
 def _peer(peer: str, topics: Made, rate: int, seconds: float, rows: int, fault: bool, console: Console) -> Run:
-    pair = topics.pair(peer)
+    pair = topics.pair(f"{peer}-{rate}")
     console.print(f"{peers_.title(peer)}, {rate:,} rows/s")
     try:
-        with peers_.running(peer, topics.address, pair.given, pair.out, fault) as strike:
+        with peers_.running(peer, topics.address, pair.given, pair.out, fault) as running:
             # Spark may put several rows of a key into one record.
             found = measured(
-                peer, pair, rate, seconds, JVM_WARM_UP_S, strike if fault else None, each_row=peer == "kstreams"
+                peer, pair, rate, seconds, lambda: running.roots, running.strike if fault else None, peer == "kstreams"
             )
         if peer == "micro" and rows:
             console.print(f"{peers_.title(peer)}, a backlog of {rows:,} rows")
@@ -351,7 +416,8 @@ def with_flux(
     try:
         query.wait_until_running(START_S)
         until(query.is_whole, START_S, "all copies are there")
-        return measured("flux", topics, rate, seconds, WARM_UP_S, (lambda: kill_executor(query)) if fault else None)
+        strike = (lambda: kill_executor(query)) if fault else None
+        return measured("flux", topics, rate, seconds, lambda: [os.getpid()], strike)  # driver, executors, workers
     finally:
         query.stop()
 

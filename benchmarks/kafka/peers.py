@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -32,6 +33,14 @@ _NAMES = {"rtm": "Spark's real-time mode", "micro": "Spark's micro-batches", "ks
 
 class Unavailable(Exception):
     """A peer cannot be run here."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One that runs: ``strike`` kills one of its processes; ``roots``: ids of the processes from which all others come."""
+
+    strike: Callable[[], None]
+    roots: Sequence[int]
 
 
 class Child:
@@ -121,8 +130,8 @@ def title(peer: str) -> str:
 
 
 @contextmanager
-def running(peer: str, address: str, given: str, out: str, fault: bool) -> Iterator[Callable[[], None]]:
-    """From topic to topic meanwhile; gives what kills one of its processes."""
+def running(peer: str, address: str, given: str, out: str, fault: bool) -> Iterator[Peer]:
+    """From topic to topic meanwhile."""
     with ExitStack() as ends:
         if peer == "kstreams":
             yield _streams(ends, address, given, out, fault)
@@ -131,7 +140,7 @@ def running(peer: str, address: str, given: str, out: str, fault: bool) -> Itera
             child = Child(command)
             ends.callback(child.close)
             child.wait_for(lambda line: '"running"' in line, START_S)
-            yield lambda: _kill_executor(child.process.pid)
+            yield Peer(lambda: _kill_executor(child.process.pid), [child.process.pid])
 
 
 def backlog(address: str, given: str, rows: int) -> int:
@@ -156,7 +165,7 @@ def _kill_executor(pid: int) -> None:
     raise RuntimeError("Spark has no executor that could be killed")
 
 
-def _streams(ends: ExitStack, address: str, given: str, out: str, fault: bool) -> Callable[[], None]:
+def _streams(ends: ExitStack, address: str, given: str, out: str, fault: bool) -> Peer:
     folder = tempfile.mkdtemp(prefix="flux-bench-")
     ends.callback(shutil.rmtree, folder, ignore_errors=True)
     path = f"{_jars('kafka-streams-pom.xml')}/*{os.pathsep}{_compiled(folder)}"
@@ -171,7 +180,7 @@ def _streams(ends: ExitStack, address: str, given: str, out: str, fault: bool) -
         children.append(child)
     for child in children:
         child.wait_for(lambda line: line == "RUNNING", START_S)
-    return children[0].process.kill
+    return Peer(children[0].process.kill, [child.process.pid for child in children])
 
 
 def _compiled(folder: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 import flux
+from flux.calls import checked
 from flux.dataflow.given import check_columns, named, signature, takes
 from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
@@ -76,6 +77,7 @@ class Stage:
         output_mode: str,
         name: str | None,
         recovery: str = ACTIVE,
+        durable: bool = True,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -83,6 +85,7 @@ class Stage:
         self.partitions = partitions
         self.replicas = replicas
         self.recovery = recovery
+        self.durable = durable
         self.output_mode = output_mode
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
@@ -119,7 +122,8 @@ class Stage:
     def in_mode(self, output_mode: str) -> Stage:
         """The same stage with another output mode."""
         return Stage(
-            self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery
+            self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
+            self.durable,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -163,7 +167,7 @@ class StageWith(Stage):
     def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(
             stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery,
+            stage.name, stage.recovery, stage.durable,
         )  # fmt: skip
         self._stage, self._args, self._kwargs = stage, args, kwargs
         self._arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
@@ -194,7 +198,9 @@ def stage(
     output_mode: str = "complete",
     name: str | None = None,
     recovery: str = ACTIVE,
+    durable: bool = True,
 ) -> Callable[[Any], Stage]: ...
+@checked("flux.stage")
 def stage(
     target: Any = None,
     /,
@@ -206,6 +212,7 @@ def stage(
     output_mode: str = "complete",
     name: str | None = None,
     recovery: str = ACTIVE,
+    durable: bool = True,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -221,18 +228,22 @@ def stage(
                  lost; a "standby" keeps a checkpoint, and repeats what came after it: slower then, cheaper until then;
                  "upstream" ones keep nothing but the order: the rows since the last replay point come once more from where they
                  came from. For functions, and operators that define ``needs_from``
+    durable      whether a query with a ``checkpointLocation`` keeps the stage there. It keeps all of its stages or none: with
+                 False it does not start, and says why
     """
     if recovery not in RECOVERIES:
         raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
     if recovery != ACTIVE and replicas == 1:
         raise UsageError(f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it")
+    if not isinstance(durable, bool):
+        raise UsageError(f"durable must be True or False; got {durable!r}")
     if output_mode not in OUTPUT_MODES:
         raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {output_mode!r}")
     columns = _key_columns(key)
 
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
-        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name, recovery)
+        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name, recovery, durable)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
         if partitions is not None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from flux.calls import checked
 from flux.dataflow.batches import BATCH_BYTES, logical_bytes, split
 from flux.dataflow.operator import Operator
 from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ROLL = "roll"
 
 
+@checked("to_parquet")
 def to_parquet(
     flow: Flow,
     path: str | os.PathLike[str],

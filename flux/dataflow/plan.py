@@ -38,6 +38,8 @@ class SourcePlan:
 
     seeks = False
     positions = False
+    #: Whether it is known that it has no last row.
+    endless = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class DataFrameSourcePlan(SourcePlan):
 class StreamSourcePlan(SourcePlan):
     """Micro-batches of Structured Streaming: each is read by the tasks of a Spark job of its own, and goes on with the same
     streams. Rows are numbered, so that a batch that is read again may be cut elsewhere."""
+
+    endless: bool = True
 
     positions = True
 
@@ -74,6 +78,10 @@ class WorkerSourcePlan(SourcePlan):
     @property
     def worker_partitions(self) -> int:
         return self.partitions
+
+    @property
+    def endless(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.read, "endless", False))
 
 
 @dataclass(frozen=True)

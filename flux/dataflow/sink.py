@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 import flux
+from flux.calls import checked
 from flux.dataflow.given import named, signature, takes
 from flux.errors import UsageError
 
@@ -195,6 +196,7 @@ def flow_of(given: Flow | FlowTo) -> Flow:
 class Outputs:
     """What a flow can end in."""
 
+    @checked("flow.to")
     def to(self, sink: Sink) -> FlowTo:
         """The flow with its output going into a sink: partition p of its last stage writes partition p. Start it with
         ``start()``, or several with ``flux.start``."""
@@ -216,6 +218,7 @@ class Outputs:
 
         return FlowWriter(self)  # type: ignore[arg-type]
 
+    @checked("foreach_batch")
     def foreach_batch(
         self,
         function: Callable[..., Any],
@@ -248,6 +251,7 @@ class Outputs:
         _check_takes(committed, 1, "the context")
         return self.to(CommittedFunctionSink(function, kinds, committed))
 
+    @checked("to_parquet")
     def to_parquet(
         self,
         path: str | os.PathLike[str],
@@ -261,6 +265,7 @@ class Outputs:
 
         return to_parquet(self, path, partitions=partitions, roll_bytes=roll_bytes, roll_every=roll_every)  # type: ignore[arg-type]
 
+    @checked("to_readers")
     def to_readers(self, *, max_bytes: int | str = "128m") -> FlowTo:
         """Keep the output in the workers until it is read: with ``query.rows()`` in the program of the query, or as a stream of
         Spark's with ``spark.readStream.format("flux")``. ``max_bytes``: of output that is not read yet, all partitions together;

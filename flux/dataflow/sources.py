@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from flux.calls import checked
 from flux.dataflow.given import check_columns, named, signature, takes
 from flux.errors import UsageError
 
@@ -89,6 +90,7 @@ class StreamSource(Source):
         self.how = how or StreamOptions()
 
 
+@checked("flux.source")
 def source(
     read: Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
     schema: Any,
@@ -120,8 +122,15 @@ def source(
     ``unread()``, this is called every few seconds in a thread of the program that started the query, and may take some: names
     of what has come meanwhile and is not read. ``lastProgress``, ``flux status`` and the log show them.
 
+    ``endless``, an attribute that is true, says that the source never ends: what would wait for its end is refused. If
+    ``keeps_partitions`` is true, a query that goes on from a checkpoint location has as many partitions as at its first start,
+    whatever ``partitions`` is by then, and ``prepare(kept)`` sees to it that these are the same.
+
     The iterator that ``read`` returns may have methods, too. All are called by the worker's thread and must not block:
       close()  nobody takes more from it
+      when_ready(ring)  once, before the first batch is taken: a function without arguments, which any thread may call and which
+               does not wait. Who takes it must call it whenever something has come after the iterator has yielded None, also an
+               error or the end; it is asked then, and only now and then otherwise
       lag()    two whole numbers: of the record that comes next, and of the one behind the last that there is. None: not known
                yet. ``lastProgress``, ``flux status`` and the metrics show the difference
       bad_records()  how many records this reader has met that it could not read and left out or put aside. ``lastProgress``,

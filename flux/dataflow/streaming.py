@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from flux.calls import checked
 from flux.dataflow.given import check_columns
 from flux.dataflow.sources import Source, StreamOptions, StreamSource
 from flux.errors import UsageError
@@ -15,6 +16,7 @@ TRIGGERS = ("processingTime", "availableNow")
 OUTPUT_MODES = ("append", "update", "complete")
 
 
+@checked("flux.stream")
 def stream(
     streaming: Any,
     *,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 FORMATS = {
     "parquet": ("path", "partitions", "roll_bytes", "roll_every"),
     "kafka": (
-        "topic", "key", "value", "format", "headers", "timestamp", "partition", "partitioner", "guarantee", "compression",
-        "partitions", "topic_partitions", "timeout",
+        "topic", "key", "value", "format", "schema", "schemas", "register_schemas", "headers", "timestamp", "partition",
+        "partitioner", "guarantee", "compression", "partitions", "topic_partitions", "timeout",
     ),
 }  # fmt: skip
 #: Options that are numbers where they are given as text, as Spark's often are.
@@ -148,9 +148,9 @@ class FlowWriter:
         if path is not None:
             self.option("path", path)
         given, settings, location = self._sorted_options()
-        flow = self._flow_in_mode()
-        ended = self._ended(flow, given)
-        self._set_trigger()
+        ended = self._ended(self._flow_in_mode(), given)
+        if self._trigger:
+            ended = FlowTo(self._triggered(ended.flow), ended.sink)
         return flux.start(ended, queryName=self._name, checkpointLocation=location, **settings)
 
     # ---- what start() makes of it
@@ -225,32 +225,36 @@ class FlowWriter:
                     )
             raise UsageError(f"writeStream.{what} has no option {key!r:.100}; it has {', '.join(there)}")
 
-    def _set_trigger(self) -> None:
-        if not self._trigger:
-            return
-        streams = [
-            source
-            for source in _sources(self._flow)
-            if isinstance(source, StreamSource) and source.dataframe is not None
-        ]
-        if not streams:
+    def _triggered(self, flow: Flow) -> Flow:
+        """The flow with the trigger at its streaming DataFrames; the one that was given stays as it is."""
+        copies: dict[int, Any] = {}  # by id: what feeds several stages feeds them as one
+
+        def copy(given: Flow | Source) -> Any:
+            if id(given) in copies:
+                return copies[id(given)]
+            if isinstance(given, Source):
+                copies[id(given)] = self._source(given)
+            else:
+                made = copies[id(given)] = type(given)(given.stage, [])  # before its inputs: a cycle is found later
+                made.inputs.extend(map(copy, given.inputs))
+            return copies[id(given)]
+
+        triggered: Flow = copy(flow)
+        if not any(isinstance(each, StreamSource) and each.dataframe is not None for each in copies.values()):
             raise UsageError(
                 "writeStream.trigger: rows of this flow come without batches, so there is nothing to trigger; leave it out. It "
                 "is for flux.stream(streaming_df)"
             )
-        for source in streams:
-            if source.how.trigger not in ((), self._trigger):
-                raise UsageError(
-                    f"writeStream.trigger: source {source.name} has another trigger already; give it in one place"
-                )
-            source.how = replace(source.how, trigger=self._trigger)
+        return triggered
 
-
-def _sources(flow: Flow) -> list[Source]:
-    found: list[Source] = []
-    for given in flow.inputs:
-        found += [given] if isinstance(given, Source) else _sources(given)
-    return found
+    def _source(self, given: Source) -> Source:
+        if not isinstance(given, StreamSource) or given.dataframe is None:
+            return given
+        if given.how.trigger not in ((), self._trigger):
+            raise UsageError(
+                f"writeStream.trigger: source {given.name} has another trigger already; give it in one place"
+            )
+        return StreamSource(given.name, given.declared, given.dataframe, replace(given.how, trigger=self._trigger))
 
 
 def _number(name: str, value: str) -> int:

@@ -29,13 +29,9 @@ _STATE = "state"
 
 def check_location(location: str | os.PathLike[str]) -> Path:
     """A directory that this user owns alone; it is made if it is not there. UsageError: why it cannot be used."""
-    text = os.fspath(location)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) and not text.startswith("file:///"):
-        raise UsageError(
-            f"checkpointLocation={text!r}: a path of a local or mounted file system is expected, not a URI of another one"
-        )
+    text = _local(location)
     try:
-        path = Path(text.removeprefix("file://")).expanduser().absolute()
+        path = Path(text).expanduser().absolute()
         _make(path)
         found = path.stat()
     except (OSError, RuntimeError, ValueError) as error:
@@ -53,6 +49,23 @@ def check_location(location: str | os.PathLike[str]) -> Path:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(f"checkpointLocation={text!r} cannot be written")
     return path
+
+
+def _local(location: str | os.PathLike[str]) -> str:
+    """The path that is meant. UsageError: it is none of a file system that can be mounted."""
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else location
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"checkpointLocation={location!r}: a path is expected, for example '/data/query-checkpoint'")
+    if text.startswith("file:///") or re.match("file:/[^/]", text):
+        return text.removeprefix("file:").replace("///", "/", 1)
+    if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
+        raise UsageError(
+            f"checkpointLocation={text!r}: a path of a local or mounted file system is expected, such as '/data/query' or "
+            f"'file:///data/query', not a URI of another one ({scheme[0]}). The order of all steps is appended to a file there "
+            "and flushed before output is shown, which object stores cannot do: give a directory of the driver's disk, or a "
+            "mounted one that outlives the driver's machine"
+        )
+    return text
 
 
 def _make(path: Path) -> None:

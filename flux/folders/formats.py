@@ -6,7 +6,9 @@ is open. A column of the schema that a file does not have is null, one that only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +28,10 @@ ROWS, BLOCK_BYTES = 131_072, 8 << 20
 
 @dataclass(frozen=True)
 class Format:
-    """``schema``: of the rows that come out."""
+    """``schema``: of the rows that come out; ``case_sensitive``: whether a column is found by its exact name only."""
 
     schema: pa.Schema
+    case_sensitive: bool = False
 
     def is_complete(self, files: fs.FileSystem, path: str) -> bool:
         """Whether it ends where its writer wanted it to, as far as a file can say."""
@@ -63,7 +66,7 @@ class Format:
     def _conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema):
             return batch
-        there = _by_name(batch.schema.names, self.schema.names)
+        there = self._found(batch.schema.names)
         columns = []
         for field in self.schema:
             name = there.get(field.name)
@@ -78,10 +81,16 @@ class Format:
             columns.append(column)
         return pa.record_batch(columns, schema=self.schema)
 
+    def _found(self, there: Sequence[str]) -> dict[str, str]:
+        """Names of the schema, and what they are in a file."""
+        return _by_name(there, self.schema.names, self.case_sensitive)
 
-def _by_name(there: list[str], wanted: list[str]) -> dict[str, str]:
+
+def _by_name(there: Sequence[str], wanted: list[str], case_sensitive: bool) -> dict[str, str]:
     """As Spark finds columns: by name, and but for case where there is no such name."""
     found = {name: name for name in wanted if name in there}
+    if case_sensitive:
+        return found
     lower: dict[str, list[str]] = {}
     for name in there:
         lower.setdefault(name.lower(), []).append(name)
@@ -115,7 +124,7 @@ class Parquet(Format):
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
         with self._open(files, path) as file:
-            names = _by_name(file.schema_arrow.names, self.schema.names)
+            names = self._found(file.schema_arrow.names)
             if not names and len(self.schema):
                 raise ValueError(f"it has none of the columns {', '.join(self.schema.names)}")
             group = _group(file.metadata, first)[0]
@@ -161,18 +170,33 @@ class Csv(Format):
             delimiter=self.sep, quote_char=self.quote or False, double_quote=True, escape_char=self.escape or False,
             newlines_in_values=self.multi_line,
         )  # fmt: skip
+        found = self._found(self._header(files, path)) if self.header else {}
+        names = [found.get(name, name) for name in self.schema.names]
         convert = arrow_csv.ConvertOptions(
-            column_types=self.schema, null_values=[self.null], strings_can_be_null=True, quoted_strings_can_be_null=False,
-            include_columns=self.schema.names, include_missing_columns=True, true_values=["true", "True", "TRUE"],
-            false_values=["false", "False", "FALSE"],
+            column_types=dict(zip(names, self.schema.types, strict=True)), null_values=[self.null], strings_can_be_null=True,
+            quoted_strings_can_be_null=False, include_columns=names, include_missing_columns=True,
+            true_values=["true", "True", "TRUE"], false_values=["false", "False", "FALSE"],
         )  # fmt: skip
         with files.open_input_stream(path) as stream:
-            yield from arrow_csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
+            for batch in arrow_csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
+                yield batch.rename_columns(self.schema.names)
+
+    def _header(self, files: fs.FileSystem, path: str) -> list[str]:
+        """Names of the columns of a file. pyarrow would tell them with the types that it takes its rows for."""
+        encoding = "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
+        how: dict[str, Any] = {"delimiter": self.sep, "escapechar": self.escape or None, "doublequote": True}
+        how |= {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
+        with files.open_input_stream(path) as stream, io.TextIOWrapper(stream, encoding=encoding, newline="") as text:
+            try:
+                return next((line for line in csv.reader(text, **how) if line), [])
+            except csv.Error as error:
+                raise ValueError(f"its header: {error}") from error
 
 
 @dataclass(frozen=True)
 class Json(Format):
-    """One object in each line. Fields that the schema does not name are left out, those that are missing are null."""
+    """One object in each line. Fields that the schema does not name are left out, those that are missing are null. Names are
+    exact, as Spark has them in JSON whatever the session says."""
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
         # pyarrow takes dates in JSON for numbers; people write them as text.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 import flux
+from flux.calls import checked, parameters, unknown
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.ledger import HasLedger, ledger_folder
 from flux.dataflow.plain import plain_schema
@@ -37,6 +39,8 @@ _CSV = {
     "charset": ("encoding", str),
     "multiline": ("multi_line", bool),
 }
+#: The same as people write them.
+_CSV_OPTIONS = ("header", "sep", "quote", "escape", "nullValue", "encoding", "multiLine")
 #: Options that Spark has for files, and why there is nothing to set here.
 _REFUSED = {
     "maxfilespertrigger": "there are no triggers: files are read one after the other as fast as the query takes them",
@@ -60,20 +64,30 @@ _PARTITIONS = 4
 class FilesReader(HasLedger):
     """``read(partition, start)`` of a source."""
 
+    endless = True
+    #: Whether columns are found by their exact names only; what the session says is set where the query starts.
+    case_sensitive = False
+
     def __init__(self, folder: Folder, partitions: int, ledgers: str, own: bool) -> None:
         super().__init__(ledgers, own)
         self.folder, self.partitions = folder, partitions
         self._watch: Watch | None = None  # shared by the partitions that are read in a process
+
+    def prepare(self, kept: Any) -> Any:
+        _check_there(self.folder.path)
+        return super().prepare(kept)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_watch": None}
 
     def __call__(self, partition: int, start: Any) -> FileRows:
         if self._watch is None:
-            self._watch = Watch(self.folder, self.ledger)
+            format = replace(self.folder.format, case_sensitive=self.case_sensitive)
+            self._watch = Watch(replace(self.folder, format=format), self.ledger)
         return FileRows(self._watch, partition, self.partitions, start)
 
 
+@checked("flux.files")
 def files(
     path: str | os.PathLike[str],
     format: str = "parquet",
@@ -129,6 +143,7 @@ def files(
     )
     wanted = _options(kind, options)
     ledgers = _ledger(where, ledger)
+    _check_there(where)
     columns = _schema(schema, folder)
     folder = _with(folder, kind(columns, **wanted))
     return source(FilesReader(folder, partitions, *ledgers), columns, partitions, name or "files", positions=True)
@@ -139,7 +154,23 @@ def _with(folder: Folder, format: Format) -> Folder:
         check_flat(format.schema)
     elif isinstance(format, Json):
         check_json(format.schema)
-    return Folder(**{**folder.__dict__, "format": format})
+    return replace(folder, format=format)
+
+
+def _check_there(where: str) -> None:
+    """As Spark does when a stream is made, and only where this program can tell: a wrong name would be waited for for ever."""
+    files, path = fs.FileSystem.from_uri(where)
+    if not isinstance(files, fs.LocalFileSystem):
+        return
+    if not os.path.exists(path):
+        raise UsageError(
+            f"flux.files: there is no folder {path!r} on the machine that starts the query. Check the name, or make the folder "
+            "first: files may come later. It must be there for all workers, and here"
+        )
+    if not os.path.isdir(path):
+        raise UsageError(
+            f"flux.files: {path!r} is a file. Name its folder, and the file with pathGlobFilter={os.path.basename(path)!r}"
+        )
 
 
 def _ledger(where: str, given: str | os.PathLike[str] | None) -> tuple[str, bool]:
@@ -200,7 +231,7 @@ def _options(kind: type[Format], given: dict[str, Any]) -> dict[str, Any]:
         if option.lower() in _REFUSED:
             raise UsageError(f"flux.files has no option {option}: {_REFUSED[option.lower()]}")
         if option.lower() not in _CSV:
-            raise UsageError(f"flux.files has no option {option}; see help(flux.files)")
+            raise unknown("flux.files", option, [*parameters(files), *_CSV_OPTIONS])
         if kind is not Csv:
             raise UsageError(f"flux.files: option {option} is for format='csv'")
         known, type_ = _CSV[option.lower()]

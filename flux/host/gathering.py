@@ -1,16 +1,17 @@
 """How long a worker leaves lying what comes in small batches, so that more of it comes together (design: gather).
 
 What a turn of the loop costs hardly depends on how few rows it is for. So a worker that is through with everything rests
-for as long as that took and some more, before it looks again: messages, steps, orders and acks of that time are fewer and
-larger then. Law: no rest is longer than ``REST_MAX_S``, and there is none where batches are large or something is left to do.
+for as long as that took and some more, but not for long, before it looks again: messages, steps, orders and acks of that
+time are fewer and larger then. Law: no rest is longer than ``REST_MAX_S``, and there is none where batches are large or
+something is left to do.
 """
 
 from __future__ import annotations
 
 #: Rest for each second of work: with little to do a worker is busy for a third of its time at most.
 SHARE = 2.0
-#: Seconds. A row passes a few workers, and rests once in each.
-REST_MAX_S = 0.004
+#: Seconds. A row rests several times in each worker that it passes: as data, as an order, as the answer to it.
+REST_MAX_S = 0.001
 #: Rows of a step, on average, above which nothing is gained.
 SMALL_ROWS = 1024
 

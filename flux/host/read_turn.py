@@ -9,7 +9,7 @@ from __future__ import annotations
 
 #: Work without end holds sources up for no longer: short against the delay that its queue means, long against a turn of
 #: the loop, so that a worker that keeps up still applies before it reads.
-STARVED_S = 0.05
+STARVED_S = 0.01
 #: Batches read at a time when there is nothing to apply: a partition then finds more rows waiting, and its keys come into
 #: the cache once for all.
 BATCHES = 4

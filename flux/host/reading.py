@@ -1,6 +1,7 @@
 """The partitions of sources that a worker reads: which one is next, and what becomes of its batches (design: read-turn, seek).
 
-Readers are iterators that do not block: a batch, or None for "nothing just now". Sources take turns, and are not read while
+Readers are iterators that do not block: a batch, or None for "nothing just now". Then they are asked again a little later, but
+those that ring when they have something are asked when they have rung. Sources take turns, and are not read while
 a log that they feed is full. A reader is opened when its first batch is wanted: only then is it known where to begin.
 
     on the table -> wanted (somebody waits for rows, and it is known where to begin) -> open -> ended, or read elsewhere
@@ -37,6 +38,8 @@ Reader = Iterator[pa.RecordBatch | Positioned | None]
 
 #: How soon sources that had nothing are asked again: at first, and twice as late each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
+#: How soon a reader that rings is asked although it has not rung: should it ever forget to.
+QUIET_S = 0.1
 #: How often readers are told what everybody has applied.
 DONE_EVERY_S = 1.0
 #: A record number that can travel.
@@ -49,10 +52,15 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 
 @dataclass
 class Open:
-    """A reader, and what is left of its last batch, which was too large for one, with the position behind each part."""
+    """A reader, and what is left of its last batch, which was too large for one, with the position behind each part.
+    ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``: when it is asked
+    although it has not."""
 
     reader: Reader
     unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
+    rings: bool = False
+    rung: bool = False
+    quiet_until: float = -inf
 
 
 class Reading:
@@ -63,6 +71,8 @@ class Reading:
         self.first_row_at: float | None = None
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
+        #: Wakes whoever waits until ``due``; may be called by any thread. None: nobody can be woken.
+        self.bell: Callable[[], None] | None = None
         self._plan = plan
         self._producer = producer
         self._open: dict[SourcePartition, Open] = {}
@@ -107,7 +117,14 @@ class Reading:
 
     def due(self, now: float) -> float:
         """When to read again; infinite while nothing may be read: what makes room is a message."""
-        return max(now, self._idle_until) if any(map(self.wants, self._rotation)) else inf
+        wanted = [self._asked_at(key) for key in self._rotation if self.wants(key)]
+        return max(now, min(wanted)) if wanted else inf
+
+    def _asked_at(self, key: SourcePartition) -> float:
+        source = self._open.get(key)
+        if source is None or not source.rings:
+            return self._idle_until
+        return -inf if source.rung else source.quiet_until
 
     def read(self, idle: bool, now: float, created: float, note: Note) -> bool:
         """One batch, if it is time for one: called until it says False. ``idle``: there is nothing to apply; ``created``: now,
@@ -127,26 +144,29 @@ class Reading:
 
     def _read_next(self, now: float, created: float, note: Note) -> bool:
         """From the next source whose log has room and that has something."""
-        if now < self._idle_until:
-            return False
+        polled = False
         for _ in range(len(self._rotation)):
             key = self._rotation[0]
             self._rotation.rotate(-1)
-            if self.wants(key):
+            if self._asked_at(key) <= now and self.wants(key):
                 note[WHAT], note[PARTITION], note[KIND] = *key, READS
-                read = self._read_one(key, created)
+                read = self._read_one(key, now, created)
                 note[KIND] = TURN
                 if read:
                     self._idle_s = 0.0
                     return True
+                polled |= not self._open[key].rings
+        if not polled:
+            return False
         self._idle_s = min(2 * self._idle_s or self.idle_s, self.idle_max_s)
         self._idle_until = now + self._idle_s
         return False
 
-    def _read_one(self, key: SourcePartition, created: float) -> bool:
+    def _read_one(self, key: SourcePartition, now: float, created: float) -> bool:
         """False: it has nothing just now."""
         source = self._opened(key)
         if not source.unread:
+            source.rung, source.quiet_until = False, -inf  # before it is asked: whatever comes from now on rings again
             try:
                 batch = next(source.reader)
             except StopIteration:
@@ -157,6 +177,7 @@ class Reading:
                 raise self._failed(key, error) from error
             if batch is None:
                 self.sources[key].pauses += 1
+                source.quiet_until = now + QUIET_S
                 return False
             position = b""
             if self._about(key).positions and isinstance(batch, Positioned):
@@ -188,10 +209,25 @@ class Reading:
         if found is None:
             position = self.sources[key].position
             try:
-                found = self._open[key] = Open(self.open_reader(self._about(key), key.partition, position))
+                found = Open(self.open_reader(self._about(key), key.partition, position))
+                self._open[key] = found
+                self._hand_bell(found)
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
         return found
+
+    def _hand_bell(self, source: Open) -> None:
+        when_ready = getattr(source.reader, "when_ready", None)
+        bell = self.bell
+        if when_ready is None or bell is None:
+            return
+
+        def ring() -> None:
+            source.rung = True
+            bell()
+
+        when_ready(ring)
+        source.rings = True
 
     def _cut(
         self, key: SourcePartition, batch: Any, position: bytes, unread: deque[tuple[pa.RecordBatch, bytes]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -167,7 +168,9 @@ def _replay_s(replica: Replica, on_disk: bool) -> float:
 
 
 def _percentiles_ms(seconds: deque[float]) -> list[float] | None:
-    """Median and 99th percentile of the last steps, None before the first."""
+    """Median and 99th percentile of the last steps, by nearest rank; None before the first."""
     if not seconds:
         return None
-    return [round(float(value) * 1e3, 3) for value in np.percentile(np.fromiter(seconds, float), [50, 99])]
+    ranks = [math.ceil(share * len(seconds)) - 1 for share in (0.5, 0.99)]
+    ordered = np.partition(np.fromiter(seconds, float, len(seconds)), ranks)
+    return [round(float(ordered[rank]) * 1e3, 3) for rank in ranks]

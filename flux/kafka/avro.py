@@ -27,7 +27,7 @@ from flux.kafka.registry import Registry
 from partitioning.columns import raw_bytes
 
 #: In front of a value: this byte, and the id of its schema in four.
-_MAGIC, _FRAME = 0, 5
+MAGIC, _FRAME = 0, 5
 #: Records, lists and maps inside each other.
 _DEPTH_MAX = 64
 #: Bytes of a fixed type, and types of a schema where each use of a name counts.
@@ -64,17 +64,17 @@ def library() -> Any:
 
 
 class Avro(Format):
-    """``schema``: a record in Avro's JSON, as text or as a dict: the reader's. ``schemas``: where the ids in front of values lead
-    to the writer's, see ``Registry``; None: values are by ``schema``, with nothing in front."""
+    """``schema``: a record in Avro's JSON, as text or as a dict: the reader's (``reader``: as the library takes it). ``schemas``:
+    where the ids in front of values lead to the writer's, see ``Registry``; None: values are by ``schema``, with no id."""
 
     def __init__(self, schema: Any, schemas: Any = None) -> None:
-        self._reader = parsed_schema(_as_json(schema))
+        self.reader = parsed_schema(as_json(schema))
         named: dict[str, Any] = {}
-        if not isinstance(self._reader, dict) or self._reader["type"] != "record":
+        if not isinstance(self.reader, dict) or self.reader["type"] != "record":
             raise UsageError("format='avro' reads records: schema must be one with a type \"record\" and fields")
         fields = [
             pa.field(field["name"], arrow_type(field["type"], field["name"], named, 1))
-            for field in self._reader["fields"]
+            for field in self.reader["fields"]
         ]
         if not fields:
             raise UsageError("schema names no column")
@@ -83,9 +83,10 @@ class Avro(Format):
         self._as_read = pa.struct(fields)
         self._as_given = in_micros(self._as_read)
         super().__init__(pa.schema(list(self._as_given)))
-        check_writer(self._reader)
-        self._flat = program(self._reader, self._reader)
+        check_writer(self.reader)
+        self._flat = program(self.reader, self.reader)
         self._registry = None if schemas is None else Registry(schemas)
+        self.waits = self._registry is not None
 
     def parse(self, values: pa.Array, find_all: bool) -> Parsed:
         parsed = None if self._flat is None else self._parsed_flat(values, find_all, self._flat)
@@ -93,7 +94,7 @@ class Avro(Format):
 
     def _parsed_flat(self, values: pa.Array, find_all: bool, by_reader: Program) -> Parsed | None:
         """All values of a writer together; None if the library has to do it."""
-        rows, ids = Rows(values, self._reader), np.zeros(len(values), np.int64)
+        rows, ids = Rows(values, self.reader), np.zeros(len(values), np.int64)
         column = raw_bytes(values)
         kernels.schema_ids((column.offsets, column.data, column.validity, column.first), ids)
         blank = ids == -1
@@ -102,7 +103,7 @@ class Avro(Format):
         else:
             for number in np.unique(ids[ids >= 0]).tolist():
                 writer = self._registry.writer(number)
-                how = None if isinstance(writer, str) else program(writer, self._reader)
+                how = None if isinstance(writer, str) else program(writer, self.reader)
                 if how is None and not isinstance(writer, str):
                     return None
                 if how is not None:
@@ -154,9 +155,9 @@ class Avro(Format):
 
     def _read(self, value: bytes) -> Any:
         """A dict, or what is wrong with it. Raises what is nobody's fault: a registry that does not answer."""
-        writer, at = self._reader, 0
+        writer, at = self.reader, 0
         if self._registry is not None:
-            if len(value) < _FRAME or value[0] != _MAGIC:
+            if len(value) < _FRAME or value[0] != MAGIC:
                 return "it does not begin with a zero byte and the id of a schema"
             at, number = _FRAME, int.from_bytes(value[1:_FRAME], "big")
             found = self._registry.writer(number)
@@ -166,7 +167,7 @@ class Avro(Format):
         stream = io.BytesIO(value)
         stream.seek(at)
         try:
-            read = library().schemaless_reader(stream, writer, None if writer is self._reader else self._reader)
+            read = library().schemaless_reader(stream, writer, None if writer is self.reader else self.reader)
         except EOFError:
             return "it ends before its schema does"
         except Exception as error:  # whatever it raises for bytes that make no sense
@@ -181,7 +182,7 @@ class Avro(Format):
         return "avro"
 
 
-def _as_json(schema: Any) -> Any:
+def as_json(schema: Any) -> Any:
     if isinstance(schema, str):
         try:
             return json.loads(schema)

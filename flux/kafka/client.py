@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -57,6 +57,50 @@ class Fetched(NamedTuple):
     records: pa.Buffer
     end: int
     transactions: Transactions
+
+
+#: A broker answers for each partition that it is asked for.
+LEFT_OUT = "the broker left the partition out of its answer"
+
+
+def fetch_message(wanted: Iterable[tuple[str, int, int]], wait: float, bytes_max: int, read_committed: bool) -> Any:
+    """A request for topics, partitions and the offsets to begin with."""
+    kind = library().Fetch
+    topics: dict[str, list[Any]] = {}
+    for topic, partition, offset in wanted:
+        topics.setdefault(topic, []).append(
+            kind.FetchTopic.FetchPartition(
+                partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
+                partition_max_bytes=bytes_max,
+            )
+        )  # fmt: skip
+    return kind(
+        replica_id=-1, max_wait_ms=int(1000 * wait), min_bytes=1, max_bytes=bytes_max, isolation_level=int(read_committed),
+        topics=[kind.FetchTopic(topic=topic, partitions=parts) for topic, parts in topics.items()],
+        session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+
+
+def fetched_parts(answer: Any) -> dict[tuple[str, int], Any]:
+    """What an answer says of each topic and partition; nothing of those that are in it twice."""
+    found: dict[tuple[str, int], Any] = {}
+    twice = set()
+    for response in answer.responses:
+        for part in response.partitions:
+            key = response.topic, part.partition_index
+            twice |= {key} & found.keys()
+            found[key] = part
+    return {key: part for key, part in found.items() if key not in twice} if twice else found
+
+
+def fetched(part: Any) -> Fetched:
+    aborted = [Aborted(each.producer_id, each.first_offset) for each in part.aborted_transactions or ()]
+    return Fetched(pa.py_buffer(part.records or b""), part.high_watermark, Transactions(aborted))
+
+
+def throttled(answer: Any) -> float:
+    """Seconds for which the broker holds back the next answer."""
+    return float(min(max(answer.throttle_time_ms, 0) / 1000, ATTEMPT_S))
 
 
 def addresses(bootstrap: str | Sequence[str]) -> list[Address]:
@@ -151,29 +195,26 @@ class Client:
         self, topic: str, partition: int, offset: int, wait: float, bytes_max: int, read_committed: bool = True
     ) -> Fetched:
         """One attempt. An empty answer comes after ``wait`` seconds. Besides what ``ask`` raises: OutOfRange."""
-        kind = library().Fetch
-        part = kind.FetchTopic.FetchPartition(
-            partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
-            partition_max_bytes=bytes_max,
-        )  # fmt: skip
-        message = kind(
-            replica_id=-1, max_wait_ms=int(1000 * wait), min_bytes=1, max_bytes=bytes_max, isolation_level=int(read_committed),
-            session_id=0, session_epoch=-1, topics=[kind.FetchTopic(topic=topic, partitions=[part])], forgotten_topics_data=[],
-            rack_id="",
-        )  # fmt: skip
+        message = fetch_message([(topic, partition, offset)], wait, bytes_max, read_committed)
         answer = self._ask(self._leader(topic, partition), message, wait + ATTEMPT_S)
         self._check(getattr(answer, "error_code", 0), topic)
-        self._ended.wait(
-            min(answer.throttle_time_ms / 1000, ATTEMPT_S)
-        )  # the broker holds back the next answer so long
-        got = [
-            each for response in answer.responses for each in response.partitions if each.partition_index == partition
-        ]
-        if len(got) != 1:
-            raise Passing("the broker left the partition out of its answer")
-        self._check(got[0].error_code, topic)
-        aborted = [Aborted(each.producer_id, each.first_offset) for each in got[0].aborted_transactions or ()]
-        return Fetched(pa.py_buffer(got[0].records or b""), got[0].high_watermark, Transactions(aborted))
+        self._ended.wait(throttled(answer))
+        got = fetched_parts(answer).get((topic, partition))
+        if got is None:
+            raise Passing(LEFT_OUT)
+        self._check(got.error_code, topic)
+        return fetched(got)
+
+    def leaders(self, topic: str) -> dict[int, Address]:
+        """Of the partitions that have one. One attempt; Passing for a topic that is not known."""
+        if self._learn([topic]):
+            raise Passing(f"topic {topic!r} is unknown")
+        found = self._leaders[topic]
+        return {number: self._brokers[leader] for number, leader in found.items() if leader in self._brokers}
+
+    def check(self, code: int, topic: str) -> None:
+        """Raises what an error code of a broker means."""
+        self._check(code, topic)
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int], timeout: float) -> None:
         """Tell the coordinator of a consumer group where reading goes on, for tools that show lag. The group must have no
@@ -337,13 +378,8 @@ class Client:
                 connection.close()
             try:
                 connection = self._connections[address] = Connection(address, self._security, min(timeout, CONNECT_S))
-            except ssl.SSLEOFError:
-                raise
-            except ssl.SSLError as error:  # it will not be another certificate the next time
-                raise NotPermitted(
-                    f"no TLS with broker {address[0]}:{address[1]}: {error}. Check security_protocol and port; ssl_cafile names "
-                    "the file with the certificate that signs that of the broker"
-                ) from error
+            except ssl.SSLError as error:
+                raise no_tls(address, error) from error
         return connection
 
     def _ask_any(self, known: list[Address], message: Any, timeout: float) -> Any:
@@ -357,6 +393,18 @@ class Client:
 
     def _shown(self) -> str:
         return ", ".join(f"{host}:{port}" for host, port in self._bootstrap)
+
+
+def no_tls(address: Address, error: ssl.SSLError) -> Exception:
+    """What it means for whoever connects."""
+    if isinstance(error, ssl.SSLEOFError):
+        return error
+    made = NotPermitted(  # it will not be another certificate the next time
+        f"no TLS with broker {address[0]}:{address[1]}: {error}. Check security_protocol and port; ssl_cafile names the "
+        "file with the certificate that signs that of the broker"
+    )
+    made.__cause__ = error
+    return made
 
 
 def _listed(topics: Any) -> str:

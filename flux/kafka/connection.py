@@ -3,12 +3,14 @@
 Law: every wait ends at a time that the caller gives. After an error the connection is closed and of no more use. What a
 broker answers has at most ``ANSWER_BYTES_MAX`` bytes.
 
-It blocks: it belongs to a thread that may wait. ``abort`` ends a wait from another thread.
+It blocks: it belongs to a thread that may wait. ``abort`` ends a wait from another thread. Only ``begin`` and ``arrived`` do
+not, for a thread that waits for several connections.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from typing import Any
@@ -28,8 +30,48 @@ _NEWEST = {
     "AddOffsetsToTxn": 3, "AddPartitionsToTxn": 3, "EndTxn": 3, "Fetch": 12, "InitProducerId": 4, "ListOffsets": 7,
     "OffsetCommit": 8, "OffsetFetch": 7, "Produce": 9, "TxnOffsetCommit": 3,
 }  # fmt: skip
+#: Most answers that bring a few rows have fewer.
+_SMALL_BYTES = 64 << 10
 #: Of the time a login lasts: then a new connection is made.
 _LOGIN_PART = 0.85
+
+
+class Incoming:
+    """An answer as it comes in, with its size in front. Small ones come into the same memory and are copied from there; large
+    ones get memory of their own that is not cleared first."""
+
+    def __init__(self) -> None:
+        self._small = np.empty(_SMALL_BYTES, np.uint8).data
+        self._into, self._at, self._size = self._small, 0, -1
+
+    @property
+    def whole(self) -> bool:
+        return self._at == self._size
+
+    def room(self) -> memoryview:
+        """Where what comes next goes."""
+        return self._into[self._at :] if self._size < 0 else self._into[self._at : self._size]
+
+    def took(self, many: int) -> int | None:
+        """So many bytes have come. The size in front, when it is there; ``expect`` says that it can be."""
+        self._at += many
+        if self._size >= 0 or self._at < 4:
+            return None
+        return int(struct.unpack_from(">i", self._small)[0])
+
+    def expect(self, size: int) -> None:
+        self._size = 4 + size
+        if self._at > self._size:
+            raise BrokerBroken(f"a broker sent {self._at} bytes where it had said {self._size}")
+        if self._size > len(self._small):
+            self._into = np.empty(self._size, np.uint8).data
+            self._into[: self._at] = self._small[: self._at]
+
+    def taken(self) -> memoryview:
+        """Its bytes behind the size."""
+        into, size = self._into, self._size
+        self._into, self._at, self._size = self._small, 0, -1
+        return memoryview(bytes(into[4:size])) if into is self._small else into[4:size]
 
 
 class Connection:
@@ -42,6 +84,8 @@ class Connection:
         self._number = 0
         self._versions: Any = None
         self._login_ends = float("inf")
+        self._asked: Any = None
+        self._incoming = Incoming()
         end = time.monotonic() + timeout
         self._socket: socket.socket = socket.create_connection(address, timeout)
         try:
@@ -74,6 +118,48 @@ class Connection:
         """The answer to what was sent last. Errors as of ``ask``."""
         return self._receive_answer(message, time.monotonic() + timeout)
 
+    def begin(self, message: Any, timeout: float) -> None:
+        """A request whose answer ``arrived`` gets, whoever waits for it. Errors as of ``ask``: few requests are so large that
+        they take time."""
+        self._asked = message
+        data = to_bytes(message, self._version(message), self._next_number(), CLIENT)
+        try:
+            if self._socket.gettimeout() != 0.0:
+                self._socket.settimeout(0.0)
+            try:
+                sent = self._socket.send(data)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                sent = 0
+            if sent < len(data):
+                self._socket.settimeout(timeout)
+                self._socket.sendall(data[sent:])
+                self._socket.settimeout(0.0)
+        except BaseException:
+            self.close()
+            raise
+
+    def arrived(self) -> Any:
+        """The answer to what was begun last, or None if not all of it is here yet. Does not wait. Errors as of ``ask``."""
+        try:
+            while not self._incoming.whole:
+                try:
+                    got = self._socket.recv_into(self._incoming.room())
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return None
+                if not got:
+                    raise ConnectionResetError(f"{self} closed the connection")
+                size = self._incoming.took(got)
+                if size is not None:
+                    self._check_size(size)
+                    self._incoming.expect(size)
+            return self._answer(self._asked, self._incoming.taken())
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def knows(self, message: Any, version: int = 0) -> bool:
         """Whether the broker takes such requests, of this version or a later one."""
         known = self._versions.api_versions.get(message.API_KEY)
@@ -101,11 +187,15 @@ class Connection:
         self._send(message, version, timeout)
         return self._receive_answer(message, end)
 
-    def _send(self, message: Any, version: int, timeout: float) -> None:
+    def _next_number(self) -> int:
         self._number = (self._number + 1) & 0x7FFFFFFF
+        return self._number
+
+    def _send(self, message: Any, version: int, timeout: float) -> None:
+        number = self._next_number()
         try:
             self._socket.settimeout(timeout)
-            self._socket.sendall(to_bytes(message, version, self._number, CLIENT))
+            self._socket.sendall(to_bytes(message, version, number, CLIENT))
         except BaseException:
             self.close()
             raise
@@ -114,17 +204,23 @@ class Connection:
         try:
             self._socket.settimeout(_left(end))
             (size,) = struct.unpack(">i", self._receive(4, end))
-            if not 4 <= size <= ANSWER_BYTES_MAX:
-                raise BrokerBroken(
-                    f"{self} sent an answer of {size} bytes; expected 4 to {ANSWER_BYTES_MAX}. Is this the port of a Kafka "
-                    "broker, and is security_protocol what it wants?"
-                )
-            number, answer = from_bytes(message, self._receive(size, end))
-            if number != self._number:
-                raise BrokerBroken(f"{self} answered request {number} when asked {self._number}")
+            self._check_size(size)
+            return self._answer(message, self._receive(size, end))
         except BaseException:
             self.close()
             raise
+
+    def _check_size(self, size: int) -> None:
+        if not 4 <= size <= ANSWER_BYTES_MAX:
+            raise BrokerBroken(
+                f"{self} sent an answer of {size} bytes; expected 4 to {ANSWER_BYTES_MAX}. Is this the port of a Kafka "
+                "broker, and is security_protocol what it wants?"
+            )
+
+    def _answer(self, message: Any, body: memoryview) -> Any:
+        number, answer = from_bytes(message, body)
+        if number != self._number:
+            raise BrokerBroken(f"{self} answered request {number} when asked {self._number}")
         return answer
 
     def _receive(self, size: int, end: float) -> memoryview:

@@ -46,6 +46,11 @@ class BadRecord(KafkaError):
         self.topic, self.partition, self.offset = topic, partition, offset
 
 
+class UnfitValue(KafkaError):
+    """A value cannot be written in the format that was asked for; the message names its row and column. Nothing of its batch
+    was written."""
+
+
 def _rebuilt(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
     # These cross process boundaries; the default would call __init__ with the finished message.
     error = cls.__new__(cls, *args)

@@ -9,8 +9,9 @@ two bad records could make a good row together.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,11 @@ import pyarrow.json as arrow_json
 from flux.dataflow.ddl import parse_ddl
 from flux.errors import UsageError
 from flux.kafka import kernels
+from flux.kafka.csv_flat import Fields
 from partitioning.columns import raw_bytes
+
+#: Of a parser: in one piece or in several.
+Rows: TypeAlias = "pa.Table | pa.RecordBatch"
 
 FORMATS = ("raw", "json", "csv")
 READ_FORMATS = (*FORMATS, "avro")
@@ -44,11 +49,15 @@ class Parsed(NamedTuple):
 class Format:
     """``schema``: of the columns that come out."""
 
+    #: Whether ``parse`` may wait for somebody.
+    waits = False
     #: Stands for a value that is null or empty.
     _instead = b""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
+        self._nullable = pa.schema([field.with_nullable(True) for field in schema])
+        self._never_null = [i for i, field in enumerate(schema) if not field.nullable]
 
     def parse(self, values: pa.Array, find_all: bool) -> Parsed:
         """``values``: a binary column. find_all: look for every bad value; otherwise the first is enough."""
@@ -59,7 +68,7 @@ class Format:
         rows = np.flatnonzero(shapes != kernels.BROKEN)
         blank = shapes == kernels.BLANK
 
-        def parsed(some: np.ndarray) -> pa.Table:
+        def parsed(some: np.ndarray) -> Rows:
             return self._checked(values, some, blank)
 
         tables = halved(parsed, rows, bad, find_all) if len(rows) else []
@@ -77,23 +86,23 @@ class Format:
     def _shapes(self, values: Any, shapes: np.ndarray) -> None:
         raise NotImplementedError
 
-    def _table(self, text: pa.Buffer) -> pa.Table:
-        """One row for each line. Raises what pyarrow does."""
+    def _table(self, text: pa.Buffer, rows: int) -> Rows:
+        """One row for each line; ``rows``: how many there should be. Raises what pyarrow does."""
         raise NotImplementedError
 
-    def _checked(self, values: pa.Array, some: np.ndarray, blank: np.ndarray) -> pa.Table:
+    def _checked(self, values: pa.Array, some: np.ndarray, blank: np.ndarray) -> Rows:
         instead = np.frombuffer(self._instead, np.uint8)
         # Views and slices share their bytes: the ends say how many there are.
         size = values.nbytes + (len(instead) + 1) * len(some)
         out = np.empty(size, np.uint8)
         text = pa.py_buffer(out[: kernels.join(_view(values), some, instead, blank, out)])
         _check_text(text)
-        table = self._table(text)
+        table = self._table(text, len(some))
         if table.num_rows != len(some):
             raise pa.ArrowInvalid("it is not exactly one row")
-        for field, column in zip(self.schema, table.columns, strict=True):
-            if not field.nullable and column.null_count:
-                raise pa.ArrowInvalid(f"column {field.name} is null, and its schema says NOT NULL")
+        for i in self._never_null:
+            if table.column(i).null_count:
+                raise pa.ArrowInvalid(f"column {self.schema.names[i]} is null, and its schema says NOT NULL")
         return table
 
 
@@ -118,13 +127,15 @@ class Json(Format):
     def _shapes(self, values: Any, shapes: np.ndarray) -> None:
         kernels.objects(values, shapes)
 
-    def _table(self, text: pa.Buffer) -> pa.Table:
-        table = arrow_json.read_json(
+    def _table(self, text: pa.Buffer, rows: int) -> Rows:
+        # The reader that streams: the other one starts a thread each time, which takes longer than a few rows do.
+        reader = arrow_json.open_json(
             pa.BufferReader(text),
             read_options=arrow_json.ReadOptions(use_threads=False, block_size=text.size + 1),
             parse_options=arrow_json.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior="ignore"),
         )
-        return table.cast(pa.schema([field.with_nullable(True) for field in self.schema]))
+        table = reader.read_all()
+        return table if table.schema == self._nullable else table.cast(self._nullable)
 
     def __repr__(self) -> str:
         return "json"
@@ -144,11 +155,18 @@ class Csv(Format):
                 raise UsageError(f"format='csv' cannot read column {field.name!r} of type {field.type}")
         self._delimiter = delimiter
         self._instead = delimiter.encode() * (len(schema) - 1)
+        self._flat = Fields(schema, delimiter) if Fields.know(schema) else None
 
     def _shapes(self, values: Any, shapes: np.ndarray) -> None:
         kernels.lines(values, ord(self._delimiter), shapes)
 
-    def _table(self, text: pa.Buffer) -> pa.Table:
+    def _table(self, text: pa.Buffer, rows: int) -> Rows:
+        flat = None if self._flat is None else self._flat.read(text, rows)
+        return self._read(text) if flat is None else flat
+
+    def _read(self, text: pa.Buffer) -> pa.Table:
+        if text.slice(0, min(text.size, len(BOM_UTF8))).to_pybytes() == BOM_UTF8:
+            text = pa.py_buffer(BOM_UTF8 + text.to_pybytes())  # pyarrow drops one, and only of the first value
         fields = {field.name: field.type for field in self.schema}
         return arrow_csv.read_csv(
             pa.BufferReader(text),
@@ -209,9 +227,7 @@ def _unfit(type_: pa.DataType) -> str:
     return ""
 
 
-def halved(
-    parsed: Callable[[np.ndarray], pa.Table], rows: np.ndarray, bad: list[Bad], find_all: bool
-) -> list[pa.Table]:
+def halved(parsed: Callable[[np.ndarray], Rows], rows: np.ndarray, bad: list[Bad], find_all: bool) -> list[Rows]:
     """The tables of rows that can be parsed. A part that cannot is halved until the row is found that is to blame."""
     try:
         return [parsed(rows)]
@@ -227,16 +243,24 @@ def halved(
     return tables + halved(parsed, rows[half:], bad, find_all)
 
 
-def one_batch(tables: list[pa.Table], schema: pa.Schema) -> pa.RecordBatch:
+def one_batch(tables: list[Rows], schema: pa.Schema) -> pa.RecordBatch:
     if not tables:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-    table = pa.concat_tables(tables).combine_chunks()
+    if len(tables) == 1 and isinstance(tables[0], pa.RecordBatch):
+        return pa.RecordBatch.from_arrays(tables[0].columns, schema=schema)
+    table = pa.concat_tables(map(_table_of, tables)).combine_chunks()
     columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _table_of(rows: Rows) -> pa.Table:
+    return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+
+
 def _check_text(text: pa.Buffer) -> None:
     """pyarrow's parser of JSON takes any bytes for text, and what comes behind would stumble over them."""
+    if kernels.ascii_alone(text.address, text.size):
+        return
     ends = np.array([0, text.size], np.int64)
     whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), text])
     try:

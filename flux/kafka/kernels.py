@@ -639,7 +639,7 @@ def number(partitions: Array, turn: int, counts: Array, sequences: Array) -> int
 
 # What ``objects`` says of a value.
 BLANK, OBJECT, BROKEN = 0, 1, 2
-_QUOTE, _BACKSLASH, _NEWLINE, _RETURN = 34, 92, 10, 13
+_QUOTE, _BACKSLASH, _NEWLINE, _RETURN, _MINUS, _ZERO = 34, 92, 10, 13, 45, 48
 #: Parsers call themselves for each bracket inside another.
 DEPTH_MAX = 256
 
@@ -740,6 +740,102 @@ def join(values: Any, rows: Array, instead: Array, blank: Array, out: Array) -> 
     return to
 
 
+@kernel
+def ascii_alone(text: int, size: int) -> bool:
+    """Whether no byte is above 127."""
+    found = np.int64(0)
+    at = np.int64(0)
+    while at + 8 <= size:
+        found |= _i64(text + at)
+        at += 8
+    high = (found & np.int64(-0x7F7F7F7F7F7F7F80)) != 0
+    while at < size:
+        high |= _u8(text + at) > 127
+        at += 1
+    return not high
+
+
+@kernel
+def csv_fields(
+    text: int, size: int, delimiter: int, begins: Array, ends: Array, valid: Array, nulls: Array, out: Array
+) -> bool:
+    """Fields of rows that each have a newline behind them, column after column in ``out``, without their quotes; ``ends`` of
+    each in there, from where its column begins. Empty ones without quotes are not valid, and ``nulls`` counts them. ``begins`` is
+    for this loop alone. False: the text has other numbers of rows or columns, or something behind a quote."""
+    columns, rows = valid.shape
+    here = np.int64(0)
+    for row in range(rows):
+        for column in range(columns):
+            begin, length, quoted = here, np.int64(0), False
+            if here < size and _u8(text + here) == _QUOTE:
+                here += 1
+                begin, quoted = here, True
+                while True:
+                    if here >= size:
+                        return False
+                    if _u8(text + here) == _QUOTE:
+                        here += 1
+                        if here >= size or _u8(text + here) != _QUOTE:
+                            break
+                    here += 1
+                    length += 1
+            else:
+                while here < size:
+                    byte = _u8(text + here)
+                    if byte in (delimiter, _NEWLINE):
+                        break
+                    if byte == _RETURN:
+                        return False
+                    here += 1
+                length = here - begin
+            if here >= size or _u8(text + here) != (delimiter if column + 1 < columns else _NEWLINE):
+                return False
+            here += 1
+            begins[column, row], ends[column, row + 1] = begin, length
+            valid[column, row] = quoted or length > 0
+            nulls[column] += not valid[column, row]
+    if here != size:
+        return False
+    room = out.ctypes.data
+    to = np.int64(0)
+    for column in range(columns):
+        ends[column, 0] = to
+        for row in range(rows):
+            at, length = text + begins[column, row], np.int64(ends[column, row + 1])
+            if begins[column, row] > 0 and _u8(at - 1) == _QUOTE:
+                for j in range(length):
+                    byte = _u8(at)
+                    out[to + j] = byte
+                    at += 2 if byte == _QUOTE else 1
+            else:
+                _copy(room + to, at, length)
+            to += length
+            ends[column, row + 1] = to
+    return True
+
+
+@kernel
+def integers(data: Array, ends: Array, valid: Array, digits: int, out: Array) -> bool:
+    """Numbers of at most so many digits, perhaps with a minus in front. False: one is none."""
+    for i in range(len(out)):
+        at, end, value = ends[i], ends[i + 1], np.int64(0)
+        if not valid[i]:
+            out[i] = 0
+            continue
+        minus = at < end and data[at] == _MINUS
+        at += minus
+        if at == end or end - at > digits:
+            return False
+        while at < end:
+            digit = np.int64(data[at]) - _ZERO
+            if digit < 0 or digit > 9:
+                return False
+            value = 10 * value + digit
+            at += 1
+        out[i] = -value if minus else value
+    return True
+
+
 # ---- records of Avro that have no types inside each other ----------------------------------------
 
 #: What a field is.
@@ -820,6 +916,88 @@ def avro_records(
                 lengths[column, i] = length
                 valid[column, i] = True
         good[i] = fits and here == end
+
+
+# ---- and back ------------------------------------------------------------------------------------
+
+#: What a field can be besides: Avro already, lists and maps of that, decimals as bytes and as fixed.
+AVRO_MADE, AVRO_LIST, AVRO_DECIMAL, AVRO_FIXED_DECIMAL = range(9, 13)
+#: Columns of the table of fields that ``avro_values`` takes: what it is; the branches of null and of values in a union, the
+#: latter -1 for no union; bytes of a fixed decimal; addresses of an Arrow column, its first row, how many items each row has.
+OUT_KIND, OUT_NULL, OUT_BRANCH, OUT_SIZE, OUT_DATA, OUT_OFFSETS, OUT_VALIDITY, OUT_FIRST, OUT_COUNTS = range(9)
+OUT_FIELDS = 9
+_DECIMAL_BYTES = 16
+
+
+@kernel
+def avro_values(validity: int, first: int, frame: Array, fields: Array, ends: Array, out: Array) -> None:
+    """Rows as records of Avro, one after the other, each behind the bytes of ``frame``; nothing for rows that are null. ``ends``
+    is filled, behind its first. ``out`` must have room for the largest that these fields can be. Nulls are in unions."""
+    base = out.ctypes.data
+    here = base
+    for i in range(len(ends) - 1):
+        if _valid(validity, first + i):
+            for j in range(len(frame)):
+                _put8(here + j, frame[j])
+            here += len(frame)
+            for field in range(len(fields)):
+                here = _put_field(here, fields, field, i)
+        ends[i + 1] = here - base
+
+
+@kernel
+def _put_field(here: Any, fields: Array, field: int, i: int) -> int:
+    kind, data, row = fields[field, OUT_KIND], fields[field, OUT_DATA], fields[field, OUT_FIRST] + i
+    there = kind != AVRO_NULL and _valid(fields[field, OUT_VALIDITY], row)
+    if fields[field, OUT_BRANCH] >= 0:
+        here = _put_varint(here, fields[field, OUT_BRANCH] if there else fields[field, OUT_NULL])
+    if not there:
+        return here
+    if kind == AVRO_INT:
+        return _put_varint(here, np.int64(_i32(data + 4 * row)))
+    if kind == AVRO_LONG:
+        return _put_varint(here, _i64(data + 8 * row))
+    if kind == AVRO_BOOLEAN:
+        _put8(here, np.uint8((_u8(data + (row >> 3)) >> (row & 7)) & 1))
+        return here + 1
+    if kind == AVRO_FLOAT:
+        _copy(here, data + 4 * row, np.int64(4))
+        return here + 4
+    if kind == AVRO_DOUBLE:
+        _copy(here, data + 8 * row, np.int64(8))
+        return here + 8
+    if kind in (AVRO_DECIMAL, AVRO_FIXED_DECIMAL):
+        return _put_decimal(here, data + _DECIMAL_BYTES * row, fields[field, OUT_SIZE])
+    offsets = fields[field, OUT_OFFSETS]
+    begin = np.int64(_i32(offsets + 4 * row))
+    size = np.int64(_i32(offsets + 4 * row + 4)) - begin
+    if kind == AVRO_BYTES:
+        here = _put_varint(here, size)
+    elif kind == AVRO_LIST:
+        count = np.int64(_i32(fields[field, OUT_COUNTS] + 4 * i))
+        if count > 0:
+            here = _put_varint(here, count)
+    _copy(here, data + begin, size)
+    here += size
+    if kind == AVRO_LIST:
+        _put8(here, np.uint8(0))
+        here += 1
+    return here
+
+
+@kernel
+def _put_decimal(here: int, at: int, size: Any) -> int:
+    """The highest byte first; ``size`` 0: as few as it takes, behind their number."""
+    sign = np.uint8(255) if _u8(at + _DECIMAL_BYTES - 1) >= 128 else np.uint8(0)
+    if size == 0:
+        size = np.int64(_DECIMAL_BYTES)
+        while size > 1 and _u8(at + size - 1) == sign and (_u8(at + size - 2) >= 128) == (sign > 0):
+            size -= 1
+        here = _put_varint(here, size)
+    for k in range(size):
+        place = size - 1 - k
+        _put8(here + k, _u8(at + place) if place < _DECIMAL_BYTES else sign)
+    return here + size
 
 
 @kernel

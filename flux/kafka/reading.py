@@ -1,7 +1,7 @@
-"""One partition of a topic, read in a thread of its own, ahead of the worker that takes its batches.
+"""One partition of a topic, for the worker that takes its batches: what ``fetcher`` has brought, ahead of the worker.
 
-Law: no method blocks. What is fetched and not taken has at most about ``AHEAD_BYTES``, and one answer of a
-broker. The thread ends soon after ``close``, whatever it waits for.
+Law: no method that the worker calls blocks. What has been decoded and not taken has at most about ``AHEAD_BYTES``; beside it
+there is at most one answer of a broker, which waits for room.
 
 Positions are offsets: a position says which record comes next, so a reader may go on between any two of them.
 """
@@ -12,20 +12,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from flux.dataflow.batches import split
 from flux.dataflow.sources import Positioned
-from flux.kafka.client import EARLIEST, LATEST, Address, Client, OutOfRange, Passing
+from flux.kafka.client import EARLIEST, LATEST, Address, Client, Fetched
 from flux.kafka.committing import Committer
 from flux.kafka.dead_letters import WANTED, DeadLetters
-from flux.kafka.errors import BadRecord, CorruptRecords, DataLost
+from flux.kafka.errors import BadRecord, DataLost
+from flux.kafka.fetcher import Fetcher
 from flux.kafka.formats import Bad, Format
+from flux.kafka.owner import NothingWhole, Paused, TakesTime
 from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
 from flux.kafka.security import Security
+from flux.kafka.transactions import Transactions
 
 log = logging.getLogger("flux.kafka")
 
@@ -34,15 +38,15 @@ log = logging.getLogger("flux.kafka")
 ROWS_MAX, BYTES_MAX = 65536, 4 << 20
 #: So much is fetched and decoded before the worker wants it: some hundredths of a second of work.
 AHEAD_BYTES = 16 << 20
-#: How long a broker holds back an empty answer. ``close`` does not wait for it.
-WAIT_S = 0.5
-#: What a fetch costs hardly depends on how few records it brings. Who has all that the log has asks again this long after he
-#: asked last, at the soonest, so that more records come together. Where records come one by one, he has waited longer already.
-GATHER_S = 0.003
+#: Answers for a partition that have at most so many bytes are decoded where they come in.
+SMALL_BYTES = 64 << 10
+#: Those that are compressed may be a thousand times as large, so only few bytes of them. The codec stands in the attributes of a
+#: record batch, of which the first speaks for all.
+SMALL_COMPRESSED_BYTES = 1 << 10
+_CODEC_AT, _CODEC_BITS = 22, 7
 #: Small batches that wait are given out together, up to so many rows: each costs its way through the worker.
 JOINED_ROWS = 4096
-#: Pauses after something that may pass.
-_PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
+NOTHING = Fetched(pa.py_buffer(b""), 0, Transactions())
 #: Bytes of a bad record that a message shows.
 _SHOWN = 60
 
@@ -64,20 +68,35 @@ class Reading:
     fetch_bytes: int = 8 << 20
     retry_s: float = 300.0
 
+    def fetcher(self) -> Fetcher:
+        return Fetcher(self.bootstrap, self.security, self.fetch_bytes, self.read_committed, self.retry_s)
+
     @property
     def goes_on(self) -> bool:
         """Behind records that do not fit."""
         return self.drop_bad or self.dead_letters is not None
 
 
+class _Given(NamedTuple):
+    rows: Positioned
+    size: int
+
+
 class PartitionReader:
-    """``start``: the first offset that is wanted. ``committer``: of the group that is told what has been applied."""
+    """``start``: the first offset that is wanted. ``committer``: of the group that is told what has been applied. ``fetcher``: of
+    all partitions of the source that are read in this process; without, it has its own."""
 
     def __init__(
-        self, how: Reading, topic: str, partition: int, start: int, committer: Committer | None = None
+        self,
+        how: Reading,
+        topic: str,
+        partition: int,
+        start: int,
+        committer: Committer | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
-        self._how, self._topic, self._partition, self._next = how, topic, partition, start
-        self._client = Client(how.bootstrap, how.security)
+        self._how, self.topic, self.partition, self.next_offset = how, topic, partition, start
+        self._client = Client(how.bootstrap, how.security)  # for what a fetch cannot say
         kept = [name for name in how.schema.names if name in COLUMNS]
         columns = {*kept, "offset"} | ({"value"} if how.format is not None else set())
         self._dead_letters: DeadLetters | None = None
@@ -93,43 +112,60 @@ class PartitionReader:
         self._taken = start  # behind what was taken
         self._done: int | None = None  # all before was applied
         self._end: int | None = None  # of the log, by the last answer
-        self._ready: deque[Positioned] = deque()
+        self._ready: deque[_Given] = deque()
         self._bytes = 0
-        self._changed = threading.Condition()
+        # What has come and is not ready: its bytes, those that are through, and the batch that waits for room.
+        self._answer, self._used, self._begun = NOTHING, 0, start
+        self._coming: Iterator[_Given] = iter(())
+        self._given: _Given | None = None
+        self._beside = False
+        self.full = False
+        self._ring: Callable[[], None] | None = None
+        self._asked_in_vain = False
+        self._lock = threading.Lock()
         self._closed = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"flux-kafka-{topic}-{partition}", daemon=True)
-        self._thread.start()
         self._committer = committer
         if committer is not None:
             committer.add((topic, partition), self.applied)
+        self._fetcher = how.fetcher() if fetcher is None else fetcher
+        self._fetcher.add(self)
+
+    # ---- for the worker
 
     def take(self) -> Positioned | None:
         """The next batch; None if there is none yet. Raises what ended the reading, once everything before is taken."""
-        with self._changed:
-            if self._ready:
-                taken = self._joined()
-                self._taken = taken.position
-                self._changed.notify()
-                return taken
-            if self._error is not None:
+        if not self._ready:
+            self._asked_in_vain = True  # before it looks again: what comes from now on rings
+            # Whatever ends the reading comes behind the last batch.
+            if self._error is not None and not self._ready:
                 raise self._error
-        return None
+            if not self._ready:
+                return None
+        with self._lock:
+            taken = self._joined()
+            self._taken = taken.position
+            goes_on = self.full and self._has_room()
+            if goes_on:
+                self.full = False
+        if goes_on:
+            self._fetcher.has_room(self)
+        return taken
 
     def _joined(self) -> Positioned:
         """What waits first, and small batches behind it."""
-        parts = [self._ready.popleft()]
-        rows, size = parts[0].batch.num_rows, parts[0].batch.nbytes
+        first, size = self._ready.popleft()
         self._bytes -= size
+        rows, parts = first.batch.num_rows, [first]
         while self._ready:
-            following = self._ready[0].batch
-            rows, size = rows + following.num_rows, size + following.nbytes
+            following, more = self._ready[0]
+            rows, size = rows + following.batch.num_rows, size + more
             if rows > JOINED_ROWS or size > BYTES_MAX:
                 break
-            self._bytes -= following.nbytes
-            parts.append(self._ready.popleft())
+            self._bytes -= more
+            parts.append(self._ready.popleft()[0])
         if len(parts) == 1:
-            return parts[0]
+            return first
         return Positioned(pa.concat_batches([part.batch for part in parts]), parts[-1].position)
 
     def __iter__(self) -> Iterator[Positioned | None]:
@@ -137,10 +173,19 @@ class PartitionReader:
 
     __next__ = take
 
+    def when_ready(self, ring: Callable[[], None]) -> None:
+        """``ring`` is called when something has come after ``take`` had nothing."""
+        self._ring = ring
+
+    def _tell_ready(self) -> None:
+        if self._asked_in_vain and self._ring is not None:
+            self._asked_in_vain = False
+            self._ring()
+
     def lag(self) -> tuple[int, int] | None:
         """The offset that is taken next, and the end of the log as the last answer of a broker says it; None before the first.
         What stands in the log behind the last row, as the ends of transactions do, is not waited for."""
-        with self._changed:
+        with self._lock:
             return None if self._end is None else (self._position(), self._end)
 
     def bad_records(self) -> int:
@@ -149,88 +194,111 @@ class PartitionReader:
 
     def done(self, position: int) -> None:
         """Every consumer has applied what comes before this offset."""
-        with self._changed:
+        with self._lock:
             self._done = position
 
     def applied(self) -> int | None:
         """The offset behind all that was applied, for any thread; None: not known yet. Once all is applied that was taken, it
         is also behind what stands in the log without being a row."""
-        with self._changed:
+        with self._lock:
             if self._done is None or self._done < self._taken:
                 return self._done
             return self._position()
 
     def _position(self) -> int:
         """Where who has all that was taken goes on."""
-        return self._taken if self._ready else max(self._taken, self._next)
+        return self._taken if self._ready else max(self._taken, self.next_offset)
 
     def close(self) -> None:
-        """Does not wait for the thread, which may be connecting: the worker has other things to do."""
+        """Does not wait for what is under way, which may be connecting: the worker has other things to do."""
+        if self._closed:
+            return
         if self._committer is not None:
-            self._committer.remove((self._topic, self._partition))
-        with self._changed:
+            self._committer.remove((self.topic, self.partition))
+        with self._lock:
             self._closed = True
             self._ready.clear()
-            self._changed.notify()
         self._client.abort()
         if self._dead_letters is not None:
             self._dead_letters.abort()
+        self._fetcher.remove(self)
 
-    def _run(self) -> None:
-        try:
-            self._read()
-        except BaseException as error:  # for whoever takes
-            if not self._closed:
-                with self._changed:
-                    self._error = error
-        finally:
-            self._client.close()
-            if self._dead_letters is not None:
-                self._dead_letters.close()
+    # ---- for the fetcher
 
-    def _read(self) -> None:
-        """Until it is closed. What passes is tried again, until nothing has come for ``retry_s``."""
-        good, pause = time.monotonic(), _PAUSE_S
+    @property
+    def takes_time(self) -> bool:
+        waits = self._how.format is not None and self._how.format.waits
+        records = self._answer.records
+        compressed = records.size > _CODEC_AT and bool(records[_CODEC_AT] & _CODEC_BITS)
+        return waits or records.size > (SMALL_COMPRESSED_BYTES if compressed else SMALL_BYTES)
+
+    def came(self, answer: Fetched) -> None:
+        """What has come before is through, or is in this answer again."""
+        self._answer, self._used, self._begun, self._end = answer, 0, self.next_offset, answer.end
+        self._coming, self._given = self._rows_of_answer(), None
+
+    def nothing(self, end: int) -> None:
+        self._end = end
+
+    def work_off(self, beside: bool) -> bool:
+        """What has come becomes ready, while there is room. Whether the log has more."""
+        self._beside = beside
         while not self._closed:
-            try:
-                self._fetch()
-                good, pause = time.monotonic(), _PAUSE_S
-            except (OSError, Passing, OutOfRange) as error:
-                if isinstance(error, OutOfRange):
-                    self._go_on_in_range()
-                self._client.forget()
-                silent = time.monotonic() - good
-                if silent >= self._how.retry_s:
-                    doing = f"reading partition {self._partition} of topic {self._topic!r} from offset {self._next}"
-                    raise self._client.unreachable(doing, silent, error) from error
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, pause)
-                pause = min(2 * pause, _PAUSE_MAX_S)
+            if self._given is None:
+                try:
+                    self._given = next(self._coming, None)
+                except TakesTime:
+                    self._coming = self._rows_of_answer()
+                    raise
+                if self._given is None:
+                    break
+            with self._lock:
+                if not self._has_room():
+                    self.full = True
+                    raise Paused(None)
+                self._ready.append(self._given)
+                self._bytes += self._given.size
+            self._tell_ready()
+            rows, self._given = self._given.rows.batch.num_rows, None
+            if self._how.rows_per_second is not None:
+                raise Paused(self._pace.due(rows))
+        self._answer = NOTHING
+        return self.next_offset < (self._end or 0)
 
-    def _fetch(self) -> None:
-        """One answer of a broker, in chunks."""
-        how, start, asked = self._how, self._next, time.monotonic()
-        fetched = self._client.fetch(self._topic, self._partition, start, WAIT_S, how.fetch_bytes, how.read_committed)
-        self._end = fetched.end
-        used, size = 0, fetched.records.size
-        while used < size and not self._closed:
-            decoded = self._decoder.decode(fetched.records.slice(used), self._next, fetched.transactions)
+    def _has_room(self) -> bool:
+        """For what comes next."""
+        return not self._ready or self._given is None or self._bytes + self._given.size <= AHEAD_BYTES
+
+    def fail(self, error: BaseException) -> None:
+        if not self._closed:
+            self._error = error
+            self._tell_ready()
+
+    def over(self) -> None:
+        self._client.close()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+
+    def _rows_of_answer(self) -> Iterator[_Given]:
+        """Chunk by chunk. Who begins again, after an error, goes on behind the last chunk that is through."""
+        answer, size = self._answer, self._answer.records.size
+        while self._used < size:
+            transactions = answer.transactions.copy() if answer.transactions else answer.transactions
+            decoded = self._decoder.decode(answer.records.slice(self._used), self.next_offset, transactions)
             if not decoded.used:
                 break
-            used += decoded.used
             for given in self._batches(decoded):
-                if not self._put(given):
-                    return
-            self._next = decoded.next
-        if size and self._next == start and not self._closed:
+                yield _Given(given, given.batch.nbytes)
+            self._used, self.next_offset = self._used + decoded.used, decoded.next
+            answer = self._answer = answer._replace(transactions=transactions)
+        if self.next_offset == self._begun:
             # Asking again would bring the same again, for ever.
-            raise CorruptRecords(
-                f"the broker sent {size} bytes for topic {self._topic!r}, partition {self._partition}, offset {start}, and no "
-                "record batch that has this offset or a later one"
+            raise NothingWhole(
+                f"the broker sent {size} bytes for topic {self.topic!r}, partition {self.partition}, offset {self._begun}, and "
+                "no record batch that has this offset or a later one"
             )
-        if size and self._next >= fetched.end:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed, asked + GATHER_S - time.monotonic())
+
+    # ---- rows
 
     def _batches(self, decoded: Decoded) -> Iterator[Positioned]:
         """The rows of a chunk as they are wanted, each part with the offset behind it."""
@@ -255,6 +323,8 @@ class PartitionReader:
             raise self._bad(raw, parsed.bad[0])
         if parsed.kept is not None:
             if self._dead_letters is not None:
+                if not self._beside:
+                    raise TakesTime
                 self._dead_letters.write(raw, parsed.bad)
             self._tell_bad(raw, parsed.bad)
             raw = raw.take(pa.array(parsed.kept))
@@ -266,10 +336,10 @@ class PartitionReader:
     def _bad(self, raw: pa.RecordBatch, bad: Bad) -> BadRecord:
         offset = raw.column("offset")[bad.row].as_py()
         return BadRecord(
-            f"a record of topic {self._topic!r}, partition {self._partition}, offset {offset} is no {self._how.format!r}: "
+            f"a record of topic {self.topic!r}, partition {self.partition}, offset {offset} is no {self._how.format!r}: "
             f"{bad.why}. It begins with {_begin(raw, bad.row)}. bad_records='drop' leaves such records out, and "
             "'dead_letter:TOPIC' puts them into a topic of their own",
-            self._topic, self._partition, offset,
+            self.topic, self.partition, offset,
         )  # fmt: skip
 
     def _tell_bad(self, raw: pa.RecordBatch, bad: Sequence[Bad]) -> None:
@@ -279,30 +349,21 @@ class PartitionReader:
         to = self._how.dead_letters
         log.warning(
             "%s %d records of topic %r, partition %d that are no %r (%d in all). First, offset %d: %s. It begins with %s",
-            "dropped" if to is None else f"wrote to topic {to[0]!r}", len(bad), self._topic, self._partition, self._how.format,
+            "dropped" if to is None else f"wrote to topic {to[0]!r}", len(bad), self.topic, self.partition, self._how.format,
             self._bad_records, offset, bad[0].why, _begin(raw, bad[0].row),
         )  # fmt: skip
 
-    def _put(self, given: Positioned) -> bool:
-        """Whether it was wanted; waits for room, and for the pace that was asked for."""
-        size = given.batch.nbytes
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._ready or self._bytes + size <= AHEAD_BYTES)
-            if not self._closed:
-                self._ready.append(given)
-                self._bytes += size
-            self._changed.wait_for(lambda: self._closed, self._pace.pause(given.batch.num_rows))
-            return not self._closed
+    # ---- an offset that is not there
 
-    def _go_on_in_range(self) -> None:
+    def go_on_in_range(self) -> None:
         """The records that come next are not there: deleted by retention, or the topic was made anew."""
-        key = self._topic, self._partition
+        key = self.topic, self.partition
         first = self._client.offsets({key: EARLIEST}, self._how.retry_s)[key]
         end = self._client.offsets({key: LATEST}, self._how.retry_s, read_committed=False)[key]
-        if first <= self._next <= end:
+        if first <= self.next_offset <= end:
             return
-        where = f"topic {self._topic!r}, partition {self._partition}: offset {self._next} was to be read next"
-        if self._next < first:
+        where = f"topic {self.topic!r}, partition {self.partition}: offset {self.next_offset} was to be read next"
+        if self.next_offset < first:
             lost = f"{where}, but the broker begins with {first}: the records before are gone"
         else:
             lost = f"{where}, but the log ends at {end}: the topic was made anew, or cut off"
@@ -310,9 +371,11 @@ class PartitionReader:
             raise DataLost(
                 f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
             )
-        with self._changed:
-            self._next = self._taken = first if self._next < first else end
-        log.warning("%s; reading goes on with offset %d", lost, self._next)
+        with self._lock:
+            self.next_offset = first if self.next_offset < first else end
+            if not self._ready:
+                self._taken = self.next_offset
+        log.warning("%s; reading goes on with offset %d", lost, self.next_offset)
 
 
 class _Pace:
@@ -326,13 +389,11 @@ class _Pace:
         """A tenth of a second's worth, so that rows come evenly."""
         return most if self._rate is None else max(1, min(most, int(self._rate / 10)))
 
-    def pause(self, rows: int) -> float:
-        """Seconds to wait after so many."""
-        if self._rate is None:
-            return 0.0
-        now = time.monotonic()
-        self._due = max(self._due, now) + rows / self._rate
-        return self._due - now
+    def due(self, rows: int) -> float:
+        """When the next ones may come, after so many."""
+        assert self._rate is not None
+        self._due = max(self._due, time.monotonic()) + rows / self._rate
+        return self._due
 
 
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 from flux.errors import UsageError
+from flux.kafka.asking import Failed, Refused, ask
 from flux.kafka.client import Passing
 from flux.kafka.errors import NotPermitted
 
-#: Of one request; of its answer.
-_LIMIT_S, _BYTES_MAX = 5.0, 4 << 20
 #: Ids that are remembered, good ones and others; how long others are.
 _KEPT_MAX, _AGAIN_S = 4096, 60.0
 
@@ -30,17 +27,7 @@ class Registry:
     LookupError for ids that it does not know. For several threads."""
 
     def __init__(self, schemas: str | Callable[[int], Any]) -> None:
-        if isinstance(schemas, str):
-            parts = urllib.parse.urlsplit(schemas)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-                raise UsageError(
-                    "schemas must be the URL of a registry, as in schemas='http://host:8081', without a user; for a registry "
-                    f"with a login give a function from an id to a schema. Got a URL for {parts.hostname or schemas[:40]!r}"
-                )
-        elif not callable(schemas):
-            raise UsageError(
-                f"schemas must be the URL of a registry, or a function from an id to a schema; got {type(schemas).__name__}"
-            )
+        check_schemas(schemas, "an id to a schema")
         self._schemas = schemas
         self._known: dict[int, Any] = {}
         self._unknown: dict[int, tuple[str, float]] = {}
@@ -96,22 +83,20 @@ class Registry:
         assert isinstance(self._schemas, str)
         url = f"{self._schemas.rstrip('/')}/schemas/ids/{number}"
         try:
-            with urllib.request.urlopen(url, timeout=_LIMIT_S) as answer:
-                text = _within(answer, time.monotonic() + _LIMIT_S)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 404:
+            text = ask(url)
+        except Refused as error:
+            if error.status == 404:
                 raise _NoSchema(f"the registry at {self._schemas} has no schema {number}") from None
-            if error.code in (401, 403):
+            if error.status in (401, 403):
                 raise NotPermitted(
-                    f"the registry at {self._schemas} does not permit reading schema {number}: {error.code} {error.reason}. Give "
-                    "schemas= a function that logs in"
+                    f"the registry at {self._schemas} does not permit reading schema {number} ({error.status}). Give schemas= "
+                    "a function that logs in"
                 ) from None
-            raise Passing(f"the registry at {url}: {error.code} {error.reason}") from None
-        except (OSError, ValueError) as error:
+            raise Passing(f"the registry at {url}: {error.status}") from None
+        except Failed as error:
             raise Passing(f"the registry at {url}: {error}") from error
         try:
-            found = json.loads(text) if len(text) <= _BYTES_MAX else None
+            found = json.loads(text)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
@@ -129,11 +114,25 @@ class _NoSchema(Exception):
     """Nobody has it, or it cannot be used."""
 
 
-def _within(answer: Any, end: float) -> bytes:
-    """All of an answer, or one byte more than there may be. OSError: it was not there by the time ``end``, whatever has come."""
-    found = b""
-    while len(found) <= _BYTES_MAX and (part := answer.read1(_BYTES_MAX + 1 - len(found))):
-        found += part
-        if time.monotonic() > end:
-            raise TimeoutError(f"no answer within {_LIMIT_S:g} s, only {len(found):,} bytes of it")
-    return found
+def check_schemas(schemas: Any, of: str) -> None:
+    """UsageError unless it is the URL of a registry, or a function from ``of``."""
+    if isinstance(schemas, str):
+        try:
+            parts = urllib.parse.urlsplit(schemas)
+            good = (
+                parts.scheme in ("http", "https")
+                and parts.hostname
+                and not (parts.username or parts.query or parts.fragment)
+            )
+            _ = parts.port
+        except ValueError:
+            parts, good = None, None
+        if not good:
+            raise UsageError(
+                "schemas must be the URL of a registry, as in schemas='http://host:8081', without a user; for a registry "
+                f"with a login give a function from {of}. Got a URL for {(parts and parts.hostname) or schemas[:40]!r}"
+            )
+    elif not callable(schemas):
+        raise UsageError(
+            f"schemas must be the URL of a registry, or a function from {of}; got {type(schemas).__name__}"
+        )

@@ -104,6 +104,7 @@ class KafkaSink(Sink):
         self._ids: list[int] = []
         self._since: dict[int, int] = {}
         self._again = False
+        self._schema: pa.Schema | None = None  # of the output, when it is known
         self._connected: ProducerClient | None = None
 
     @property
@@ -122,6 +123,7 @@ class KafkaSink(Sink):
 
     def check(self, schema: pa.Schema) -> None:
         self._columns.check(schema)
+        self._schema = schema
 
     def prepare(self, partitions: int, kept: Any) -> Any:
         """Called before a query starts. ``kept``: what it returned at the first start, where the query goes on from a
@@ -142,6 +144,8 @@ class KafkaSink(Sink):
         finally:
             client.close()
         self._check_kept(kept, cluster, partitions)
+        if self._schema is not None:
+            self._columns = self._columns.settled(self._schema, self._timeout)
         self._ids, self._since = list(kept["ids"]), dict(enumerate(kept["since"]))
         return kept
 

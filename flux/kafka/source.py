@@ -16,15 +16,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from flux.calls import checked
 from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
 from flux.kafka.committing import Committer
+from flux.kafka.fetcher import Fetcher
 from flux.kafka.formats import format_of
 from flux.kafka.library import library
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.records import COLUMNS
-from flux.kafka.security import Security
+from flux.kafka.security import OPTIONS, Security
 from flux.kafka.warm_up import warm_up
 from flux.settings import parse_bytes, parse_seconds
 
@@ -49,6 +51,7 @@ class KafkaReader:
     timeout: of brokers in ``prepare``, in seconds."""
 
     may_grow = True
+    endless = True
 
     def __init__(self, how: Reading, topics: Topics, starting: Any, group: str | None, timeout: float) -> None:
         self.how, self.topics, self.starting, self.group, self.timeout = how, topics, starting, group, timeout
@@ -59,7 +62,9 @@ class KafkaReader:
                 f"Kafka at {shown} has no topic whose whole name matches {topics.pattern!r}, or hides it from whoever connects "
                 f"{how.security.who()}. One must be there when the query is made"
             )
-        self._committer: Committer | None = None  # shared by the partitions that are read in a process
+        # Shared by the partitions that are read in a process.
+        self._committer: Committer | None = None
+        self._fetcher: Fetcher | None = None
         self.starts = self._first_offsets(partitions, starting)  # wrong ones are refused at once
 
     def prepare(self, kept: Any) -> Any:
@@ -103,7 +108,7 @@ class KafkaReader:
         return [looked_up.get(each, wanted[each][0]) for each in partitions]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_committer": None}
+        return self.__dict__ | {"_committer": None, "_fetcher": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A worker gets it before it joins: there is time to load the kernels, or to compile them where they are not yet."""
@@ -117,13 +122,16 @@ class KafkaReader:
         first = self.starts[partition] if start is None else int(start)
         if self.group is not None and self._committer is None:
             self._committer = Committer(self.how.bootstrap, self.how.security, self.group)
-        return PartitionReader(self.how, topic, number, first, self._committer)
+        if self._fetcher is None:
+            self._fetcher = self.how.fetcher()
+        return PartitionReader(self.how, topic, number, first, self._committer, self._fetcher)
 
     def partition_name(self, partition: int) -> str:
         topic, number = self.partitions[partition]
         return f"{topic}-{number}"
 
 
+@checked("flux.kafka", lambda: OPTIONS)
 def kafka(
     topics: str | Sequence[str] | re.Pattern[str] | None = None,
     bootstrap: str | Sequence[str] = "",

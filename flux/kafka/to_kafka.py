@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flux.calls import checked
 from flux.dataflow.sink import FlowTo
 from flux.errors import UsageError
+from flux.kafka.avro import library as fastavro
+from flux.kafka.avro_values import AvroValues
 from flux.kafka.client import Address, Client, addresses
 from flux.kafka.compression import NUMBERS
-from flux.kafka.formats import FORMATS
+from flux.kafka.formats import READ_FORMATS
 from flux.kafka.library import library
 from flux.kafka.numbering import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, Numbering
-from flux.kafka.security import Security
+from flux.kafka.security import OPTIONS, Security
 from flux.kafka.sink import KafkaSink, KafkaSinkAtLeastOnce
 from flux.kafka.transactional_sink import KafkaSinkTransactional
 from flux.kafka.values import Columns
@@ -26,6 +30,7 @@ SINKS = (KafkaSink, KafkaSinkAtLeastOnce, KafkaSinkTransactional)
 GUARANTEES = [kind.guarantee for kind in SINKS]
 
 
+@checked("to_kafka", lambda: OPTIONS)
 def to_kafka(
     flow: Flow,
     topic: str,
@@ -34,6 +39,9 @@ def to_kafka(
     key: str | Sequence[str] | None = None,
     value: str | Sequence[str] | None = None,
     format: str = "json",
+    schema: Any = None,
+    schemas: Any = None,
+    register_schemas: bool = False,
     headers: str | None = None,
     timestamp: str | None = None,
     partition: str | None = None,
@@ -49,9 +57,14 @@ def to_kafka(
 
     key             the column that is the key of a record: text and bytes as they are, numbers as text. Several make a JSON
                     object. Without, keys are null
-    value           format "json" and "csv": the columns that make the value; without, all but those of ``headers``,
-                    ``timestamp`` and ``partition``. A struct column alone is the JSON object itself. "raw": the column
+    value           format "json", "csv" and "avro": the columns that make the value; without, all but those of ``headers``,
+                    ``timestamp`` and ``partition``. A struct column alone is the object or record itself. "raw": the column
                     that is the value, by default "value". A null there is a tombstone
+    schema          format "avro": a record in Avro's JSON, as text or a dict, whose fields are the columns by name. Without, it
+                    is made of the columns; with the URL of a registry, it is the newest of the subject TOPIC-value
+    schemas         format "avro": the URL of a schema registry, or a function from subject and schema to an id; then the id of
+                    the schema stands in front of each value. Without, nothing does
+    register_schemas  tell the registry of the schema; otherwise it must have it
     headers         a column array<struct<key string, value binary>>, or a map from text to text or bytes
     timestamp       a column with the time of each record; without, the time when it is written
     partition       a column with the partition of each record; without, ``partitioner`` chooses: "murmur2" by the key, as
@@ -73,6 +86,8 @@ def to_kafka(
     if not isinstance(topic, str) or not topic:
         raise UsageError(f"to_kafka wants the name of a topic, got {topic!r}")
     columns = _columns(key, value, format, headers, timestamp, partition)
+    # Who numbers the rows needs keys alone; a function for schemas need not travel.
+    writing = replace(columns, avro=_avro(topic, format, schema, schemas, register_schemas))
     _one_of("partitioner", partitioner, PARTITIONERS)
     _one_of("guarantee", guarantee, GUARANTEES)
     if compression is not None:
@@ -85,11 +100,21 @@ def to_kafka(
         key=by_key, partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records"
     )(Numbering)
     ended = StageWith(numbered, (columns, many, partitioner, partition), {})(flow)
-    return FlowTo(ended, kind(topic, brokers, secured, columns, many, compression, limit))
+    return FlowTo(ended, kind(topic, brokers, secured, writing, many, compression, limit))
+
+
+def _avro(topic: str, format: str, schema: Any, schemas: Any, register: Any) -> AvroValues | None:
+    if format == "avro":
+        fastavro()
+        return AvroValues(topic, schema, schemas, register)
+    for name, given in (("schema", schema), ("schemas", schemas), ("register_schemas", register or None)):
+        if given is not None:
+            raise UsageError(f"{name} says how values in Avro are written: it needs format='avro', not {format!r}")
+    return None
 
 
 def _columns(key: Any, value: Any, format: Any, headers: Any, timestamp: Any, partition: Any) -> Columns:
-    _one_of("format", format, FORMATS)
+    _one_of("format", format, READ_FORMATS)
     for name, given in (("headers", headers), ("timestamp", timestamp), ("partition", partition)):
         if given is not None and (not isinstance(given, str) or not given):
             raise UsageError(f"{name} must be the name of a column, got {given!r}")

@@ -1,4 +1,4 @@
-"""The columns of rows to the keys and values of records: JSON, CSV, or as they are; all rows of a batch at once.
+"""The columns of rows to the keys and values of records: JSON, CSV, Avro, or as they are; all rows of a batch at once.
 
 Law: the bytes of a row follow from the row alone, so whoever writes it writes the same.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flux.errors import SchemaError
+from flux.kafka.avro_values import AvroValues
 from flux.kafka.formats import FORMATS
 from flux.kafka.records import HEADER
 
@@ -29,8 +30,9 @@ _EMPTY = pa.scalar("", pa.string())
 @dataclass(frozen=True)
 class Columns:
     """Which columns make what of a record. ``key``: one column as it is (numbers as text), several as a JSON object; none: null.
-    ``value``: for raw one column; for JSON and CSV one or several, or None for all that ``aside`` does not name. One struct
-    column is the JSON object itself, and null where it is null. ``headers`` and ``timestamp``: one column each, or None."""
+    ``value``: for raw one column; for the others one or several, or None for all that ``aside`` does not name. One struct
+    column is the object of JSON or the record of Avro itself, and null where it is null. ``headers`` and ``timestamp``: one
+    column each, or None. ``avro``: what values in Avro are written by, for who makes values."""
 
     format: str
     key: tuple[str, ...]
@@ -38,6 +40,7 @@ class Columns:
     headers: str | None
     timestamp: str | None
     aside: frozenset[str]
+    avro: AvroValues | None = None
 
     def check(self, schema: pa.Schema) -> None:
         """SchemaError for columns that are not there or whose type cannot be written."""
@@ -52,7 +55,10 @@ class Columns:
         try:
             empty = pa.RecordBatch.from_pylist([], schema=schema)
             self.keys(empty)
-            self.values(empty)
+            if self.avro is not None:
+                self.avro.check(self._fields(schema))
+            elif self.format != "avro":
+                self.values(empty)
             self.header_entries(empty)
             self.timestamps(empty, 0)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:
@@ -81,9 +87,29 @@ class Columns:
             return raw(columns[0], f"value column {names[0]!r}")
         if self.format == "csv":
             return lines(columns, names)
-        if self.value is not None and len(columns) == 1 and pa.types.is_struct(columns[0].type):
-            return json_text(columns[0])
-        return objects(columns, names)
+        alone = self._is_whole(batch.schema)
+        if self.avro is not None and alone:
+            fields = [each.name for each in columns[0].type]
+            return self.avro.encode(columns[0].flatten(), fields, batch.num_rows, columns[0])
+        if self.avro is not None:
+            return self.avro.encode(columns, names, batch.num_rows, None)
+        return json_text(columns[0]) if alone else objects(columns, names)
+
+    def settled(self, schema: pa.Schema, limit_s: float) -> Columns:
+        """With what a registry is asked for."""
+        return self if self.avro is None else replace(self, avro=self.avro.settled(self._fields(schema), limit_s))
+
+    def _is_whole(self, schema: pa.Schema) -> bool:
+        """A struct is the value."""
+        names = self.of_value(schema)
+        return self.value is not None and len(names) == 1 and pa.types.is_struct(schema.field(names[0]).type)
+
+    def _fields(self, schema: pa.Schema) -> pa.Schema:
+        """Of the value."""
+        names = self.of_value(schema)
+        return pa.schema(
+            list(schema.field(names[0]).type) if self._is_whole(schema) else [schema.field(name) for name in names]
+        )
 
     def header_entries(self, batch: pa.RecordBatch) -> pa.Array | None:
         """As list<struct<key string, value binary>>."""

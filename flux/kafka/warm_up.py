@@ -25,15 +25,17 @@ def warm_up() -> None:
     Decoder("warm-up", 0).decode(data, 0)
     kernels.number(partitions_of(values, 2), 0, np.zeros(2, np.int64), np.zeros(1, np.int64))
     kernels.control_kind(data.address, data.size)
-    for name in ("json", "csv"):
-        made = format_of(name, "a BIGINT" if name == "json" else "a STRING")
+    for name, schema, value in (("json", "a BIGINT", b'{"a":1}'), ("csv", "a BIGINT, b INT", b"1,2")):
+        made = format_of(name, schema)
         assert made is not None
-        made.parse(values, find_all=False)
+        made.parse(pa.array([value], pa.binary()), find_all=False)
     empty = np.empty(0, np.int64)
     flat = Rows(values, {"type": "record", "name": "a", "fields": []})
     flat.read(empty, 0, Program(empty, empty, empty, empty))
     kernels.gather(empty, empty, np.zeros(1, np.int32), np.empty(0, np.uint8))
     kernels.schema_ids((0, 0, 0, 0), empty)
+    fields = np.zeros((0, kernels.OUT_FIELDS), np.int64)
+    kernels.avro_values(0, 0, np.empty(0, np.uint8), fields, np.zeros(1, np.int32), np.empty(0, np.uint8))
 
 
 if __name__ == "__main__":

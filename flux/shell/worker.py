@@ -134,6 +134,7 @@ class Worker:
         )  # fmt: skip
         self.core = self._made(welcome)
         self.core.leaving.outside = self._sinks
+        self.core.reading.bell = self._bell.ring
         self.core.note = self._heart.note
         self.core.note[KIND] = TURN  # commands that came with the welcome may open operators before the first turn
         self._open_lifeline(self.core, time.monotonic(), JOINING_SHARE)
@@ -192,8 +193,8 @@ class Worker:
         core.wall_ahead = time.time() - now
         note = core.note
         note[TURNS], note[KIND] = self._turns, TURN
-        busy = self._work(core, now)
-        busy |= self._read(core, idle=not busy)
+        busy, through = self._work(core, now)
+        busy |= self._read(core, idle=through)
         self._flush(core, now)
         self._heartbeat(core, now)
         busy |= core.has_work  # what this worker has just sent to itself
@@ -211,6 +212,8 @@ class Worker:
         self._rested_s += waited_s if wait > 0 else 0.0
         for ready in received:
             self._receive(core, ready)
+        if received:  # what others wait for does not wait for the steps that can be applied by now
+            self._flush(core, time.monotonic())
         self._gathering.worked(time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps)
 
     # ---- in
@@ -286,19 +289,21 @@ class Worker:
 
     # ---- work and out
 
-    def _work(self, core: StageWorker, now: float) -> bool:
+    def _work(self, core: StageWorker, now: float) -> tuple[bool, bool]:
+        """Whether anything was applied, and whether there is nothing left."""
         end = time.perf_counter() + WORK_S
-        worked = False
+        worked, through = False, True
         assert self._watch is not None
         self._watch.quiet.release()  # a step may be long: what there is to say of it is said beside this loop
         try:
             while core.work(now):
                 worked = True
                 if time.perf_counter() >= end:
+                    through = not core.has_work
                     break
         finally:
             self._watch.quiet.acquire()
-        return worked
+        return worked, through
 
     @staticmethod
     def _read(core: StageWorker, idle: bool) -> bool:

@@ -241,6 +241,8 @@ def test_a_record_that_is_lost_or_doubled_fails_the_benchmark(wrong: str) -> Non
         (["--fault", "pause"], "pause"),
         (["--fault", "kill-executor", "--replicas", "1"], "--replicas 2"),
         (["--rows", "-1"], "--rows"),
+        (["--p99-ms", "0"], "--p99-ms"),
+        (["--fault", "kill-executor", "--p99-ms", "50"], "--fault"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(

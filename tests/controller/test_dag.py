@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
+from controller.dag import check_durable, compile_plan
 from flux.dataflow.api import Flow
 from flux.dataflow.plan import DataFrameSourcePlan, FromDataFrame, FromSource, Plan, WorkerSourcePlan
 from flux.dataflow.sources import DataFrameSource, Source
@@ -256,3 +256,39 @@ def test_a_name_that_fits_two_columns_is_refused_unless_one_has_it_exactly() -> 
         cased("deST", both, case_sensitive=False)
     with pytest.raises(SchemaError, match="2 columns called 'DEST'"):
         cased("dest", both, case_sensitive=False)
+
+
+# ---- a checkpoint location keeps all stages
+
+
+class Scaled(flux.Operator):
+    schema = ROWS
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+
+@pytest.mark.parametrize("with_arguments", [False, True], ids=["function", "class with arguments"])
+def test_a_stage_that_is_not_to_be_durable_is_refused_wherever_it_stands(with_arguments: bool) -> None:
+    made: Any = flux.stage(name="odd", durable=False)(Scaled)(2) if with_arguments else stage("odd", durable=False)
+    first = stage("last")(made(rows()))
+    last = made(stage("first")(rows()))
+    for flow in (first, last):
+        with pytest.raises(
+            UsageError, match=r"stage odd: durable=False, and the query has a checkpointLocation.*Leave"
+        ):
+            check_durable([flow])
+    assert not first.inputs[0].stage.in_mode("update").durable, "another output mode changes nothing else"
+
+
+def test_stages_are_durable_unless_said_otherwise() -> None:
+    check_durable([stage("last", durable=True)(stage("first")(rows()))])
+
+
+@pytest.mark.parametrize("durable", [None, 0, "no"])
+def test_whether_a_stage_is_durable_is_true_or_false(durable: Any) -> None:
+    with pytest.raises(UsageError, match=f"durable must be True or False; got {durable!r}"):
+        stage("odd", durable=durable)

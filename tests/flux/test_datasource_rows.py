@@ -38,8 +38,11 @@ from pyspark.sql.types import (
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 import flux
+from controller.dag import compile_plan
 from flux.dataflow.ledger import LedgerBroken
+from flux.settings import Settings
 from spark_integration.datasource_rows import arrow_schema, batches
+from spark_integration.prepare import prepared
 
 #: Readers run in threads.
 LONG_S = 30.0
@@ -169,6 +172,31 @@ def test_what_was_planned_at_the_first_start_is_read_later() -> None:
     assert [part.value for part in later.planned] == [0, 1]
 
 
+def test_a_later_start_has_as_many_partitions_as_the_first() -> None:
+    """Whatever is planned by then, and however many are to be read at once."""
+    first = flux.datasource(Numbers, {"rows": 9}, partitions=2).read  # type: ignore[attr-defined]
+    kept = first.prepare(None)
+    assert len(first.planned) == 3
+    source = flux.datasource(Numbers, {"rows": 9})
+    source.read.planned = [InputPartition(7)]  # type: ignore[attr-defined]
+    flow = flux.stage(partitions=1, name="passed")(lambda batch: batch)(source)
+
+    def compiled(**known: int) -> Any:
+        plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", began_with=known)
+        return prepared(plan, {"sources": {"numbers": kept}} if known else None)[0]
+
+    assert compiled().edges[0].producers == 3
+    plan = compiled(numbers=2)
+    (about,) = plan.sources
+    assert (about.partitions, about.read.partitions, plan.edges[0].producers) == (2, 2, 2)
+    rows = [n for partition in range(2) for n, _ in taken(about.read(partition, None), 10)]
+    assert sorted(rows) == list(range(9))
+    with pytest.raises(
+        flux.UsageError, match=r"planned at the first start cannot be read: .* another checkpointLocation"
+    ):
+        source.read.prepare({"planned": "bm8="})  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("simple", [False, True])
 def test_a_stream_gives_the_same_rows_again_though_it_says_other_ends(tmp_path: Path, simple: bool) -> None:
     options = {"options": {"simple": simple}, "stream": True, "ledger": tmp_path, "poll": "1ms"}
@@ -247,6 +275,29 @@ class Nothing(DataSource):
     pass
 
 
+class OnlyStream(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "only stream"
+
+    def schema(self) -> str:
+        return "n long"
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802
+        return Stream()
+
+
+class OnlyBatch(OnlyStream):
+    streamReader = DataSource.streamReader  # noqa: N815
+
+    @classmethod
+    def name(cls) -> str:
+        return "only batch"
+
+    def reader(self, schema: StructType) -> Any:
+        return Thirds(9)
+
+
 @pytest.mark.parametrize("rows", VALUES)
 def test_rows_are_what_spark_makes_of_them(rows: list[Any]) -> None:
     ours = pa.Table.from_batches(batches(iter(rows), EVERYTHING, Nothing({})), arrow_schema(EVERYTHING))
@@ -282,6 +333,15 @@ def test_what_is_no_iterator_is_refused() -> None:
         (Numbers, {"partitions": 0}, "1 to 4096"),
         (Numbers, {"ledger": "/x"}, "for stream=True"),
         (Numbers, {"stream": True}, "needs ledger"),
+        (Nothing, {}, r"Nothing does not define schema\(\): define it, or say schema="),
+        (Nothing, {"schema": "n long"}, r"Nothing cannot be read: it does not define reader\(schema\)$"),
+        (
+            Nothing,
+            {"schema": "n long", "stream": True, "ledger": "/x"},
+            "is no stream: it defines neither streamReader",
+        ),
+        (OnlyStream, {}, r"only stream cannot be read: .*; stream=True reads its streamReader"),
+        (OnlyBatch, {"stream": True}, "only batch is no stream: .*; leave stream=True out"),
         (Numbers, {"stream": True, "ledger": "s3://x"}, "disk or network mount"),
         (Numbers, {"stream": True, "ledger": "/x", "partitions": 2}, "by one worker"),
         (Numbers, {"stream": True, "ledger": "/x", "poll": 0}, "above zero"),

@@ -39,7 +39,24 @@ def test_a_location_is_made_with_its_parents_and_is_its_owners_alone(tmp_path: P
     assert made == tmp_path / "a" / "b"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert check_location(str(made)) == made, "it may be there"
-    assert check_location(f"file://{made}") == made
+    for uri in (f"file://{made}", f"file:{made}"):
+        assert check_location(uri) == made, "as Spark and Hadoop write it"
+
+
+@pytest.mark.parametrize("location", [None, 7, b"kept", "", "  ", ["kept"]])
+def test_what_is_no_path_is_refused_with_an_example(
+    location: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty name would be the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="a path is expected, for example '/data/query-checkpoint'"):
+        check_location(location)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/kept", "gs://bucket/kept"])
+def test_an_object_store_is_refused_with_what_is_expected_and_why(uri: str) -> None:
+    with pytest.raises(UsageError, match=r"'file:///data/query', not a URI.*appended to a file.*object stores cannot"):
+        check_location(uri)
 
 
 def test_a_relative_location_is_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +111,7 @@ def test_a_uri_of_another_file_system_is_refused(uri: str, tmp_path: Path, monke
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("uri", ["dbfs:/mnt/a", "hdfs:/a", "file:/a", "file://host/a"])
+@pytest.mark.parametrize("uri", ["dbfs:/mnt/a", "hdfs:/a", "file:a", "file://host/a", "file:"])
 def test_a_uri_is_not_taken_for_a_relative_path(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="not a URI of another one"):

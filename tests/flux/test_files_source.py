@@ -389,7 +389,50 @@ def test_folders_of_a_partitioned_table_are_not_left_out_silently(tmp_path: Path
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    fails(started(tmp_path / "nowhere"), FileGone, "nowhere is not there")
+    """At once, as Spark does; when the query starts; and while it runs."""
+    folder = tmp_path / "a folder, ü"
+    for path in (folder, str(folder), f"file://{tmp_path}/nowhere"):
+        with pytest.raises(flux.UsageError, match=r"there is no folder .* Check the name, or make the folder first"):
+            flux.files(path, schema=ROWS)
+    folder.mkdir()
+    reader = started(folder)
+    folder.rmdir()
+    fails(reader, FileGone, "a folder, ü is not there")
+    with pytest.raises(flux.UsageError, match="there is no folder"):
+        reader.prepare(None)
+    with pytest.raises(flux.UsageError, match=r"is a file. Name its folder, .* pathGlobFilter='a.parquet'"):
+        flux.files(write(tmp_path, "a.parquet", 0), schema=ROWS)
+
+
+@pytest.mark.parametrize("sensitive", [False, True])
+def test_columns_of_csv_files_are_found_as_the_session_tells_names_apart(tmp_path: Path, sensitive: bool) -> None:
+    schema = "N long, Text string"
+    (tmp_path / "0.csv").write_text('\ufeff\n"n",other,TEXT\n1,x,a\n')
+    (tmp_path / "1.csv").write_text("TEXT,Text,N\nb,c,2\n")  # an exact name comes first
+    reader = started(tmp_path, format="csv", schema=schema, header=True, settle=0)
+    reader.case_sensitive = sensitive
+    rows = reader(0, None)
+    found = [row for given in _given(rows, 2) for row in given.to_pylist()]
+    rows.close()
+    first = {"N": None, "Text": None} if sensitive else {"N": 1, "Text": "a"}
+    assert found == [first, {"N": 2, "Text": "c"}]
+    if not sensitive:
+        (tmp_path / "2.csv").write_text("n,TEXT,text\n3,d,e\n")
+        fails(
+            started(tmp_path, format="csv", schema=schema, header=True, settle=0),
+            BadFile,
+            "Text is there several times",
+        )
+
+
+def _given(rows: Iterator[flux.Positioned | None], count: int) -> Iterator[pa.RecordBatch]:
+    end = time.monotonic() + LONG_S
+    while count:
+        assert time.monotonic() < end
+        given = next(rows)
+        if given is not None:
+            count -= given.batch.num_rows
+            yield given.batch
 
 
 def test_the_schema_of_a_parquet_file_that_is_there_is_found(tmp_path: Path) -> None:
@@ -409,7 +452,7 @@ def test_the_schema_of_a_parquet_file_that_is_there_is_found(tmp_path: Path) -> 
         ({"maxFilesPerTrigger": 1}, "no triggers"),
         ({"latestFirst": "true"}, "the order in which they are found"),
         ({"CLEANSOURCE": "delete"}, "nothing is removed"),
-        ({"what": 1}, "no option what"),
+        ({"what": 1}, "no option 'what'"),
         ({"header": True}, "for format='csv'"),
         ({"format": "csv", "header": 1}, "True or False"),
         ({"format": "csv", "sep": "||"}, "one character"),

@@ -276,3 +276,12 @@ def test_a_plan_that_is_refused_changes_nothing(place: Path) -> None:
 )
 def test_differences_are_named_by_where_they_are(was: Any, now: Any, said: list[str]) -> None:
     assert list(vault._differences(was, now, "")) == said
+
+
+def test_a_query_does_not_start_where_one_of_its_stages_is_not_to_be_kept(tmp_path: Path) -> None:
+    """Before anything else, so there is no Spark, and no directory."""
+    start = pytest.importorskip("spark_integration.start").start_query
+    flow = flux.stage(name="odd", durable=False)(same)(words())
+    with pytest.raises(UsageError, match="stage odd: durable=False"):
+        start([flow], checkpoint_location=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()

@@ -15,7 +15,7 @@ from flux.dataflow.sources import WorkerSource
 from flux.errors import UserCodeError
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
 from flux.host.read_turn import BATCHES, READ_S, STARVED_S
-from flux.host.reading import IDLE_SOURCE_S
+from flux.host.reading import IDLE_SOURCE_S, QUIET_S
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import stats
 from flux.settings import Settings
@@ -193,6 +193,82 @@ def test_sources_that_have_nothing_for_long_are_asked_less_often_and_soon_again_
         pauses.append(round((core.reading.due(now) - asked) / IDLE_SOURCE_S))
         now = core.reading.due(now)
     assert pauses == [1, 2, 4, 4, 4, 1]
+
+
+class Ringing:
+    """A reader that rings. ``rows``: of its next batch."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[int, ...] = ()
+        self.asked = 0
+        self.ring: Callable[[], None] = lambda: None
+
+    def when_ready(self, ring: Callable[[], None]) -> None:
+        self.ring = ring
+
+    def __iter__(self) -> Ringing:
+        return self
+
+    def __next__(self) -> pa.RecordBatch | None:
+        self.asked += 1
+        taken, self.rows = self.rows, ()
+        return rows(*taken) if taken else None
+
+
+def test_a_reader_that_rings_is_not_asked_in_vain() -> None:
+    reader, bells = Ringing(), []
+    core = reading(lambda p: reader)
+    core.reading.bell = lambda: bells.append("ding")
+    assert (turn(core, 1.0), reader.asked) == (0, 1)
+    assert core.reading.due(1.0) == pytest.approx(1.0 + QUIET_S)
+    assert (turn(core, 1.05), reader.asked) == (0, 1)
+    reader.rows = (7,)
+    reader.ring()
+    assert bells == ["ding"]
+    assert core.reading.due(1.05) == 1.05
+    assert turn(core, 1.05) == 1
+    assert core.reading.due(1.1) > 1.1, "it has been asked again and had nothing"
+    reader.rows = (8,)
+    assert (turn(core, 1.06), read_of(core)) == (0, {0: 1}), "it has not rung"
+    assert (turn(core, 1.3), read_of(core)) == (1, {0: 2}), "now and then it is asked all the same"
+
+
+def test_what_comes_while_a_reader_is_asked_rings_again() -> None:
+    reader = Ringing()
+
+    class Late(Ringing):
+        def __next__(self) -> pa.RecordBatch | None:
+            said = super().__next__()
+            if self.asked == 1:
+                self.rows = (7,)
+                self.ring()
+            return said
+
+    reader = Late()
+    core = reading(lambda p: reader)
+    core.reading.bell = lambda: None
+    assert turn(core, 1.0) + turn(core, 1.001) == 1
+
+
+def test_readers_that_ring_and_others_do_not_wait_for_each_other() -> None:
+    ringing = Ringing()
+    core = reading(lambda p: ringing if p == 0 else iter([*[None] * 3, rows(1)]), partitions=2)
+    core.reading.bell = lambda: None
+    turn(core, 1.0)
+    assert core.reading.due(1.0) <= 1.0 + READ_S + IDLE_SOURCE_S
+    ringing.rows = (1, 2)
+    ringing.ring()
+    assert (turn(core, 1.0001), read_of(core)) == (1, {0: 2, 1: 0})
+    for step in range(1, 20):
+        turn(core, 1.0 + step / 100)
+    assert read_of(core) == {0: 2, 1: 1}
+
+
+def test_nobody_is_handed_a_bell_where_nobody_can_be_woken() -> None:
+    reader = Ringing()
+    core = reading(lambda p: reader)
+    turn(core, 1.0)
+    assert core.reading.due(1.0) == pytest.approx(1.0 + IDLE_SOURCE_S)
 
 
 class Lagging:

@@ -93,9 +93,14 @@ def test_a_setting_out_of_range_says_what_is_accepted() -> None:
 
 
 def test_unknown_settings_are_refused_with_those_that_exist() -> None:
-    with pytest.raises(flux.UsageError, match=r"unknown option 'log_max_byte'; known are .*log_max_bytes"):
+    with pytest.raises(
+        flux.UsageError,
+        match=r"unknown option 'log_max_byte', did you mean 'log_max_bytes'.; known are .*log_max_bytes",
+    ):
         Settings.of(None, log_max_byte="1m")
-    with pytest.raises(flux.UsageError, match=r"unknown setting spark\.flux\.worker; known are .*workers"):
+    with pytest.raises(
+        flux.UsageError, match=r"unknown setting spark\.flux\.worker, did you mean 'workers'.; known are .*workers"
+    ):
         Settings.of({"spark.flux.worker": "1", "spark.other": "x"})
 
 
@@ -121,7 +126,10 @@ def test_every_keyword_follows_from_its_key() -> None:
         assert Settings.of(None, **{keyword: s.default}) == Settings.of(), (keyword, value)
     assert Settings.of(None, repair_at_once=3).repairs_at_once == 3
     assert Settings.of(None, replicas_allow_same_executor=True).same_executor
-    with pytest.raises(flux.UsageError, match=r"unknown option 'repairs_at_once'; known are .* repair_at_once"):
+    with pytest.raises(
+        flux.UsageError,
+        match=r"unknown option 'repairs_at_once', did you mean 'repair_at_once'.; known are .* repair_at_once",
+    ):
         Settings.of(None, repairs_at_once=3)
 
 

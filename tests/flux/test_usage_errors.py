@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import pickle
 from typing import Any
 
 import pandas as pd
@@ -272,3 +274,72 @@ def test_columns_with_one_name_are_refused_by_the_decorator(schema: Any) -> None
 def test_a_source_with_impossible_partitions_is_refused_at_once(partitions: Any) -> None:
     with pytest.raises(flux.UsageError, match="partitions must be 1 to 4096"):
         flux.source(lambda p: [], schema=SCHEMA, partitions=partitions)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (
+            lambda: flux.stream("x BIGINT", chekpoint="/x"),
+            r"flux.stream has no option 'chekpoint', did you mean 'checkpoint'\?",
+        ),
+        (
+            lambda: flux.files("/tmp", formt="csv"),
+            r"flux.files has no option 'formt', did you mean 'format'\?; it has path, form",
+        ),
+        (lambda: flux.files("/tmp", nulvalue=""), r"'nulvalue', did you mean 'nullValue'\?.*, multiLine$"),
+        (
+            lambda: flux.kafka("t", "h:1", shema="x BIGINT"),
+            r"flux.kafka has no option 'shema', did you mean 'schema'\?; .*ssl_caf",
+        ),
+        (
+            lambda: flux.kafka("t", "h:1", starting="latest", zzz=1),
+            "flux.kafka has no option 'zzz'; it has topics, bootstrap",
+        ),
+        (
+            lambda: flux.datasource(object, strem=True),
+            r"flux.datasource has no option 'strem', did you mean 'stream'\?",
+        ),
+        (lambda: flux.source(lambda p: [], "x BIGINT", 1, position=True), r"'position', did you mean 'positions'\?"),
+        (lambda: flux.source(), "flux.source: missing a required argument: 'read'; it takes read, schema, partitions"),
+        (
+            lambda: Sums(dataframe(SCHEMA)).to_kafka("t", "h:1", Key="v"),
+            r"to_kafka has no option 'Key', did you mean 'key'\?",
+        ),
+        (
+            lambda: Sums(dataframe(SCHEMA)).to_parquet("/x", rollBytes=1),
+            "no option 'rollBytes', did you mean 'roll_bytes'",
+        ),
+        (lambda: Sums(dataframe(SCHEMA)).to_parquet(), "to_parquet: missing a required argument: 'path'"),
+        (
+            lambda: Sums(dataframe(SCHEMA)).to_readers(1),
+            "to_readers: too many positional arguments; it takes max_bytes",
+        ),
+        (
+            lambda: Sums(dataframe(SCHEMA)).foreach_batch(print, commited=len),
+            r"did you mean 'committed'\?; it has function, c",
+        ),
+        (
+            lambda: Sums(dataframe(SCHEMA)).writeStream.foreachBatch(print, x=1).start(),
+            "foreach_batch has no option 'x'",
+        ),
+        (lambda: flux.stage(kye="k"), r"flux.stage has no option 'kye', did you mean 'key'\?; it has key, partitions"),
+        (
+            lambda: Sums(dataframe(SCHEMA)).start(checkpointLocaton="/x"),
+            r"flux.start .*mean 'checkpointLocation'\?; it has query",
+        ),
+        (
+            lambda: Sums(dataframe(SCHEMA)).toDF(worker=1),
+            r"flux.to_df has no option 'worker', did you mean 'workers'\?",
+        ),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_refused_with_those_that_do(call: Any, why: str) -> None:
+    with pytest.raises(flux.UsageError, match=why):
+        call()
+
+
+def test_what_is_checked_is_still_the_function_that_it_was() -> None:
+    assert list(inspect.signature(flux.files).parameters)[:3] == ["path", "format", "schema"]
+    assert "never ends" in (flux.files.__doc__ or "").lower()
+    assert pickle.loads(pickle.dumps(flux.files)) is flux.files

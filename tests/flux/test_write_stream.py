@@ -91,10 +91,20 @@ def test_the_output_mode_is_that_of_the_aggregate_at_the_end(started: list[Any],
 
 def test_a_trigger_is_that_of_the_streaming_dataframe(started: list[Any], tmp_path: Any) -> None:
     source = StreamSource("clicks", SCHEMA, object(), StreamOptions())  # type: ignore[arg-type]
-    same(same(source)).writeStream.trigger(availableNow=True).format("parquet").start(str(tmp_path))
-    assert source.how.trigger == (("availableNow", True),)
+    twice = same(source)
+    both = same(twice, same(twice, source))
+    both.writeStream.trigger(availableNow=True).format("parquet").start(str(tmp_path))
+    (files,) = started[0][0].flow.inputs
+    first, second = files.inputs
+    assert second.inputs[0] is first, "one stage that feeds two is one still"
+    assert first.inputs == [second.inputs[1]]
+    assert first.inputs[0].how.trigger == (("availableNow", True),)
+    assert first.inputs[0].dataframe is source.dataframe
+    assert source.how.trigger == (), "another query of the same flow has no trigger"
+    assert both.inputs[0].inputs == [source]
+    given = StreamSource("clicks", SCHEMA, object(), StreamOptions(trigger=(("availableNow", True),)))  # type: ignore[arg-type]
     with pytest.raises(flux.UsageError, match="source clicks has another trigger already"):
-        same(source).writeStream.trigger(processingTime="1 second").format("parquet").start(str(tmp_path))
+        same(given).writeStream.trigger(processingTime="1 second").format("parquet").start(str(tmp_path))
     with pytest.raises(flux.UsageError, match="there is nothing to trigger"):
         flow().writeStream.trigger(availableNow=True).format("parquet").start(str(tmp_path))
     for wrong in ({"continuous": "1 second"}, {"availableNow": False}, {}, {"processingTime": 1}):

@@ -250,6 +250,7 @@ def main(arguments: list[str]) -> int:
         for topic in given.topic:
             name, _, partitions = topic.partition(":")
             create_topic(broker.address, name, int(partitions or 1))
+        print(f"with TLS, user {ADMIN}, password {PASSWORD}: {broker.secure}, certificate {broker.certificate}")
         print(f"Kafka at {broker.address}; Ctrl-C ends it and removes its data", flush=True)
         try:
             assert broker.process is not None

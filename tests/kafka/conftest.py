@@ -30,11 +30,11 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture
 def new_topic(broker: Broker) -> Callable[..., str]:
-    """Makes one: ``new_topic(partitions, **settings)``."""
+    """Makes one: ``new_topic(partitions, **settings)``. ``name``: what its name begins with."""
 
-    def make(partitions: int = 1, **settings: object) -> str:
-        name = f"topic-{next(_numbers)}"
-        create_topic(broker.address, name, partitions, **settings)
-        return name
+    def make(partitions: int = 1, name: str = "topic", **settings: object) -> str:
+        made = f"{name}-{next(_numbers)}"
+        create_topic(broker.address, made, partitions, **settings)
+        return made
 
     return make

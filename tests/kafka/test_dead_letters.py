@@ -139,7 +139,7 @@ def test_closing_does_not_wait_for_a_topic_that_takes_nothing(
     with reading(of(topic, to, broker)):
         assert tried.wait(30)
     end = time.monotonic() + 5
-    while any(thread.name == f"flux-kafka-{topic}-0" for thread in threading.enumerate()):
+    while any(thread.name == "flux-kafka-fetch" for thread in threading.enumerate()):
         assert time.monotonic() < end
         time.sleep(0.01)
 

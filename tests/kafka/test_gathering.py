@@ -1,9 +1,8 @@
-"""Records that come one by one: how often the broker is asked, and what waits is given out together. No broker is needed."""
+"""What a reader makes of answers: when small batches are given out together, and when it has no room. No thread, no broker."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -11,101 +10,138 @@ import pytest
 from flux.dataflow.sources import Positioned
 from flux.kafka import reading
 from flux.kafka.client import Fetched
-from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.fetcher import Fetcher
+from flux.kafka.owner import NothingWhole, Paused
+from flux.kafka.reading import SMALL_BYTES, PartitionReader, Reading, kafka_schema
 from flux.kafka.records import Transactions
 from flux.kafka.security import Security
 from tests.kafka.batches import made
 
-WAIT_S = 10.0
-#: Far longer than a test that goes well.
-LONG_S = 60.0
 
+class Fetches(Fetcher):
+    """Nothing by itself. Notes who has got room."""
 
-class Log:
-    """A partition whose leader has ``records`` records from the beginning and gives one for each question. It says that its log
-    ends at ``end``: more is to come for whoever asks on."""
+    def __init__(self) -> None:
+        self.room: list[object] = []
 
-    def __init__(self, records: int) -> None:
-        self.records, self.end = records, records + 1
-        self.asked: list[int] = []
+    def add(self, reader: object) -> None: ...
 
-    def fetch(self, topic: str, partition: int, offset: int, *_: object) -> Fetched:
-        self.asked.append(offset)
-        if offset >= self.records:
-            time.sleep(0.01)
-            return Fetched(pa.py_buffer(b""), self.end, Transactions([]))
-        return Fetched(pa.py_buffer(made([b"%d" % offset], offset)), self.end, Transactions([]))
+    def remove(self, reader: object) -> None: ...
+
+    def has_room(self, reader: object) -> None:
+        self.room.append(reader)
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    made_up = Log(10)
-    monkeypatch.setattr(reading.Client, "fetch", lambda _, *asked: made_up.fetch(*asked))
-    return made_up
+def fetches() -> Fetches:
+    return Fetches()
 
 
-def opened() -> PartitionReader:
-    return PartitionReader(Reading([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, 0)
+@pytest.fixture
+def reader(fetches: Fetches) -> Iterator[PartitionReader]:
+    opened = PartitionReader(
+        Reading([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, 0, None, fetches
+    )
+    yield opened
+    opened.close()
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+def came(reader: PartitionReader, records: bytes, end: int) -> bool:
+    """Whether the log has more."""
+    reader.came(Fetched(pa.py_buffer(records), end, Transactions([])))
+    return reader.work_off(beside=False)
 
 
-def taken(batches: PartitionReader) -> Positioned:
-    found: list[Positioned] = []
-    until(lambda: found.extend(filter(None, [batches.take()])) or found)
-    return found[0]
+def one_by_one(reader: PartitionReader, records: int) -> None:
+    for number in range(records):
+        assert came(reader, made([b"%d" % number], number), records + 1)
 
 
-def test_small_batches_that_wait_are_given_out_together_with_the_position_behind_the_last(log: Log) -> None:
-    batches = opened()
-    try:
-        until(lambda: len(log.asked) > log.records)  # all ten answers are here
-        got = taken(batches)
-        assert got.batch.column("value").to_pylist() == [b"%d" % number for number in range(10)]
-        assert got.position == 10
-        assert batches.lag() == (10, 11)
-        assert batches.take() is None
-    finally:
-        batches.close()
+def taken(reader: PartitionReader) -> Positioned:
+    found = reader.take()
+    assert found is not None
+    return found
 
 
-def test_no_more_rows_are_joined_than_the_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_that_wait_are_given_out_together_with_the_position_behind_the_last(
+    reader: PartitionReader,
+) -> None:
+    one_by_one(reader, 10)
+    got = taken(reader)
+    assert got.batch.column("value").to_pylist() == [b"%d" % number for number in range(10)]
+    assert got.position == 10
+    assert reader.lag() == (10, 11)
+    assert reader.take() is None
+
+
+def test_no_more_rows_are_joined_than_the_limit(reader: PartitionReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "JOINED_ROWS", 4)
-    batches = opened()
-    try:
-        until(lambda: len(log.asked) > log.records)
-        got = [taken(batches) for _ in range(3)]
-    finally:
-        batches.close()
+    one_by_one(reader, 10)
+    got = [taken(reader) for _ in range(3)]
     assert [(each.batch.num_rows, each.position) for each in got] == [(4, 4), (4, 8), (2, 10)]
 
 
-def test_who_has_all_that_the_log_has_does_not_ask_again_at_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "GATHER_S", LONG_S)
-    log.records, log.end = 5, 3  # two come behind the third
-    batches = opened()
-    try:
-        until(lambda: len(log.asked) == 3)
-        time.sleep(0.05)  # for one more, if it comes
-        assert log.asked == [0, 1, 2]
-    finally:
-        batches.close()
-    batches._thread.join(WAIT_S)
-    assert not batches._thread.is_alive(), "the pause ends with the reader"
-
-
-def test_who_lags_behind_asks_again_at_once_however_small_the_answers(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+def test_who_has_no_room_goes_on_when_enough_is_taken(
+    reader: PartitionReader, fetches: Fetches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "GATHER_S", LONG_S)
-    log.records, log.end = 200, 1000
-    batches = opened()
-    try:
-        until(lambda: len(log.asked) > log.records)
-    finally:
-        batches.close()
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 1)
+    came(reader, made([b"a"], 0), 1)
+    with pytest.raises(Paused) as pause:
+        came(reader, made([b"b"], 1), 9)
+    assert (pause.value.until, reader.full, reader.next_offset, fetches.room) == (None, True, 1, [])
+    with pytest.raises(Paused):
+        reader.work_off(beside=False)
+    assert taken(reader).batch.column("value").to_pylist() == [b"a"]
+    assert (fetches.room, reader.full) == ([reader], False)
+    assert reader.work_off(beside=False), "the log has more"
+    assert (taken(reader).batch.column("value").to_pylist(), reader.next_offset) == ([b"b"], 2)
+    assert fetches.room == [reader]
+
+
+def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
+    how = Reading([("nowhere", 1)], Security({}), kafka_schema(False), rows_per_second=20)
+    reader = PartitionReader(how, "clicks", 0, 0, None, fetches)
+    pauses = []
+    while True:
+        try:
+            came(reader, made([b"a"] * 5, 0), 5) if not pauses else reader.work_off(beside=False)
+            break
+        except Paused as pause:
+            pauses.append(pause.until or 0.0)
+    assert [later - earlier for earlier, later in zip(pauses, pauses[1:], strict=False)] == pytest.approx(
+        [0.1, 0.05], abs=1e-6
+    )
+    assert reader.next_offset == 5
+    reader.close()
+
+
+def test_bytes_without_a_whole_batch_are_told_apart(reader: PartitionReader) -> None:
+    """They may have been cut off behind the records of other partitions."""
+    with pytest.raises(NothingWhole, match="no record batch that has this offset"):
+        came(reader, made([b"a"], 0)[:-1], 1)
+    assert reader.next_offset == 0
+    came(reader, made([b"a"], 0), 1)
+    assert taken(reader).position == 1
+
+
+def test_large_answers_are_for_another_thread(reader: PartitionReader) -> None:
+    came(reader, made([b"a"], 0), 1)
+    assert not reader.takes_time
+    reader.came(Fetched(pa.py_buffer(made([b"a" * SMALL_BYTES], 1)), 2, Transactions([])))
+    assert reader.takes_time
+
+
+def test_a_reader_rings_once_when_something_has_come_that_was_asked_for_in_vain(reader: PartitionReader) -> None:
+    rung: list[str] = []
+    reader.when_ready(lambda: rung.append("ding"))
+    came(reader, made([b"a"], 0), 1)
+    assert rung == [], "nobody has asked"
+    assert (taken(reader).position, reader.take()) == (1, None)
+    came(reader, made([b"b"], 1), 2)
+    came(reader, made([b"c"], 2), 3)
+    assert rung == ["ding"]
+    assert (taken(reader).position, reader.take()) == (3, None)
+    reader.fail(OSError("gone"))
+    assert rung == ["ding", "ding"]
+    with pytest.raises(OSError, match="gone"):
+        reader.take()

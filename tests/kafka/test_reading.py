@@ -88,7 +88,8 @@ def test_the_thread_ends_with_the_generator(broker: Broker, topic: str) -> None:
     for full in (False, True):
         with reading(reader(topic, broker.address)) as batches:
             until(batches, 1)
-            assert threads() == [f"flux-kafka-{topic}-0"]
+            assert set(threads()) <= {"flux-kafka-fetch", "flux-kafka-beside"}
+            assert threads().count("flux-kafka-fetch") == 1
             time.sleep(0.3 if full else 0)  # until it waits for room
             began = time.perf_counter()
         assert time.perf_counter() - began < 0.25, "close does not wait for a broker"
@@ -103,7 +104,8 @@ def test_what_is_not_taken_is_bounded(broker: Broker, topic: str) -> None:
     ahead = PartitionReader(read.how, topic, 0, 0)
     try:
         before = -1
-        while ahead._bytes != before:
+        end = time.monotonic() + 30
+        while ahead._bytes != before or (not before and time.monotonic() < end):
             before = ahead._bytes
             time.sleep(0.3)
         assert AHEAD_BYTES / 2 < ahead._bytes <= AHEAD_BYTES
@@ -146,7 +148,7 @@ def test_a_query_begins_where_it_was_first_started(broker: Broker, topic: str) -
 
 
 def test_what_a_topic_has_got_since_is_read_from_its_beginning(broker: Broker, new_topic: Callable[..., str]) -> None:
-    topic, other = new_topic(2), new_topic()
+    topic, other = new_topic(2), new_topic(name="zz")
     send(broker.address, topic, [b"before"], 1)
     kept = reader(topic, broker.address, starting="latest").prepare(None)
     both = reader([topic, other], broker.address).prepare(None)
@@ -273,7 +275,7 @@ def test_lag_is_known_while_a_partition_is_read(broker: Broker, topic: str) -> N
         gone(lambda: batches.lag() != (100, 150))
         until(batches, 50)
         assert batches.lag() == (150, 150)
-    gone(lambda: f"flux-kafka-{topic}-0" in threads())
+    gone(threads)
 
 
 def test_a_partition_that_ends_with_an_aborted_transaction_has_no_lag(broker: Broker, topic: str) -> None:

@@ -426,7 +426,7 @@ def test_who_may_not_write_is_told_what_is_missing(broker: Broker, topic: str) -
     ("options", "why"),
     [
         ({"guarantee": "maybe"}, "exactly_once, at_least_once, transactional"),
-        ({"format": "avro"}, "raw, json, csv"),
+        ({"format": "parquet"}, "raw, json, csv, avro"),
         ({"compression": "brotli"}, "gzip, snappy, lz4, zstd"),
         ({"partitioner": "crc32"}, "murmur2, round_robin"),
         ({"key": 3}, "key must be the name of a column"),

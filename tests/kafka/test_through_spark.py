@@ -15,6 +15,7 @@ from striking import SEEN, Seen, rows_in, strike, until
 import flux
 from flux.errors import UserCodeError
 from tests.kafka.broker import Broker
+from tests.kafka.test_asking import answering, serving
 from tests.kafka.topics import send
 from tests.kafka.written import found
 
@@ -93,3 +94,39 @@ def test_a_query_that_meets_a_bad_record_ends_and_names_it(
     )
     with pytest.raises(UserCodeError, match=f"topic '{topic}', partition 0, offset 1 is no json.*b'nonsense'"):
         query.awaitTermination(120)
+
+
+@pytest.mark.spark
+def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
+    cluster: Any, broker: Broker, new_topic: Callable[..., str]
+) -> None:
+    """What a query settles where it starts is what its workers write by."""
+    topic, out = new_topic(), new_topic()
+    send(broker.address, topic, [json.dumps({"key": each, "sequence": 0}).encode() for each in (1, 2)])
+    rows = flux.kafka(topic, broker.address, format="json", schema="key BIGINT, sequence BIGINT")
+    schema = {
+        "type": "record",
+        "name": "Seen",
+        "fields": [{"name": each, "type": "long"} for each in ("key", "sequence", "seen")],
+    }
+    seen: list[tuple[str, bytes]] = []
+    with serving(answering(200, b'{"id": 7}', seen=seen)) as url:
+        avro = {"format": "avro", "schema": schema, "schemas": url, "register_schemas": True}
+        flow = flux.stage(key="key", partitions=2, schema=SEEN)(Seen)(rows).to_kafka(
+            out, broker.address, key="key", **avro
+        )
+        query = flow.start(spark=cluster, workers=2)
+    until(lambda: len(found(broker.address, out, 0)[0]) >= 2, "both records")
+    (messages,) = found(broker.address, out, 2)
+    send(broker.address, topic, [b'{"key": 3}'])
+    with pytest.raises(
+        flux.QueryFailed, match="row 0 of 1 of a batch does not fit the Avro schema: column 'sequence' is null"
+    ):
+        query.awaitTermination(120)
+    assert [line for line, _ in seen] == [f"POST /subjects/{out}-value/versions HTTP/1.1"]
+    assert sorted(each.value() for each in messages) == [
+        b"\x00\x00\x00\x00\x07\x02\x00\x00",
+        b"\x00\x00\x00\x00\x07\x04\x00\x00",
+    ]
+    (messages,) = found(broker.address, out, 2)
+    assert len(messages) == 2, "nothing of the batch is there"

@@ -34,6 +34,11 @@ class InSmallChunks(Collect):
         return super().read(offset, min(nbytes, CHUNK_BYTES))
 
 
+CRASHED = "workers that crashed while they were asked for output"
+#: In one run: whoever fetches begins again after each, and would hardly ever come to the end of much output in small pieces.
+CRASHES_MAX = 20
+
+
 class SimulatedWay:
     """Of one attempt of one task, in virtual time: whoever waits lets the world go on."""
 
@@ -87,8 +92,9 @@ class SimulatedWay:
     def _lose(self) -> None:
         """Now and then the worker that is asked."""
         sim, worker = self._sim, self._sim.listening[self._endpoint]
-        if self._rng.random() < sim.faults.fetch_crash_probability and not worker.dead and sim.strikes.spares(worker):
-            sim.counts["workers that crashed while they were asked for output"] += 1
+        strikes = self._rng.random() < sim.faults.fetch_crash_probability and sim.counts[CRASHED] < CRASHES_MAX
+        if strikes and not worker.dead and sim.strikes.spares(worker):
+            sim.counts[CRASHED] += 1
             sim.crash(worker, seen=self._rng.random() < 0.7)
 
     def _wait(self, seconds: float, reached: Callable[[], bool]) -> None:

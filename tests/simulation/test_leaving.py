@@ -92,7 +92,7 @@ LEFT_OUT, ALL = "nothing is left out outside", "the outside has all output"
 ALIKE, NOTHING = "what leaves is what every replica gives", "the first primary finds nothing outside"
 BROKEN = {
     hands_on_what_is_not_committed: ALL,
-    forgets_what_it_has_handed_on: ALL,
+    forgets_what_it_has_handed_on: LEFT_OUT,
     copies_without_what_has_not_left: LEFT_OUT,
     secondaries_keep_nothing: LEFT_OUT,
 }

@@ -184,6 +184,7 @@ REGRESSIONS = {
 
 #: Seeds that broke a law once under faults that are drawn, and what was wrong.
 BROKE_ONCE = {
+    7386719663: "output in many small pieces was fetched for ever, because each of many workers was lost on the way",
     498: "the last change of the table was lost, and nothing followed that would have shown it",
     565: "the same",
     53000193: "the wall clock was set back while a tick waited for a replica, and nobody looked for timers again",

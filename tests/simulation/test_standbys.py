@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from tests.simulation.mixes import CHANGES, STANDBY_REPAIRS, STANDBYS
@@ -43,8 +45,11 @@ def test_it_happens_among_standbys(results: list[Result], event: str) -> None:
 
 
 def test_a_checkpoint_of_a_deposed_primary_is_thrown_away(results: list[Result]) -> None:
-    """It is seldom: its standby must hear the next primary before the checkpoint's last step is committed."""
-    assert sum(result.counts["checkpoints of deposed primaries"] for result in results) > 0
+    """It is seldom, about one run in ten: its standby must hear the next primary before the checkpoint's last step is
+    committed. So more runs follow until it is seen."""
+    seen = "checkpoints of deposed primaries"
+    more = (run(seed, STANDBYS) for seed in range(SEEDS.stop, SEEDS.stop + 150))
+    assert any(result.counts[seen] for result in chain(results, more))
 
 
 @pytest.fixture(scope="module")

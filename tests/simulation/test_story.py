@@ -36,10 +36,9 @@ def test_the_story_of_a_broken_law_ends_where_it_broke_and_leaves_out_other_part
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sends_before_it_is_committed(monkeypatch)
-    sim = Simulation(6)
-    story = Story(sim)
-    result = outcome(sim)
-    assert result.law == "nothing is given out before it is committed"
+    law = "nothing is given out before it is committed"
+    told_runs = ((sim, Story(sim), outcome(sim)) for sim in map(Simulation, range(40)))
+    sim, story, result = next(told for told in told_runs if told[2].law == law)
     concerned = story.concerned(result.detail)
     named = re.search(r"stream (\d+)\.(\d+) was given out, made by step (\d+) of \((\d+), (\d+)\)", result.detail)
     assert named is not None

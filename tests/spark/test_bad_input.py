@@ -110,7 +110,11 @@ def test_workers_that_find_no_slot_are_missed_in_time_and_by_number(spark: Any) 
 
 def test_settings_of_the_session_are_checked_before_anything_starts(spark: Any) -> None:
     for key, value, message in (
-        ("spark.flux.log.maxByte", "1m", r"unknown setting spark\.flux\.log\.maxByte; known are .*log\.maxBytes"),
+        (
+            "spark.flux.log.maxByte",
+            "1m",
+            r"unknown setting spark\.flux\.log\.maxByte, did you mean 'log.maxBytes'.; known are .*log\.maxBytes",
+        ),
         ("spark.flux.log.maxBytes", "much", r"spark\.flux\.log\.maxBytes: cannot read 'much' as bytes, for example "),
         ("spark.flux.encrypt", "perhaps", r"spark\.flux\.encrypt must be true, false or auto, got 'perhaps'"),
     ):

@@ -165,3 +165,31 @@ def test_a_folder_that_spark_streams_to_is_read_while_it_does(spark: Any, tmp_pa
 @flux.stage(partitions=1)
 def one(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+@pytest.mark.parametrize("sensitive", ["false", "true"])
+def test_names_of_columns_are_those_that_spark_finds(spark: Any, tmp_path: Path, sensitive: str) -> None:
+    (tmp_path / "a.csv").write_text("NAME,v\nx,1\n")
+    (tmp_path / "a.json").write_text('{"NAME": "x", "v": 1}\n')
+    pq.write_table(pa.table({"NAME": ["x"], "v": [1]}), tmp_path / "a.parquet")
+    schema = "name STRING, v BIGINT"
+    for kind in ("json", "parquet", "csv"):
+        options = {"pathGlobFilter": f"*.{kind}", **({"header": True} if kind == "csv" else {})}
+        source = flux.files(tmp_path, kind, schema, settle=0, ledger=tmp_path / "ledger", **options)
+        read = source.read  # type: ignore[attr-defined]
+        read.prepare(None)
+        read.case_sensitive = sensitive == "true"
+        rows, found = read(0, None), None
+        while found is None:
+            found = next(rows)
+        rows.close()
+        spark.conf.set("spark.sql.caseSensitive", sensitive)
+        try:
+            # By default Spark takes the columns of a CSV file by their places, and does not look at names.
+            there = spark.read.schema(schema).options(**options).format(kind).load(str(tmp_path))
+            expected = [row.asDict() for row in there.collect()]
+        finally:
+            spark.conf.unset("spark.sql.caseSensitive")
+        if (kind, sensitive) == ("csv", "true"):
+            expected = [{"name": None, "v": 1}]
+        assert found.batch.to_pylist() == expected, kind

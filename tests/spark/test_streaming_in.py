@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +64,45 @@ def test_what_there_is_passes_in_batches_of_other_numbers_of_partitions(spark: A
         query.stop()
     assert got == expected(spark, tmp_path / "in")
     assert query.lastProgress["totalInputRows"] == ROWS * FILES
+    assert query.status["message"].startswith("Finished"), "nobody has stopped it"
+
+
+def test_limits_of_time_hold_in_the_middle_of_a_batch(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, may_stop = str(tmp_path / "gate"), threading.Event()
+
+    @flux.stage(partitions=1)
+    def held(batch: Any) -> Any:
+        end = time.monotonic() + WAIT_S
+        while not os.path.exists(gate) and time.monotonic() < end:
+            time.sleep(0.02)
+        return batch
+
+    files(spark, tmp_path / "in", count=1)
+    flow = held(flux.stream(streaming(spark, tmp_path / "in", 1)))
+    query = flow.start(spark=spark, workers=1, stop_timeout=WAIT_S, step_timeout=WAIT_S)
+    try:
+        running = query._run.streams._running
+        until(lambda: running and running[0].status["isTriggerActive"], "Spark's query has not begun")
+        with pytest.raises(flux.QueryTimeout, match="Spark has not given all rows"):
+            query.processAllAvailable(0.2)
+        names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
+        until(lambda: "flux-streaming" not in names(), "the wait goes on in a thread")
+        stop = running[0].stop
+        running[0].stop = lambda: may_stop.wait(WAIT_S) and stop()
+        began = time.monotonic()
+        with pytest.raises(
+            flux.QueryTimeout, match=r"still ending after 0\.5 s: Spark's streaming query for source stream"
+        ):
+            query.stop(timeout=0.5)
+        assert time.monotonic() - began < WAIT_S / 2
+    finally:
+        may_stop.set()
+        Path(gate).touch()
+        query.stop()
+    assert query.status["message"] == "Stopped"
+    assert [record for record in caplog.records if record.name.startswith("py4j")] == []
 
 
 def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -94,6 +95,7 @@ def test_rows_in_the_program_survive_the_loss_of_a_worker(
         assert "take-over" in {event.kind for event in query.events()}
         assert query.awaitTermination(WAIT_S), "when all is read, the query has ended"
         assert list(query.rows()) == [], "everything was read"
+        assert query.status["message"].startswith("Finished")
     finally:
         query.stop()
 
@@ -214,6 +216,31 @@ def test_output_that_nobody_reads_stops_the_query_at_its_bound_and_status_says_s
         query.rows()
     with pytest.raises(Exception, match=r"no query is running|no running query is called 'unread'"):
         stream(spark, "unread")
+
+
+def test_a_function_that_does_not_take_its_output_stops_the_query_and_status_says_so(
+    spark: Any, tmp_path: Path, nothing_left_behind: None
+) -> None:
+    gate = str(tmp_path / "gate")
+
+    def held(batch: pa.RecordBatch, position: flux.Position) -> None:
+        end = time.monotonic() + WAIT_S
+        while not os.path.exists(gate) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    flow = plain(flux.source(endless, schema=ROWS, partitions=2))
+    few = {"sink_max_bytes": "64k", "batch_max_bytes": "8k", "progress_interval": "50ms"}
+    query = flux.start(flow.foreach_batch(held), queryName="held", spark=spark, workers=2, **few)
+    try:
+        until(lambda: "2 partitions of stage plain wait for the sink" in query.status["message"], "it is said")
+        shown = " ".join(command("status", "held").output.split())
+        assert "2 partitions of plain cannot go on before the sink has taken more" in shown, shown
+        before = until_it_stands_still(query)
+        Path(gate).touch()
+        until(lambda: query.lastProgress["totalInputRows"] > before, "it goes on")
+    finally:
+        Path(gate).touch()
+        query.stop()
 
 
 def until_it_stands_still(query: Any) -> int:

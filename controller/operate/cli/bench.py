@@ -213,6 +213,9 @@ def techniques(
 def restart(
     state_mb: Annotated[int, typer.Option(min=1, max=4096, help="State of all partitions together, in MiB.")] = 64,
     times: Annotated[int, typer.Option(min=1, max=1000, help="Kills of everything at once.")] = 3,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Also kill Spark Structured Streaming with its RocksDB state store.")
+    ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -220,7 +223,24 @@ def restart(
     from benchmarks import restart as benchmark
 
     console = _prepare(as_json, out)
-    _finish(benchmark.run(state_mb, times, console), console, as_json, out)
+    _finish(benchmark.run(state_mb, times, console, peer), console, as_json, out)
+
+
+@bench.command()
+def schedule(
+    times: Annotated[int, typer.Option(min=1, max=1000, help="Workers killed for each schedule.")] = 20,
+    rate: Annotated[int, typer.Option(min=30, help="Rows per second over all sources.")] = 300,
+    mb_per_s: Annotated[
+        float, typer.Option(min=0.1, max=1024, help="MiB of checkpoints that a worker may send per second.")
+    ] = 4,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Whose checkpoint is next, round-robin against min-max: time to recover where rates and states are unequal."""
+    console = _prepare(as_json, out)
+    from benchmarks import schedule as benchmark
+
+    _finish(benchmark.run(times, rate, mb_per_s, console), console, as_json, out)
 
 
 class PeerKind(StrEnum):
@@ -255,17 +275,27 @@ def kafka(
         str | None,
         typer.Option(metavar="HOST:PORT", help="A broker that runs; its topics stay as they are. [default: a new one]"),
     ] = None,
+    p99_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Search the highest rate at which one row in a hundred at most gets older, of each system."
+        ),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """A count per key from a topic to a topic: latency at a rate, a killed executor, and how fast a backlog goes down."""
     if fault is not None and replicas < 2:
         raise typer.BadParameter("a query survives a killed executor with --replicas 2 or more")
+    if fault is not None and p99_ms is not None:
+        raise typer.BadParameter("--p99-ms searches a rate, and cannot do so with a --fault")
     console = _prepare(as_json, out)
     from benchmarks.kafka import bench as benchmark
 
     chosen = [each.value for each in dict.fromkeys(peer or [])]
-    report = benchmark.run(rate, partitions, chosen, fault is not None, console, seconds, replicas, rows, bootstrap)
+    report = benchmark.run(
+        rate, partitions, chosen, fault is not None, console, seconds, replicas, rows, bootstrap, p99_ms
+    )
     _finish(report, console, as_json, out)
 
 

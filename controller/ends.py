@@ -1,0 +1,49 @@
+"""Output that comes when all input has ended, from an input that never does: it would be waited for without a word, so it is
+refused before the start (design: public-api)."""
+
+from __future__ import annotations
+
+from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.operator import Operator
+from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
+from flux.errors import UsageError
+
+
+def check_ends(plan: Plan, goes_on: bool = False) -> None:
+    """UsageError names the source, and says what gives output meanwhile. ``goes_on``: a stream that has given all that is
+    available is no end, because the next start of the query goes on with it."""
+    endless: dict[int, SourcePlan] = {}  # by stage: a source whose rows it waits for, that never ends
+    for stage in plan.stages:  # each after its inputs
+        for edge in (plan.edges[number] for number in stage.edges_in):
+            origin = plan.origin(edge)
+            found = endless.get(edge.stage) if isinstance(edge, FromStage) else origin
+            if isinstance(found, SourcePlan) and (found.endless or (goes_on and isinstance(found, StreamSourcePlan))):
+                endless.setdefault(stage.id, found)
+    for stage in plan.stages:
+        if stage.id in endless and stage.collects:
+            raise UsageError(
+                "toDF() and keep_output=True give the output when all input has ended, and that of source "
+                f"{_named(endless[stage.id])}. End the flow with to_readers(), and query.rows() gives the output while the "
+                "query runs; or end it in a sink, such as to_parquet(), to_kafka() or foreach_batch()"
+            )
+    for stage in plan.stages:
+        if stage.id in endless and _gives_at_the_end(stage):
+            raise UsageError(
+                f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
+                f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
+                'output_mode="update") or flow.writeStream.outputMode("update") for the changed groups after every step'
+            )
+
+
+def _named(source: SourcePlan) -> str:
+    if source.endless:
+        return f"{source.name} never ends"
+    return f"{source.name} goes on with the next start (checkpointLocation)"
+
+
+def _gives_at_the_end(stage: StagePlan) -> bool:
+    """Whether an aggregate gives nothing before, to anybody. One with timers, or a ``process`` of its own, may."""
+    operator = stage.make() if stage.output_mode == "complete" and (stage.edges_out or stage.sink is not None) else None
+    if not isinstance(operator, Aggregate):
+        return False
+    return type(operator).on_timer is Operator.on_timer and type(operator).process is Aggregate.process

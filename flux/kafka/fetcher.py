@@ -1,0 +1,451 @@
+"""One thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetching``.
+
+What takes time is done beside it: looking up leaders, connecting, decoding large answers. Small answers it decodes itself,
+because to hand them to another thread would take longer.
+
+Law: no method blocks. The thread begins with the first reader and ends soon after the last is gone, whatever a broker does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flux.kafka import client as limits
+from flux.kafka.client import (
+    CONNECT_S,
+    LEFT_OUT,
+    Address,
+    Client,
+    OutOfRange,
+    Passing,
+    fetch_message,
+    fetched,
+    fetched_parts,
+    no_tls,
+    throttled,
+)
+from flux.kafka.connection import Connection
+from flux.kafka.errors import BrokerBroken, KafkaError
+from flux.kafka.fetching import WORKED_OFF, Ask, Fetching, Line, Part
+from flux.kafka.owner import NothingWhole, Owner, Paused, TakesTime
+from flux.kafka.security import Security
+from flux.kafka.side_jobs import SideJobs
+
+
+class Fetcher:
+    """``bootstrap``, ``security``: of the cluster. ``fetch_bytes``: of an answer, about. ``retry_s``: how long no broker may
+    answer for a partition."""
+
+    def __init__(
+        self, bootstrap: Sequence[Address], security: Security, fetch_bytes: int, read_committed: bool, retry_s: float
+    ) -> None:
+        self._how = bootstrap, security, fetch_bytes, read_committed, retry_s
+        self._lock = threading.Lock()
+        self._runs: _Run | None = None
+        self._run_of: dict[Owner, _Run] = {}
+        self._process = os.getpid()
+
+    def add(self, reader: Owner) -> None:
+        with self._lock:
+            if self._process != os.getpid():  # threads do not come along into a fork
+                self._runs, self._run_of, self._process = None, {}, os.getpid()
+            if self._runs is None or not self._runs.add(reader):
+                self._runs = _Run(*self._how)
+                self._runs.add(reader)
+                self._runs.start()
+            self._run_of[reader] = self._runs
+
+    def remove(self, reader: Owner) -> None:
+        with self._lock:
+            run = self._run_of.pop(reader, None)
+        if run is not None:
+            run.let_go(reader)
+
+    def has_room(self, reader: Owner) -> None:
+        """A reader that was Paused without a time goes on."""
+        run = self._run_of.get(reader)
+        if run is not None:
+            run.tell(functools.partial(run.resume, reader))
+
+
+class _Run:
+    """From the first reader to the last. Only ``add``, ``let_go`` and ``tell`` may be called from other threads."""
+
+    def __init__(
+        self, bootstrap: Sequence[Address], security: Security, fetch_bytes: int, read_committed: bool, retry_s: float
+    ) -> None:
+        self._bootstrap, self._security = bootstrap, security
+        self._fetch_bytes, self._read_committed, self._retry_s = fetch_bytes, read_committed, retry_s
+        self._fetching = Fetching()
+        self._parts: dict[Owner, Part] = {}
+        self._beside: set[Owner] = set()  # a job is working for them
+        self._connections: dict[Line, Connection] = {}
+        self._asked: dict[int, tuple[Connection, Ask, float]] = {}  # by file number; until when the answer must be here
+        self._lines: dict[int, Line] = {}  # by file number: the connections that are heard
+        self._leaders = Client(bootstrap, security)  # of the job that looks them up
+        self._looks_up = False
+        self._errors = Client(bootstrap, security)  # asks nobody
+        self._jobs = SideJobs("flux-kafka-beside")
+        self._news: deque[Callable[[], None]] = deque()
+        self._hears, self._rings = socket.socketpair()
+        self._hears.setblocking(False)
+        self._rings.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._hears.fileno(), select.POLLIN)
+        self._waits = False
+        self._counts = threading.Lock()
+        self._readers = 0
+        self._new: set[Owner] = set()  # who was added and has not begun
+        self.ended = False
+
+    def start(self) -> None:
+        """Behind the first reader: without one it ends."""
+        threading.Thread(target=self._run, name="flux-kafka-fetch", daemon=True).start()
+
+    # ---- from other threads
+
+    def add(self, reader: Owner) -> bool:
+        """False: it has ended already."""
+        with self._counts:
+            if self.ended:
+                return False
+            self._readers += 1
+            self._new.add(reader)
+        self.tell(functools.partial(self._begin, reader))
+        return True
+
+    def let_go(self, reader: Owner) -> None:
+        """A reader that was added is removed."""
+        with self._counts:
+            there = not self.ended
+        if there:
+            self.tell(functools.partial(self._remove, reader))
+        else:
+            reader.over()  # the thread has ended with an error
+
+    def tell(self, what: Callable[[], None]) -> None:
+        self._news.append(what)
+        if self._waits:
+            try:
+                self._rings.send(b"!")
+            except OSError:
+                pass  # full: it is heard already; or closed: nobody is there any more
+
+    # ---- the loop
+
+    def _run(self) -> None:
+        try:
+            while self._hear_news():
+                self._turn()
+        except BaseException as error:
+            with self._counts:
+                self.ended = True
+            for reader in [*self._parts, *self._new]:
+                reader.fail(error)
+        finally:
+            self._close()
+
+    def _hear_news(self) -> bool:
+        """False: nobody is left."""
+        while self._news:
+            self._news.popleft()()
+        with self._counts:
+            self.ended = not self._readers and not self._news
+        return not self.ended
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        for part in self._fetching.resumed(now):
+            self._work_off(part)
+        self._look_up(now)
+        for ask in self._fetching.asks(now):
+            self._send(ask)
+        due = min(
+            self._fetching.due(self._looks_up), min((until for *_, until in self._asked.values()), default=float("inf"))
+        )
+        self._waits = True
+        try:
+            # What was told before ``_waits`` is here, and what is told from now on rings.
+            wait = 0.0 if self._news else max(due - time.monotonic(), 0.0)
+            ready = self._poll.poll(None if wait == float("inf") else 1000 * wait)
+        finally:
+            self._waits = False
+        for number, _ in ready:
+            if number == self._hears.fileno():
+                self._hear()
+            elif number in self._asked:
+                self._receive(number)
+            elif number in self._lines:
+                self._drop(self._lines[number])  # nothing is asked there: it has ended
+        self._give_up_late()
+
+    def _hear(self) -> None:
+        try:
+            while self._hears.recv(4096):
+                pass
+        except OSError:
+            pass
+
+    def _close(self) -> None:
+        self._leaders.abort()
+        if not self._looks_up:  # else the job closes it
+            self._leaders.close()
+        self._jobs.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._hears.close()
+        self._rings.close()
+
+    # ---- readers
+
+    def _begin(self, reader: Owner) -> None:
+        self._new.discard(reader)
+        part = Part(reader, reader.topic, reader.partition, reader.next_offset, time.monotonic())
+        self._parts[reader] = part
+        self._fetching.add(part)
+
+    def _remove(self, reader: Owner) -> None:
+        with self._counts:
+            self._readers -= 1
+        part = self._parts.pop(reader, None)
+        if part is not None:
+            self._fetching.remove(part)
+        if reader not in self._beside:
+            reader.over()
+
+    def resume(self, reader: Owner) -> None:
+        part = self._parts.get(reader)
+        if part is not None and part.phase == WORKED_OFF and reader not in self._beside:
+            part.good = time.monotonic()  # it was held up here, not by a broker
+            self._work_off(part)
+
+    def _work_off(self, part: Part) -> None:
+        reader = part.owner
+        if reader.takes_time:
+            self._do_beside(part, lambda: reader.work_off(beside=True))
+            return
+        said: Any
+        try:
+            said = reader.work_off(beside=False)
+        except TakesTime:
+            self._do_beside(part, lambda: reader.work_off(beside=True))
+            return
+        except Exception as error:
+            said = error
+        self._worked_off(part, said)
+
+    def _do_beside(self, part: Part, job: Callable[[], Any]) -> None:
+        self._beside.add(part.owner)
+
+        def done() -> None:
+            said: Any
+            try:
+                said = job()
+            except BaseException as error:  # also sys.exit() of a user's function
+                said = error
+            self.tell(functools.partial(self._back, part, said))
+            if self.ended:
+                part.owner.over()  # nobody hears that any more
+
+        self._jobs.give(done)
+
+    def _back(self, part: Part, said: Any) -> None:
+        """From a job beside."""
+        self._beside.discard(part.owner)
+        if part.owner in self._parts:
+            self._worked_off(part, said)
+        else:
+            part.owner.over()
+
+    def _worked_off(self, part: Part, said: Any) -> None:
+        """``said``: what ``work_off`` returned or raised."""
+        now, reader = time.monotonic(), part.owner
+        if isinstance(said, Paused):
+            if said.until is not None:
+                self._fetching.pauses(part, said.until)
+            elif not reader.full:  # it has got room meanwhile, and may have said so while the job was under way
+                self._work_off(part)
+        elif isinstance(said, NothingWhole) and part.among:
+            self._fetching.goes_on(part, reader.next_offset, now, lags=True, alone=True)
+        elif isinstance(said, BaseException):
+            self._failed(part, said)
+        else:
+            self._fetching.goes_on(part, reader.next_offset, now, lags=said)
+
+    def _end(self, part: Part, error: BaseException) -> None:
+        """Of a partition. Its reader is there until it is removed."""
+        self._parts.pop(part.owner, None)
+        self._fetching.remove(part)
+        part.owner.fail(error)
+
+    def _failed(self, part: Part, error: BaseException) -> None:
+        """Something that may pass, or not."""
+        reader = part.owner
+        if isinstance(error, OutOfRange):
+            self._do_beside(part, lambda: self._in_range(reader))
+            return
+        if not isinstance(error, OSError | Passing):
+            self._end(part, error)
+            return
+        silent = self._fetching.failed(part, reader.next_offset, time.monotonic(), self._retry_s)
+        if silent is not None:
+            doing = f"reading partition {part.number} of topic {part.topic!r} from offset {reader.next_offset}"
+            unreachable = self._leaders.unreachable(doing, silent, error)
+            unreachable.__cause__ = error
+            self._end(part, unreachable)
+
+    @staticmethod
+    def _in_range(reader: Owner) -> None:
+        reader.go_on_in_range()
+        raise Passing("the offset was out of range")  # so that it pauses, should the broker say so again
+
+    # ---- leaders
+
+    def _look_up(self, now: float) -> None:
+        if not self._looks_up and (parts := self._fetching.lookups(now)):
+            self._looks_up = True
+            self._jobs.give(functools.partial(self._looked_up, parts))
+
+    def _looked_up(self, parts: list[Part]) -> None:
+        """In a thread beside."""
+        found: dict[str, Any] = {}
+        for topic in {part.topic for part in parts}:
+            try:
+                found[topic] = self._leaders.leaders(topic)
+            except Exception as error:
+                self._leaders.forget()
+                found[topic] = error
+        self.tell(functools.partial(self._found, parts, found))
+        if self.ended:
+            self._leaders.close()
+
+    def _found(self, parts: list[Part], found: dict[str, Any]) -> None:
+        self._looks_up = False
+        for part in parts:
+            leaders = found[part.topic]
+            if isinstance(leaders, Exception):
+                self._failed(part, leaders)
+            elif part.number in leaders:
+                self._fetching.found(part, leaders[part.number], time.monotonic())
+            else:
+                self._failed(part, Passing(f"partition {part.number} of topic {part.topic!r} has no leader"))
+
+    # ---- requests
+
+    def _send(self, ask: Ask) -> None:
+        connection = self._connections.get(ask.line)
+        if connection is not None and connection.usable:
+            self._begin_asking(ask, connection)
+        else:
+            self._drop(ask.line)
+            self._jobs.give(functools.partial(self._connect, ask))
+
+    def _connect(self, ask: Ask) -> None:
+        """In a thread beside."""
+        broker = ask.line.broker
+        try:
+            connection = Connection(broker, self._security, min(CONNECT_S, limits.ATTEMPT_S))
+        except Exception as error:
+            said = no_tls(broker, error) if isinstance(error, ssl.SSLError) else error
+            self.tell(functools.partial(self._no_answer, ask, said))
+            return
+        self.tell(functools.partial(self._connected, ask, connection))
+        if self.ended:
+            connection.close()
+
+    def _connected(self, ask: Ask, connection: Connection) -> None:
+        number = connection.fileno()
+        if number < 0:
+            return  # this thread is at its end
+        self._connections[ask.line], self._lines[number] = connection, ask.line
+        self._poll.register(number, select.POLLIN)
+        self._begin_asking(ask, connection)
+
+    def _begin_asking(self, ask: Ask, connection: Connection) -> None:
+        number = connection.fileno()
+        try:
+            wanted = [(part.topic, part.number, part.offset) for part in ask.parts]
+            message = fetch_message(wanted, ask.wait, self._fetch_bytes, self._read_committed)
+            connection.begin(message, limits.ATTEMPT_S)
+        except Exception as error:
+            self._drop(ask.line, number)
+            self._no_answer(ask, error)
+        else:
+            self._asked[number] = connection, ask, time.monotonic() + ask.wait + limits.ATTEMPT_S
+
+    def _drop(self, line: Line, number: int | None = None) -> None:
+        """The connection of a line is of no more use. ``number``: of its file, if it may be closed already."""
+        connection = self._connections.pop(line, None)
+        if connection is not None:
+            number = connection.fileno() if number is None else number
+            self._asked.pop(number, None)
+            if self._lines.pop(number, None) is not None:
+                self._poll.unregister(number)
+            connection.close()
+
+    def _no_answer(self, ask: Ask, error: Exception) -> None:
+        for part in self._fetching.answered(ask, time.monotonic()):
+            self._failed(part, error)
+
+    def _give_up_late(self) -> None:
+        now = time.monotonic()
+        for number, (_, ask, until) in list(self._asked.items()):
+            if now >= until:
+                self._drop(ask.line, number)
+                self._no_answer(ask, TimeoutError("timed out"))
+
+    # ---- answers
+
+    def _receive(self, number: int) -> None:
+        connection, ask, _ = self._asked[number]
+        try:
+            answer = connection.arrived()
+        except Exception as error:
+            self._drop(ask.line, number)
+            self._no_answer(ask, error)
+            return
+        if answer is not None:
+            del self._asked[number]
+            self._answered(ask, answer)
+
+    def _answered(self, ask: Ask, answer: Any) -> None:
+        now = time.monotonic()
+        try:
+            throttle_s, found = throttled(answer), fetched_parts(answer)
+        except (TypeError, AttributeError, ValueError) as error:  # null where there must be something
+            self._no_answer(
+                ask, BrokerBroken(f"the broker at {ask.line.broker} sent a fetch answer without parts: {error}")
+            )
+            return
+        parts = self._fetching.answered(ask, now, throttle_s)
+        full = any(each.records for each in found.values())
+        brings = []
+        for part in parts:
+            got = found.get((part.topic, part.number))
+            try:
+                self._errors.check(getattr(answer, "error_code", 0), part.topic)
+                if got is None:
+                    raise Passing(LEFT_OUT)
+                self._errors.check(got.error_code, part.topic)
+            except (OutOfRange, Passing, KafkaError) as error:
+                self._failed(part, error)
+                continue
+            if got.records:
+                brings.append((part, fetched(got)))
+                self._fetching.works_off(part, now)
+            else:
+                part.owner.nothing(got.high_watermark)
+                # What others have got may have been all that there was room for.
+                self._fetching.goes_on(part, part.offset, now, lags=full and part.offset < got.high_watermark)
+        for part, rows in brings:
+            part.owner.came(rows)
+            self._work_off(part)

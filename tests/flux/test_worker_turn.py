@@ -1,0 +1,87 @@
+"""In which order a turn of a worker's loop applies, reads, sends and receives."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from flux.host.gathering import Gathering
+from flux.shell.worker import WORK_S, Worker
+
+QUICK_S, SLOW_S = 0.0, 1.1 * WORK_S
+
+
+class Core:
+    """As much of a worker's as its loop asks for."""
+
+    rows_in = steps = 0
+    reading = SimpleNamespace(due=lambda _: 0.0)
+
+    def __init__(self, loop: Turning) -> None:
+        self.loop = loop
+        self.note = [0] * 8
+        self.work, self.read = loop.applies, loop.reads
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.loop.left)
+
+    def due(self) -> float:
+        return 0.0
+
+
+class Turning(Worker):
+    """Notes what it does; ``steps`` are seconds that each step takes, ``receives`` messages come in every turn."""
+
+    def __init__(self, steps: list[float], receives: int = 0) -> None:
+        self.did: list[str] = []
+        self.left = steps
+        nothing = SimpleNamespace(check=lambda: None, acquire=lambda: None, release=lambda: None)
+        self._sinks: Any = nothing
+        self._watch: Any = SimpleNamespace(quiet=nothing)
+        self._gathering = Gathering()
+        self._turns, self._rested_s, self._beat_at = 0, 0.0, 0.0
+        self.sockets: Any = SimpleNamespace(wait=lambda _: [None] * receives)
+
+    def turn(self) -> list[str]:
+        core: Any = Core(self)
+        self._turn(core)
+        return self.did
+
+    def applies(self, now: float) -> bool:
+        if not self.left:
+            return False
+        time.sleep(self.left.pop(0))
+        self.did.append("apply")
+        return True
+
+    def reads(self, idle: bool, now: float) -> bool:
+        self.did.append("read" if idle else "read if due")
+        return False
+
+    def _flush(self, core: Any, now: float) -> None:
+        self.did.append("send")
+
+    def _heartbeat(self, core: Any, now: float) -> None: ...
+
+    def _receive(self, core: Any, ready: Any) -> None:
+        self.did.append("receive")
+
+
+def test_sources_are_read_in_a_turn_that_has_applied_all_there_was() -> None:
+    """They were read every 50 ms only, wherever each turn found something to apply."""
+    assert Turning([QUICK_S] * 3).turn() == ["apply", "apply", "apply", "read", "send"]
+    assert Turning([SLOW_S]).turn() == ["apply", "read", "send"]
+
+
+def test_what_waits_is_applied_before_sources_are_read() -> None:
+    assert Turning([SLOW_S, QUICK_S]).turn() == ["apply", "read if due", "send"]
+
+
+def test_what_has_been_received_is_answered_before_anything_is_applied() -> None:
+    turning = Turning([], receives=2)
+    turning.turn()
+    turning.left = [QUICK_S]
+    answered = ["receive", "receive", "send"]
+    assert turning.turn() == ["read", "send", *answered, "apply", "read", "send", *answered]

@@ -1,0 +1,225 @@
+"""Which partitions are asked for together, and when: told by the clock of the test. No thread, no broker."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from flux.kafka.fetching import ASKED, GATHER_S, GONE, LATE_S, LOST, PAUSE_MAX_S, PAUSE_S, WAIT_S, Ask, Fetching, Part
+
+HERE, THERE = ("here", 9092), ("there", 9092)
+RETRY_S = 100.0
+
+
+def reading(fetching: Fetching, *numbers: int, broker: tuple[str, int] = HERE, now: float = 0.0) -> list[Part]:
+    """Partitions whose leader is known."""
+    parts = [Part(f"reader {number}", "clicks", number, 0, now) for number in numbers]
+    for part in parts:
+        fetching.add(part)
+    assert {*fetching.lookups(now)} == {*parts}
+    for part in parts:
+        fetching.found(part, broker, now)
+    return parts
+
+
+def asked(fetching: Fetching, now: float) -> list[list[int]]:
+    return [[part.number for part in ask.parts] for ask in fetching.asks(now)]
+
+
+def one(fetching: Fetching, now: float) -> Ask:
+    (ask,) = fetching.asks(now)
+    return ask
+
+
+def nothing_came(fetching: Fetching, ask: Ask, now: float) -> None:
+    for part in fetching.answered(ask, now):
+        fetching.goes_on(part, part.offset, now, lags=False)
+
+
+def test_all_partitions_of_a_broker_are_in_one_request_and_each_in_one_only() -> None:
+    fetching = Fetching()
+    reading(fetching, 0, 1, 2)
+    reading(fetching, 3, broker=THERE)
+    assert asked(fetching, 0.0) == [[0, 1, 2], [3]]
+    assert asked(fetching, 0.0) == []
+    assert fetching.due() == inf
+
+
+def test_a_leader_is_looked_up_once_at_a_time() -> None:
+    fetching = Fetching()
+    part = Part("reader", "clicks", 0, 0, 0.0)
+    fetching.add(part)
+    assert fetching.due() == 0.0
+    assert fetching.lookups(0.0) == [part]
+    assert fetching.lookups(0.0) == []
+    assert fetching.due() == inf
+
+
+def test_who_waits_for_a_lookup_that_is_under_way_is_no_reason_to_turn() -> None:
+    """The thread turned without a pause, a whole core, while a broker did not answer."""
+    fetching = Fetching()
+    fetching.add(Part("first", "clicks", 0, 0, 0.0))
+    fetching.lookups(0.0)
+    fetching.add(Part("second", "clicks", 1, 0, 0.0))
+    assert fetching.due(looking_up=True) == inf
+    assert fetching.due() == 0.0
+
+
+def test_who_was_held_up_here_for_long_is_not_given_up_for_what_passes() -> None:
+    fetching = Fetching()
+    (part,) = reading(fetching, 0)
+    ask = one(fetching, 0.0)
+    fetching.answered(ask, 0.0)
+    fetching.works_off(part, 0.0)
+    fetching.pauses(part, 2 * RETRY_S)
+    fetching.resumed(2 * RETRY_S)
+    assert fetching.failed(part, 0, 2 * RETRY_S, RETRY_S) is None
+
+
+def test_a_partition_whose_rows_are_worked_off_is_not_asked_for_and_holds_up_no_other() -> None:
+    fetching = Fetching()
+    full, other = reading(fetching, 0, 1)
+    for part in fetching.answered(one(fetching, 0.0), 1.0):
+        fetching.works_off(part, 1.0)
+    fetching.goes_on(other, 5, 1.0, lags=True)
+    assert asked(fetching, 1.0) == [[1]]
+    assert (other.offset, full.offset) == (5, 0)
+    fetching.pauses(full, 3.0)
+    assert fetching.due() == 3.0
+    assert (fetching.resumed(2.9), fetching.resumed(3.0), fetching.resumed(3.0)) == ([], [full], [])
+
+
+def test_who_has_all_that_the_log_has_does_not_ask_again_at_once() -> None:
+    fetching = Fetching()
+    parts = reading(fetching, 0, 1)
+    ask = one(fetching, 0.0)
+    for part in fetching.answered(ask, 0.001):
+        fetching.goes_on(part, 1, 0.001, lags=False)
+    assert asked(fetching, 0.001) == []
+    assert fetching.due() == GATHER_S
+    assert asked(fetching, GATHER_S) == [[0, 1]]
+    assert {part.phase for part in parts} == {ASKED}
+
+
+def test_who_lags_asks_again_at_once_and_takes_the_others_along() -> None:
+    fetching = Fetching()
+    first, second = reading(fetching, 0, 1)
+    fetching.answered(one(fetching, 0.0), 0.001)
+    fetching.goes_on(first, 0, 0.001, lags=False)
+    fetching.goes_on(second, 9, 0.001, lags=True)
+    assert asked(fetching, 0.001) == [[0, 1]]
+
+
+def test_a_broker_is_asked_first_for_whom_nothing_came() -> None:
+    """It fills an answer in this order, and may have room for the first only."""
+    fetching = Fetching()
+    first, *rest = reading(fetching, 0, 1, 2)
+    fetching.answered(one(fetching, 0.0), 1.0)
+    fetching.works_off(first, 1.0)
+    for part in rest:
+        fetching.goes_on(part, 0, 1.0, lags=True)
+    fetching.goes_on(first, 100, 1.0, lags=True)
+    assert asked(fetching, 1.0) == [[1, 2, 0]]
+
+
+def test_who_comes_late_waits_shortly_and_takes_a_second_connection() -> None:
+    fetching = Fetching()
+    reading(fetching, 0)
+    first = one(fetching, 0.0)
+    (late,) = reading(fetching, 1, now=1.0)
+    assert (first.line.index, first.wait) == (0, WAIT_S[0])
+    assert asked(fetching, 1.0) == [[1]], "a reader that begins does not wait"
+    (third,) = reading(fetching, 2, now=2.0)
+    assert fetching.due() == inf
+    assert third.phase != ASKED
+    nothing_came(fetching, first, 2.5)
+    assert asked(fetching, 2.5) == [[2, 0]]
+    assert late.phase == ASKED
+
+
+def test_under_load_all_come_together_again() -> None:
+    fetching = Fetching()
+    reading(fetching, 0)
+    first = one(fetching, 0.0)
+    reading(fetching, 1, now=1.0)
+    second = one(fetching, 1.0)
+    assert (second.line.index, second.wait) == (1, WAIT_S[1])
+    nothing_came(fetching, second, 1.01)
+    assert fetching.due() == pytest.approx(1.01 + LATE_S)
+    assert asked(fetching, 1.012) == []
+    nothing_came(fetching, first, 1.014)
+    assert asked(fetching, 1.014) == [[1, 0]]
+
+
+def test_a_broker_that_wants_a_pause_gets_it_and_others_do_not() -> None:
+    fetching = Fetching()
+    reading(fetching, 0)
+    ask = one(fetching, 0.0)
+    (part,) = fetching.answered(ask, 1.0, throttle_s=2.0)
+    fetching.goes_on(part, 1, 1.0, lags=True)
+    reading(fetching, 1, broker=THERE, now=1.0)
+    assert asked(fetching, 1.0) == [[1]]
+    assert fetching.due() == 3.0
+    assert asked(fetching, 3.0) == [[0]]
+
+
+def test_pauses_after_failures_get_longer_until_an_answer_comes() -> None:
+    fetching = Fetching()
+    (part,) = reading(fetching, 0)
+    (other,) = reading(fetching, 1, broker=THERE)
+    now, pauses = 1.0, []
+    for ask in [*fetching.asks(0.0)]:
+        fetching.answered(ask, now)
+    fetching.goes_on(other, 7, now, lags=True)
+    for _ in range(7):
+        assert fetching.failed(part, 0, now, RETRY_S) is None
+        assert part.phase == LOST
+        pauses.append(part.due - now)
+        now = part.due
+        assert fetching.lookups(now) == [part]
+    assert pauses == pytest.approx([PAUSE_S * 2**i for i in range(5)] + [PAUSE_MAX_S] * 2)
+    assert asked(fetching, 1.0) == [[1]], "the others go on"
+    fetching.found(part, THERE, now)
+    (ask,) = fetching.asks(now)
+    fetching.answered(ask, now)
+    fetching.works_off(part, now)
+    fetching.failed(part, 3, now, RETRY_S)
+    assert (part.due - now, part.offset) == (pytest.approx(PAUSE_S), 3)
+
+
+def test_what_fails_for_too_long_is_told() -> None:
+    fetching = Fetching()
+    (part,) = reading(fetching, 0, now=10.0)
+    fetching.answered(one(fetching, 10.0), 11.0)
+    assert fetching.failed(part, 0, 10.0 + RETRY_S - 1, RETRY_S) is None
+    assert fetching.lookups(10.0 + RETRY_S) == [part]
+    assert fetching.failed(part, 0, 10.0 + RETRY_S, RETRY_S) == RETRY_S
+
+
+def test_nothing_comes_back_for_who_has_gone() -> None:
+    fetching = Fetching()
+    gone, stays = reading(fetching, 0, 1)
+    ask = one(fetching, 0.0)
+    fetching.remove(gone)
+    assert fetching.answered(ask, 1.0) == [stays]
+    for late in (
+        lambda: fetching.goes_on(gone, 1, 1.0, lags=True),
+        lambda: fetching.pauses(gone, 2.0),
+        lambda: fetching.found(gone, HERE, 1.0),
+        lambda: fetching.failed(gone, 1, 1.0, RETRY_S),
+    ):
+        late()
+        assert (gone.phase, fetching.due(), len(fetching)) == (GONE, inf, 1)
+
+
+def test_who_is_to_be_asked_for_alone_is() -> None:
+    """A broker may cut off what does not fit behind the records of others."""
+    fetching = Fetching()
+    cut, other = reading(fetching, 0, 1)
+    fetching.answered(one(fetching, 0.0), 1.0)
+    assert cut.among
+    fetching.goes_on(cut, 0, 1.0, lags=True, alone=True)
+    fetching.goes_on(other, 1, 1.0, lags=True)
+    assert asked(fetching, 1.0) == [[0], [1]]
+    assert not cut.among
