@@ -151,7 +151,7 @@ class BatchesReader(DataSourceReader):  # type: ignore[misc]
 
 def datasource(spark: SparkSession, count: int, rounds: int, rows: bool, console: Console) -> Measured:
     """A Python data source into a keyed count and sum, inside the workers and as a DataFrame. ``rows``: it gives rows one by
-    one, and not record batches."""
+    one, and not record batches. With one replica, so that what is common to both costs as little as it can."""
     count = max(count // (PARTITIONS * _EACH), 1) * PARTITIONS * _EACH
     spark.dataSource.register(Batches)
     options = {"count": str(count), "rows": str(rows).lower()}
@@ -162,7 +162,7 @@ def datasource(spark: SparkSession, count: int, rounds: int, rows: bool, console
     best, lost, duplicated = dict.fromkeys(ways, 0.0), 0, 0
     for round_ in range(rounds + 1):
         for way, made in ways.items():
-            totals: Any = flux.stage(key="key", partitions=8)(Totals)
+            totals: Any = flux.stage(key="key", partitions=8, replicas=1)(Totals)
             query = totals(made()).start(spark=spark, workers=PARTITIONS, keep_output=True)
             try:
                 query.wait_for_output()

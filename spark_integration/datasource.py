@@ -29,6 +29,8 @@ from spark_integration.datasource_stream import StreamReading
 
 #: Partitions of a data source that are read at the same time, if nothing is said.
 _AT_ONCE = 8
+#: How long rows wait for more: this is not for who wants to see each row at once.
+GATHER_S = 0.05
 
 
 def datasource(
@@ -107,7 +109,7 @@ class BatchReading:
 
     def __call__(self, partition: int, start: Any) -> Ahead:
         index, rows = (partition, 0) if start is None else (int(start[0]), int(start[1]))
-        return Ahead(lambda: self._rows(index, rows), f"flux-datasource-{partition}")
+        return Ahead(lambda: self._rows(index, rows), f"flux-datasource-{partition}", GATHER_S)
 
     def _rows(self, index: int, skip: int) -> Iterator[Positioned]:
         while index < len(self.planned):

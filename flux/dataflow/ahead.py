@@ -7,29 +7,52 @@ Law: no method blocks. What was read and not taken has at most ``bytes_max``, an
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+
+import pyarrow as pa
 
 from flux.dataflow.sources import Positioned
 
 #: Some hundredths of a second of work.
 AHEAD_BYTES = 16 << 20
+#: Of small batches that are taken together: what one costs hardly depends on how few rows it has.
+JOINED_ROWS, JOINED_BYTES = 65_536, 4 << 20
+
+
+def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max: int) -> tuple[Positioned, int]:
+    """Takes what waits first, and small batches behind it as far as they fit. ``ready``: each with its bytes, which are returned,
+    too."""
+    first, nbytes = ready.popleft()
+    rows, parts = first.batch.num_rows, [first]
+    while ready:
+        following, more = ready[0]
+        if rows + following.batch.num_rows > rows_max or nbytes + more > bytes_max:
+            break
+        rows, nbytes = rows + following.batch.num_rows, nbytes + more
+        parts.append(ready.popleft()[0])
+    if len(parts) == 1:
+        return first, nbytes
+    return Positioned(pa.concat_batches([part.batch for part in parts]), parts[-1].position), nbytes
 
 
 class Ahead:
     """``items``: rows with their positions; a number of seconds to wait before it is asked again, where there is nothing just
-    now. It is begun, asked and closed by the thread."""
+    now. It is begun, asked and closed by the thread. ``gather_s``: how long what is ready may wait for more, where it is less
+    than half of what may be taken together."""
 
-    def __init__(
-        self, items: Callable[[], Iterator[Positioned | float]], name: str, bytes_max: int = AHEAD_BYTES
-    ) -> None:
+    def __init__(self, items: Callable[[], Iterator[Positioned | float]], name: str, gather_s: float = 0.0) -> None:
         self._items = items
-        self._bytes_max = bytes_max
-        self._ready: deque[Positioned] = deque()
-        self._bytes = 0
+        self._gather_s = gather_s
+        self._ready: deque[tuple[Positioned, int]] = deque()
+        self._rows_ready = self._bytes = 0
+        self._since = 0.0  # what is ready waits
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._error: BaseException | None = None
+        self._ring: Callable[[], None] | None = None
+        self._asked_in_vain = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -39,16 +62,26 @@ class Ahead:
     def __next__(self) -> Positioned | None:
         """The next rows; None if there are none yet. Raises what ended the reading once everything before is taken."""
         with self._changed:
-            if self._ready:
-                taken = self._ready.popleft()
-                self._bytes -= taken.batch.nbytes
+            if self._ready and not self._gathers():
+                taken, nbytes = first_joined(self._ready, JOINED_ROWS, JOINED_BYTES)
+                self._rows_ready, self._bytes = self._rows_ready - taken.batch.num_rows, self._bytes - nbytes
                 self._changed.notify()
                 return taken
-            if self._error is not None:
+            if self._error is not None and not self._ready:
                 raise self._error
-            if self._ended:
+            if self._ended and not self._ready:
                 raise StopIteration
+            self._asked_in_vain = True
         return None
+
+    def _gathers(self) -> bool:
+        few = 2 * self._rows_ready < JOINED_ROWS and 2 * self._bytes < JOINED_BYTES
+        over = self._ended or self._error is not None
+        return few and not over and time.monotonic() < self._since + self._gather_s
+
+    def when_ready(self, ring: Callable[[], None]) -> None:
+        """``ring`` is called when something has come after there was nothing."""
+        self._ring = ring
 
     def close(self) -> None:
         with self._changed:
@@ -63,9 +96,13 @@ class Ahead:
             for item in items:
                 if not self._put(item):
                     return
-            self._ended = True
+            with self._changed:
+                self._ended = True
+            self._tell_ready()
         except BaseException as error:  # for whoever takes
-            self._error = error
+            with self._changed:
+                self._error = error
+            self._tell_ready()
         finally:
             close = getattr(items, "close", None)
             if close is not None:
@@ -78,8 +115,19 @@ class Ahead:
                 self._changed.wait_for(lambda: self._closed, item)
                 return not self._closed
             size = item.batch.nbytes
-            self._changed.wait_for(lambda: self._closed or not self._ready or self._bytes + size <= self._bytes_max)
-            if not self._closed:
-                self._ready.append(item)
-                self._bytes += size
-            return not self._closed
+            self._changed.wait_for(lambda: self._closed or not self._ready or self._bytes + size <= AHEAD_BYTES)
+            if self._closed:
+                return False
+            if not self._ready:
+                self._since = time.monotonic()
+            self._ready.append((item, size))
+            self._rows_ready, self._bytes = self._rows_ready + item.batch.num_rows, self._bytes + size
+        self._tell_ready()
+        return True
+
+    def _tell_ready(self) -> None:
+        with self._changed:
+            tells = self._asked_in_vain and not self._gathers()
+            self._asked_in_vain &= not tells
+        if tells and self._ring is not None:
+            self._ring()

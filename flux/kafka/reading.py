@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from flux.dataflow.ahead import first_joined
 from flux.dataflow.batches import split
 from flux.dataflow.sources import Positioned
 from flux.kafka.client import EARLIEST, LATEST, Address, Client, Fetched
@@ -112,7 +113,7 @@ class PartitionReader:
         self._taken = start  # behind what was taken
         self._done: int | None = None  # all before was applied
         self._end: int | None = None  # of the log, by the last answer
-        self._ready: deque[_Given] = deque()
+        self._ready: deque[tuple[Positioned, int]] = deque()
         self._bytes = 0
         # What has come and is not ready: its bytes, those that are through, and the batch that waits for room.
         self._answer, self._used, self._begun = NOTHING, 0, start
@@ -143,7 +144,8 @@ class PartitionReader:
             if not self._ready:
                 return None
         with self._lock:
-            taken = self._joined()
+            taken, nbytes = first_joined(self._ready, JOINED_ROWS, BYTES_MAX)
+            self._bytes -= nbytes
             self._taken = taken.position
             goes_on = self.full and self._has_room()
             if goes_on:
@@ -151,22 +153,6 @@ class PartitionReader:
         if goes_on:
             self._fetcher.has_room(self)
         return taken
-
-    def _joined(self) -> Positioned:
-        """What waits first, and small batches behind it."""
-        first, size = self._ready.popleft()
-        self._bytes -= size
-        rows, parts = first.batch.num_rows, [first]
-        while self._ready:
-            following, more = self._ready[0]
-            rows, size = rows + following.batch.num_rows, size + more
-            if rows > JOINED_ROWS or size > BYTES_MAX:
-                break
-            self._bytes -= more
-            parts.append(self._ready.popleft()[0])
-        if len(parts) == 1:
-            return first
-        return Positioned(pa.concat_batches([part.batch for part in parts]), parts[-1].position)
 
     def __iter__(self) -> Iterator[Positioned | None]:
         return self

@@ -19,8 +19,10 @@ class Cyclic:
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
     gc.unfreeze()
+    threshold = gc.get_threshold()
     yield
     gc.unfreeze()
+    gc.set_threshold(*threshold)
 
 
 def test_what_is_loaded_is_left_out_and_what_a_task_leaves_behind_is_collected() -> None:
@@ -43,3 +45,16 @@ def test_what_is_loaded_later_is_left_out_too_if_it_is_much(monkeypatch: pytest.
     more = [[number] for number in range(20_000)]
     shell.short_collections()
     assert gc.get_freeze_count() > loaded + len(more) // 2
+
+
+def test_rows_that_come_one_by_one_are_not_looked_through_again_and_again() -> None:
+    gc.set_threshold(700, 10, 10)
+    shell.short_collections()
+    assert gc.get_threshold() == (shell.YOUNG, 10, 10)
+
+
+def test_whoever_looks_for_garbage_more_seldom_or_never_goes_on_like_that() -> None:
+    for threshold in (0, 2 * shell.YOUNG):
+        gc.set_threshold(threshold)
+        shell.short_collections()
+        assert gc.get_threshold()[0] == threshold

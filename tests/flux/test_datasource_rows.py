@@ -224,8 +224,9 @@ def test_two_lives_at_once_agree_on_the_ends(tmp_path: Path) -> None:
     found = [taken(life, 300) for life in lives]
     short = min(map(len, found))
     assert [n for n, _ in found[0]][:short] == [n for n, _ in found[1]][:short] == list(range(short))
-    same = {n: tuple(position) for n, position in found[0]}
-    assert all(same.get(n, tuple(position)) == tuple(position) for n, position in found[1])
+    first, second = ({tuple(position): n for n, position in life} for life in found)  # the last row before each position
+    assert first
+    assert all(second.get(position, n) == n for position, n in first.items())
 
 
 def test_a_stream_commits_only_what_was_applied_and_only_if_told(tmp_path: Path) -> None:

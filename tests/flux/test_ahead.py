@@ -1,0 +1,145 @@
+"""A reader in a thread ahead of its worker: what it gives together, when it rings, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flux.dataflow import ahead
+from flux.dataflow.ahead import Ahead
+from flux.dataflow.sources import Positioned
+
+LONG_S = 20.0
+
+
+def rows(number: int, first: int = 0) -> Positioned:
+    return Positioned(pa.record_batch({"n": range(first, first + number)}), first + number)
+
+
+class Reading:
+    """Of an Ahead whose items this test gives one by one, and what it rang."""
+
+    def __init__(self, gather_s: float = 0.0) -> None:
+        self._more = threading.Semaphore(0)
+        self._items: list[Any] = []
+        self.rang = threading.Event()
+        self.ahead = Ahead(self._given, "test", gather_s)
+        self.ahead.when_ready(self.rang.set)
+
+    def _given(self) -> Iterator[Any]:
+        while True:
+            self._more.acquire(timeout=LONG_S)
+            item = self._items.pop(0)
+            if item is None:
+                return
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def gives(self, *items: Any) -> None:
+        for item in items:
+            self._items.append(item)
+            self._more.release()
+
+    def waits(self, number: int) -> None:
+        """Until so many batches are ready."""
+        until(lambda: len(self.ahead._ready) >= number)
+
+
+def until(reached: Callable[[], Any]) -> None:
+    end = time.monotonic() + LONG_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def reading() -> Iterator[Reading]:
+    made = Reading()
+    yield made
+    made.ahead.close()
+    made.gives(None)
+
+
+def numbers(taken: Positioned | None) -> list[int]:
+    assert taken is not None
+    return taken.batch.column(0).to_pylist()  # type: ignore[no-any-return]
+
+
+def test_small_batches_that_wait_come_together_with_the_position_behind_them(reading: Reading) -> None:
+    reading.gives(rows(2), rows(3, 2), rows(1, 5))
+    reading.waits(3)
+    taken = next(reading.ahead)
+    assert numbers(taken) == [0, 1, 2, 3, 4, 5]
+    assert taken is not None
+    assert taken.position == 6
+    assert next(reading.ahead) is None
+
+
+def test_no_more_come_together_than_the_limit(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "JOINED_ROWS", 4)
+    reading.gives(rows(2), rows(2, 2), rows(1, 4), rows(9, 5))
+    reading.waits(4)
+    assert [len(numbers(next(reading.ahead))) for _ in range(3)] == [4, 1, 9]
+
+
+def test_it_rings_once_something_has_come_after_there_was_nothing(reading: Reading) -> None:
+    reading.gives(rows(1))
+    reading.waits(1)
+    assert not reading.rang.is_set(), "nobody has asked in vain"
+    assert numbers(next(reading.ahead)) == [0]
+    assert next(reading.ahead) is None
+    reading.gives(rows(1, 1))
+    assert reading.rang.wait(LONG_S)
+    reading.rang.clear()
+    reading.gives(rows(1, 2))
+    reading.waits(2)
+    assert not reading.rang.is_set(), "it has rung already"
+
+
+@pytest.mark.parametrize("end", [None, ValueError("broken")])
+def test_it_rings_at_its_end_which_comes_behind_all_rows(reading: Reading, end: Exception | None) -> None:
+    assert next(reading.ahead) is None
+    reading.gives(end)
+    assert reading.rang.wait(LONG_S)
+    with pytest.raises(StopIteration if end is None else ValueError):
+        next(reading.ahead)
+
+
+def test_rows_before_an_error_are_taken_first(reading: Reading) -> None:
+    reading.gives(rows(2), ValueError("broken"))
+    until(lambda: reading.ahead._error)
+    assert numbers(next(reading.ahead)) == [0, 1]
+    with pytest.raises(ValueError, match="broken"):
+        next(reading.ahead)
+
+
+def test_few_rows_wait_for_more_but_not_for_long() -> None:
+    reading = Reading(gather_s=0.2)
+    assert next(reading.ahead) is None
+    began = time.monotonic()
+    reading.gives(rows(1))
+    reading.waits(1)
+    while (taken := next(reading.ahead)) is None:
+        time.sleep(0.001)
+    assert time.monotonic() - began >= 0.2
+    assert numbers(taken) == [0]
+    assert not reading.rang.is_set(), "a worker asks again by itself"
+    reading.gives(None)
+
+
+@pytest.mark.parametrize("end", [None, "many"])
+def test_what_is_many_or_the_last_waits_for_nothing(end: str | None) -> None:
+    reading = Reading(gather_s=LONG_S)
+    assert next(reading.ahead) is None
+    reading.gives(rows(1), None if end is None else rows(ahead.JOINED_ROWS // 2, 1))
+    assert reading.rang.wait(LONG_S / 2)
+    taken = next(reading.ahead)
+    assert taken is not None
+    assert numbers(taken)[0] == 0
+    reading.gives(None)
