@@ -212,6 +212,11 @@ class Journal(Shelf):
         elif isinstance(record, Ordered):
             self._touched.add(PartitionKey(record.item.stage, record.item.partition))
 
+    @property
+    def pending(self) -> bool:
+        """Whether anything was noted that is not durable yet."""
+        return bool(self._pending)
+
     def flush(self) -> None:
         """What was noted is durable when this returns."""
         if not self._pending:

@@ -7,6 +7,7 @@ orders and checkpoints, producers hear its acks. What it says leaves when it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +37,8 @@ class Vault(StageWorker):
         super().__init__(plan, worker, clock, workers, limits, journal)
         self.journal = journal
         self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
+        self._held: list[Effect] = []
+        self._flush_at = inf
 
     @property
     def written(self) -> tuple[int, int, int]:
@@ -70,9 +73,17 @@ class Vault(StageWorker):
             super().on_answer(worker, message, now)
 
     def due(self) -> float:
-        return 0.0 if self._handing.waits else super().due()
+        return 0.0 if self._handing.waits else min(super().due(), self._flush_at)
 
     def poll(self, now: float) -> Iterator[Effect]:
-        effects = [*super().poll(now), *self._handing.poll(now)]
-        self.journal.flush()
-        yield from effects
+        """All in order: what it says may follow from what is not durable yet."""
+        self._held += super().poll(now)
+        self._held += self._handing.poll(now)
+        if self.journal.pending:
+            self._flush_at = min(self._flush_at, now + self.plan.settings.journal_flush)
+            if now < self._flush_at:
+                return
+            self.journal.flush()
+            self._flush_at = inf
+        held, self._held = self._held, []
+        yield from held

@@ -180,3 +180,31 @@ def test_without_a_vault_a_live_replica_that_is_not_here_is_a_mistake() -> None:
     core = StageWorker(planned(flux.stage(partitions=1)(Kept)), SECOND)
     with pytest.raises(AssertionError, match=r"the state of replica .* is lost"):
         core.on_table(table(1, SECOND, 1), 0.0)
+
+
+def test_nothing_is_said_before_it_is_durable_and_what_waits_is_flushed_together(both: Both) -> None:
+    """``spark.flux.journal.flush``."""
+    settings = replace(both.plan.settings, journal_flush=0.01)
+    vault = Vault(replace(both.plan, settings=settings), VAULT, opened(both.store))
+    flushes: list[float] = []
+    flush = both.store.flush
+
+    def counted() -> None:
+        flushes.append(now)
+        flush()
+
+    both.store.flush = counted  # type: ignore[method-assign]
+    now, said = 1.0, []
+    vault.on_table(table(1, SECOND, 1), now)
+    for _ in range(5):
+        vault.journal.see(vault.journal.highest + 1)
+        said += list(vault.poll(now))
+        assert not said
+        assert vault.due() <= 1.01
+        now += 0.002
+    now = 1.01
+    said += list(vault.poll(now))
+    assert said
+    assert flushes == [1.01]
+    assert list(vault.poll(now)) == []
+    assert flushes == [1.01], "nothing was left to flush"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ATTEMPT = 1_000_000
 #: Between two lives of a query.
 AWAY_S = 5.0
+#: Of one query in three: what it writes waits for more.
+LATE_FLUSH_S = 0.004
 
 
 class AllLost(Exception):
@@ -125,7 +127,11 @@ class Life:
         """How many workers it has this time."""
         plan = sim.dataflow.plan
         self.began_with = self.began_with or slots
-        sim.dataflow = replace(sim.dataflow, plan=replace(plan, durable=True, began_with=self.began_with))
+        flush = LATE_FLUSH_S if sim.seed % 3 == 0 else 0.0
+        settings = replace(plan.settings, journal_flush=flush)
+        sim.dataflow = replace(
+            sim.dataflow, plan=replace(plan, durable=True, began_with=self.began_with, settings=settings)
+        )
         if self.earlier is None:
             return slots
         _go_on(sim.ledger, self.earlier.ledger)
