@@ -224,7 +224,9 @@ def test_two_lives_at_once_agree_on_the_ends(tmp_path: Path) -> None:
     found = [taken(life, 300) for life in lives]
     short = min(map(len, found))
     assert [n for n, _ in found[0]][:short] == [n for n, _ in found[1]][:short] == list(range(short))
-    first, second = ({tuple(position): n for n, position in life} for life in found)  # the last row before each position
+    first, second = (
+        {tuple(position): n for n, position in life} for life in found
+    )  # the last row before each position
     assert first
     assert all(second.get(position, n) == n for position, n in first.items())
 
