@@ -46,6 +46,11 @@ def active_queries() -> list[Query]:
         return list(_active.values())
 
 
+def is_taken(name: str) -> bool:
+    """Whether a running query has this name."""
+    return any(query.name == name for query in active_queries())
+
+
 def others(than: str | None = None) -> Others:
     """What the running queries hold and need of task slots, but for the query of this id."""
     queries = [query for query in active_queries() if query.id != than]

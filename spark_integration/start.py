@@ -67,6 +67,8 @@ def start_query(
         check_durable(flows)
     if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
         raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
+    if name is not None and active.is_taken(name):
+        raise UsageError(f"a query named {name!r} is running: stop it first, or give another queryName")
     sources = sources_of(flows)
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)

@@ -104,7 +104,7 @@ class AllAvailable:
     def _unread(self, source: int) -> str:
         about = self._plan.sources[source]
         waited = [p for p in range(about.worker_partitions) if SourcePartition(source, p) not in self._paused]
-        return f"{about.name} has nothing more just now in {named('partition', waited)}" if waited else ""
+        return f"{about.name} has not paused in {named('partition', waited)}" if waited else ""
 
     # ---- 2. logs
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flux.calls import checked
 from flux.dataflow.columns import position, positions
 from flux.dataflow.operator import Batches, Context, Operator
 from flux.errors import SchemaError, UsageError
@@ -57,26 +58,31 @@ class Measure:
         return f"{self.kind}({self.column or ''})"
 
 
+@checked("flux.count")
 def count(column: str | None = None) -> Measure:
     """Number of rows, also written ``count("*")`` as in Spark, or of values of a column that are not null."""
     return Measure("count", column)
 
 
+@checked("flux.sum")
 def sum(column: str) -> Measure:
     """Sum of integers (bigint), floats (double) or decimals; overflow is an error."""
     return Measure("sum", column)
 
 
+@checked("flux.min")
 def min(column: str) -> Measure:
     """Least value; NaN is greater than any number, strings compare byte by byte."""
     return Measure("min", column)
 
 
+@checked("flux.max")
 def max(column: str) -> Measure:
     """Greatest value; NaN is greater than any number, strings compare byte by byte."""
     return Measure("max", column)
 
 
+@checked("flux.mean")
 def mean(column: str) -> Measure:
     """Mean as double, of decimals as a decimal with four more digits."""
     return Measure("mean", column)

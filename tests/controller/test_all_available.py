@@ -45,12 +45,12 @@ class Reporting:
 
 def test_sources_must_have_nothing_more_after_the_question_and_logs_be_emptied_once_for_each_stage() -> None:
     r = Reporting(stages=2)
-    both = "rows has nothing more just now in partitions 0, 1"
+    both = "rows has not paused in partitions 0, 1"
     r.pauses = [5, 5]
     for _ in range(REPORTS):
         assert r.report() == both, "whatever they have said before counts for nothing"
     r.pauses[1] = 6
-    assert r.report() == "rows has nothing more just now in partition 0"
+    assert r.report() == "rows has not paused in partition 0"
     r.pauses[0] = 6
     assert r.report() == "rows have 2 stages to pass, in the logs of workers 0, 1"
     for _ in range(TIMES - 1):
@@ -89,7 +89,7 @@ def test_a_source_that_another_worker_reads_is_asked_anew() -> None:
         r.report()
     assert "1 stage" in r.look()
     r.cluster.take(r.cluster.core.leave([0], "a test", r.cluster.now))
-    assert "has nothing more just now in partitions 0, 1" in r.look()
+    assert "has not paused in partitions 0, 1" in r.look()
 
 
 def test_before_the_workers_have_come_it_waits_for_them() -> None:

@@ -16,7 +16,7 @@ import flux
 from controller.dag import compile_plan
 from controller.server import Server
 from flux.settings import Settings
-from spark_integration import query, start
+from spark_integration import active, query, start
 from spark_integration.jobs import reason_of
 from spark_integration.operate import Operated, checked_timeout
 from spark_integration.shipping import check_shipping
@@ -74,7 +74,7 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query, "ALL_AVAILABLE_SAY_S", 0.0)
-    waits = iter(["rows has nothing more just now in partition 0", ""])
+    waits = iter(["rows has not paused in partition 0", ""])
     endless: Any = object.__new__(query.Query)
     endless._plan, endless._name = plan(flux.stage(name="same")(lambda rows: rows)), "clicks"
     endless._server = SimpleNamespace(look=lambda at: next(waits), finished=threading.Event(), phase="running")
@@ -82,11 +82,20 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
     with caplog.at_level(logging.WARNING, "flux"):
         endless.processAllAvailable(timeout=5)
     assert caplog.messages == [
-        "query clicks: processAllAvailable() waits; this is still to come: rows has nothing more just now in partition 0"
+        "query clicks: processAllAvailable() waits; this is still to come: rows has not paused in partition 0"
     ]
     for wait in (endless.processAllAvailable, endless.awaitTermination, endless.stop):
         with pytest.raises(flux.UsageError, match="timeout must be a number of seconds, got 'x'"):
             wait("x")
+
+
+def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Structured Streaming."""
+    running: Any = SimpleNamespace(name="clicks")
+    monkeypatch.setattr(active, "_active", {"id": running})
+    flow = flux.stage(lambda rows: rows)(dataframe(SCHEMA))
+    with pytest.raises(flux.UsageError, match="a query named 'clicks' is running: stop it first, or give another"):
+        flow.start(queryName="clicks")
 
 
 def test_following_what_is_no_query_is_refused() -> None:

@@ -343,3 +343,18 @@ def test_what_is_checked_is_still_the_function_that_it_was() -> None:
     assert list(inspect.signature(flux.files).parameters)[:3] == ["path", "format", "schema"]
     assert "never ends" in (flux.files.__doc__ or "").lower()
     assert pickle.loads(pickle.dumps(flux.files)) is flux.files
+
+
+@pytest.mark.parametrize("kind", ["sum", "min", "max", "mean"])
+def test_measures_without_their_column_or_with_arguments_they_do_not_have_are_refused(kind: str) -> None:
+    measure = getattr(flux, kind)
+    with pytest.raises(flux.UsageError, match=rf"flux.{kind}: missing a required argument: 'column'; it takes column"):
+        measure()
+    with pytest.raises(flux.UsageError, match=rf"flux.{kind} has no option 'col', did you mean 'column'\?"):
+        measure(col="v")
+
+
+@pytest.mark.parametrize("wrong", [(), []])
+def test_a_key_without_columns_is_refused(wrong: Any) -> None:
+    with pytest.raises(flux.UsageError, match="names no column: leave key out"):
+        flux.stage(key=wrong)
