@@ -31,11 +31,14 @@ class RunningCount(flux.Operator):
         keys = batch.column("key").dictionary_encode()
         places = np.array([self._place(key) for key in keys.dictionary.to_pylist()])[keys.indices.to_numpy()]
         order = np.argsort(places, kind="stable")
-        starts = np.flatnonzero(np.diff(places[order], prepend=-1))
-        rows = np.diff([*starts, len(order)])
+        grouped, first = places[order], np.ones(len(order), bool)
+        np.not_equal(grouped[1:], grouped[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        # How many of its key come before each row in the batch.
+        before = np.arange(len(order)) - starts[np.cumsum(first) - 1]
         until = np.empty(len(order), np.int64)
-        until[order] = self.counts[places[order]] + np.arange(1, len(order) + 1) - np.repeat(starts, rows)
-        self.counts[places[order][starts]] += rows
+        until[order] = self.counts[grouped] + before + 1
+        np.add.at(self.counts, places, 1)
         return pa.record_batch([batch.column("key"), batch.column("due_us"), pa.array(until)], schema=SCHEMA)
 
     def _place(self, key: bytes) -> int:
