@@ -22,13 +22,14 @@ JOINED_ROWS, JOINED_BYTES = 65_536, 4 << 20
 
 
 def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max: int) -> tuple[Positioned, int]:
-    """Takes what waits first, and small batches behind it as far as they fit. ``ready``: each with its bytes, which are returned,
-    too."""
+    """Takes what waits first, and small batches of the same schema behind it as far as they fit. ``ready``: each with its bytes,
+    which are returned, too."""
     first, nbytes = ready.popleft()
     rows, parts = first.batch.num_rows, [first]
     while ready:
         following, more = ready[0]
-        if rows + following.batch.num_rows > rows_max or nbytes + more > bytes_max:
+        fits = rows + following.batch.num_rows <= rows_max and nbytes + more <= bytes_max
+        if not fits or not following.batch.schema.equals(first.batch.schema):
             break
         rows, nbytes = rows + following.batch.num_rows, nbytes + more
         parts.append(ready.popleft()[0])

@@ -88,6 +88,14 @@ def test_no_more_come_together_than_the_limit(reading: Reading, monkeypatch: pyt
     assert [len(numbers(next(reading.ahead))) for _ in range(3)] == [4, 1, 9]
 
 
+def test_a_batch_of_another_schema_comes_alone_so_that_whoever_takes_it_can_say_what_is_wrong(reading: Reading) -> None:
+    other = Positioned(pa.record_batch({"other": ["x"]}), 2)
+    reading.gives(rows(1), other, rows(1, 2))
+    reading.waits(3)
+    taken = [next(reading.ahead) for _ in range(3)]
+    assert [each and each.batch.schema.names for each in taken] == [["n"], ["other"], ["n"]]
+
+
 def test_it_rings_once_something_has_come_after_there_was_nothing(reading: Reading) -> None:
     reading.gives(rows(1))
     reading.waits(1)
