@@ -22,7 +22,8 @@ from flux.dataflow.ahead import Ahead
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.ledger import ledger_folder
 from flux.dataflow.sources import Positioned, Source, source
-from flux.errors import UsageError
+from flux.dataflow.user_code import user_traceback
+from flux.errors import UsageError, UserCodeError
 from flux.settings import parse_seconds
 from spark_integration.datasource_rows import arrow_schema, batches
 from spark_integration.datasource_stream import StreamReading
@@ -56,6 +57,12 @@ def datasource(
     columns = _schema(made, schema)
     called = name or str(made.name())
     wanted = arrow_schema(columns)
+    for flag, given in (("stream", stream), ("commit", commit)):
+        if not isinstance(given, bool):
+            raise UsageError(f"flux.datasource: {flag} must be True or False, got {given!r:.100}")
+    seconds = parse_seconds("poll", poll)
+    if not seconds > 0:
+        raise UsageError(f"flux.datasource: poll must be above zero, got {poll!r}")
     if not stream:
         if ledger is not None or commit:
             raise UsageError("flux.datasource: ledger and commit are for stream=True")
@@ -73,9 +80,6 @@ def datasource(
             "flux.datasource: stream=True needs ledger=..., a folder on a disk or network mount that all workers reach. The "
             "offsets at which batches end are written there before their rows are given"
         )
-    seconds = parse_seconds("poll", poll)
-    if not seconds > 0:
-        raise UsageError(f"flux.datasource: poll must be above zero, got {poll!r}")
     place = ledger_folder(ledger, "flux.datasource")
     return source(StreamReading(made, columns, place, seconds, bool(commit)), wanted, 1, called, positions=True)
 
@@ -132,15 +136,24 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
         raise UsageError(
             f"data source {made.name()} cannot be read: it does not define reader(schema){instead}"
         ) from error
+    except Exception as error:
+        raise _raised(made, "reader()", error) from error
     if not isinstance(reader, DataSourceReader):
         raise UsageError(f"reader() of data source {made.name()} must return a DataSourceReader, got {reader!r:.100}")
     try:
         planned = reader.partitions()
     except NotImplementedError:
         planned = [InputPartition(None)]
+    except Exception as error:
+        raise _raised(made, "partitions()", error) from error
     if not isinstance(planned, list | tuple) or not all(isinstance(each, InputPartition) for each in planned):
         raise UsageError(f"partitions() of data source {made.name()} must return InputPartitions, got {planned!r:.100}")
     return reader, list(planned) or [InputPartition(None)]
+
+
+def _raised(made: DataSource, method: str, error: Exception) -> UserCodeError:
+    about = f"{method} of data source {made.name()} raised {type(error).__name__}: {error}"
+    return UserCodeError(about, user_traceback(error))
 
 
 def _has_stream(made: DataSource) -> bool:

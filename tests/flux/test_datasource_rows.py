@@ -358,3 +358,37 @@ def test_wrong_calls_are_refused_at_once(given: Any, options: dict[str, Any], to
 def test_options_come_as_spark_hands_them_over() -> None:
     made = flux.datasource(Numbers, {"Rows": 3, "flag": True}).read.made  # type: ignore[attr-defined]
     assert (made.options["rows"], made.options["FLAG"]) == ("3", "true")
+
+
+class Raising(OnlyBatch):
+    def reader(self, schema: StructType) -> Any:
+        if self.options["in"] == "reader":
+            raise ZeroDivisionError("by hand")
+        return RaisingReader()
+
+
+class RaisingReader(DataSourceReader):
+    def partitions(self) -> Any:
+        raise KeyError("nobody")
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("reader", r"reader\(\) of .* raised ZeroDivisionError: by hand"),
+        ("plan", r"partitions\(\) of .* KeyError: 'nobody'"),
+    ],
+)
+def test_what_a_data_source_raises_before_anything_runs_is_the_users(where: str, told: str) -> None:
+    with pytest.raises(flux.UserCodeError, match=told) as caught:
+        flux.datasource(Raising, {"in": where})
+    assert "test_datasource_rows.py" in caught.value.traceback
+
+
+@pytest.mark.parametrize("wrong", [{"stream": "yes"}, {"commit": 1}, {"poll": 0}, {"poll": "soon"}])
+def test_options_that_cannot_be_are_refused_where_the_flow_is_written(wrong: dict[str, Any]) -> None:
+    with pytest.raises(flux.UsageError, match=next(iter(wrong))):
+        flux.datasource(OnlyBatch, **wrong)
