@@ -259,7 +259,7 @@ def stage(
 def _key_columns(key: Any) -> tuple[str, ...]:
     """As a tuple of names; UsageError says what is wanted."""
     columns = () if key is None else (key,) if isinstance(key, str) else key
-    if columns in ([], ()) and key is not None:
+    if isinstance(key, list | tuple) and not key:
         raise UsageError(f"key={key!r} names no column: leave key out, and batches go to partitions in rotation")
     if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
         twice = sorted({column for column in columns if columns.count(column) > 1})
