@@ -17,6 +17,7 @@ import io
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import tzinfo
+from enum import Enum
 from types import FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
@@ -173,6 +174,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return listed, (place,)
         if type(obj) is ZoneInfo and obj.key is not None:
             return ZoneInfo, (obj.key,)  # its own way asks for an attribute by its name
+        if self._listed is not None and isinstance(obj, Enum) and type(obj).__reduce_ex__ is Enum.__reduce_ex__:
+            return type(obj), (obj.value,)  # as later releases do; Python 3.11.2 asks for an attribute by its name
         if obj is SimpleNamespace:
             return obj.__qualname__  # cloudpickle looks it up as it does functions and code
         reduced = super().reducer_override(obj)
