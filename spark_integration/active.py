@@ -47,8 +47,8 @@ def active_queries() -> list[Query]:
 
 
 def is_taken(name: str) -> bool:
-    """Whether a running query has this name."""
-    return any(query.name == name for query in active_queries())
+    """Whether a query has this name that has not come to its end. One that has may still keep its output for ``toDF``."""
+    return any(query.name == name and query.phase in ("starting", "running") for query in active_queries())
 
 
 def others(than: str | None = None) -> Others:

@@ -91,11 +91,14 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
 
 def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Structured Streaming."""
-    running: Any = SimpleNamespace(name="clicks")
+    running: Any = SimpleNamespace(name="clicks", phase="running")
     monkeypatch.setattr(active, "_active", {"id": running})
     flow = flux.stage(lambda rows: rows)(dataframe(SCHEMA))
     with pytest.raises(flux.UsageError, match="a query named 'clicks' is running: stop it first, or give another"):
         flow.start(queryName="clicks")
+    assert active.is_taken("clicks")
+    running.phase = "finished"
+    assert not active.is_taken("clicks"), "it only keeps its output"
 
 
 def test_following_what_is_no_query_is_refused() -> None:
