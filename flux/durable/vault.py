@@ -19,6 +19,7 @@ from flux.host.effects import Effect
 from flux.host.stage_worker import StageWorker
 from flux.replicas.parts import Limits
 from flux.replicas.standby import Standby
+from flux.stream.producer import ToWorker
 from flux.wire.messages import Installed, Restore
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
@@ -86,4 +87,8 @@ class Vault(StageWorker):
             self.journal.flush()
             self._flush_at = inf
         held, self._held = self._held, []
-        yield from held
+        yield from filter(self._arrives, held)
+
+    def _arrives(self, effect: Effect) -> bool:
+        """False: it is for a worker that has left while it was held."""
+        return not isinstance(effect, ToWorker) or self.table is None or effect.worker in self.table.endpoints

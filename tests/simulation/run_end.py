@@ -142,9 +142,8 @@ class RunEnd:
             states = self._states_so_far(sink.name) if partly else self.states(sink.name)
             if issubclass(sink.kind, Sink):
                 outside = self.sim.outside.rows_of(sink.name)
-                got = Counter(
-                    outside if "rows" not in states[0] else (row for state in states for row in state["rows"])
-                )
+                in_state = states and "rows" in states[0]  # nobody is left of a query that lost all replicas
+                got = Counter((row for state in states for row in state["rows"]) if in_state else outside)
                 if got - expected or (got != expected and not partly):
                     missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
                     return f"{sink.name}: missing {missing}, too many {extra}"
