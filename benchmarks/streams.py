@@ -54,9 +54,9 @@ class Figures:
     ratio: float | None = None
     p50_ms: float | None = None
     p99_ms: float | None = None
-    p50_whole_ms: float | None = None
     lost: int = 0
     duplicated: int = 0
+    p50_whole_ms: float | None = None
 
 
 # ---- Structured Streaming in
@@ -223,7 +223,7 @@ def streaming_out(asked: Asked) -> Figures:
     asked.console.print(f"out: median age {p50:.0f} ms, without Flux {bare_ms:.0f} ms")
     times = [read.times for _, read in runs]
     lost, doubled = sum(int((t == 0).sum()) for t in times), sum(int((t > 1).sum()) for t in times)
-    return Figures("out", float(asked.rate), p50 / bare_ms, p50, p99, lost, doubled)
+    return Figures("out", float(asked.rate), p50 / bare_ms, p50, p99, lost=lost, duplicated=doubled)
 
 
 CASES: dict[str, Callable[[Asked], Figures]] = {
