@@ -87,13 +87,18 @@ class SourceStreams:
 
     @property
     def has_room(self) -> bool:
-        return all(producer.has_room or self._makes_again(producer) for producer in self.producers)
+        """Whether the reader may go on. If one of its streams makes rows that were there before, all have room beyond the bounds
+        of their logs: an ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go
+        to all streams alike (design: numbered-rows)."""
+        full = [producer for producer in self.producers if not producer.has_room]
+        return not full or (self._makes_again and all(map(self._has_more_room, full)))
 
-    def _makes_again(self, producer: Producer) -> bool:
-        """Whether it makes rows that were there before, and has room for some of these beyond the bound of its log. An ordered
-        step may need rows that were in the log together when batches were cut elsewhere (design: numbered-rows)."""
-        behind = self._positions and not producer.finished and producer.next_sequence < producer.earlier.front
-        return behind and producer.log.bytes < self._again_bytes
+    @property
+    def _makes_again(self) -> bool:
+        return self._positions and any(each.next_sequence < each.earlier.front for each in self.producers)
+
+    def _has_more_room(self, producer: Producer) -> bool:
+        return not producer.finished and not producer.resting and producer.log.bytes < self._again_bytes
 
     @property
     def drained(self) -> bool:

@@ -187,6 +187,22 @@ def test_rows_that_were_there_before_have_room_beyond_the_bound_of_the_log() -> 
     assert not again.streams.has_room
 
 
+def test_a_stream_with_a_full_log_takes_rows_that_another_one_of_its_reader_makes_again() -> None:
+    """Whoever holds up the one may wait for these rows in the other."""
+    plan = planned_with("x")
+    full, again = (Producer(StreamId(0, 0), 1, PARTITIONS, 1, 1.0, reads_again=True) for _ in range(2))
+    streams = SourceStreams(plan.edges * 2, [full, again], "rows", False, True, 100)
+    streams.append(rows(*range(10)), 0.0)
+    assert not streams.has_room
+    again.earlier.front = 20
+    assert streams.has_room
+    streams.append(rows(*range(10, 20)), 0.0)
+    assert not streams.has_room
+    again.earlier.front = 30
+    full.finish(0.0)
+    assert not streams.has_room, "nothing comes behind an end"
+
+
 @pytest.mark.parametrize("position", [7, "a", b"b", [1, {"t": 2}], -1.5])
 def test_a_position_comes_back_as_it_was(position: Any) -> None:
     assert unpacked(packed(position)) == position

@@ -59,4 +59,14 @@ def takes_rows_that_it_has(patch: Patch) -> None:
 
 def has_no_room_for_what_was_there(patch: Patch) -> None:
     """What is read again stays within the bound of the log, whatever an ordered step needs."""
-    patch.setattr(SourceStreams, "_makes_again", lambda self, producer: False)
+    patch.setattr(SourceStreams, "_makes_again", False)
+
+
+def has_room_only_where_rows_were_there(patch: Patch) -> None:
+    """A stream that makes rows again has room beyond the bound of its log; the others of the same reader have not."""
+
+    def broken(self: SourceStreams, producer: Producer) -> bool:
+        return more_room(self, producer) and producer.next_sequence < producer.earlier.front
+
+    more_room = SourceStreams._has_more_room
+    patch.setattr(SourceStreams, "_has_more_room", broken)

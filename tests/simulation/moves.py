@@ -126,8 +126,9 @@ class MoveWatch:
         for worker in controller.drains.keys() & self._leaving:
             assert self._table is not None
             new = set(held_by(table, worker)) - set(held_by(self._table, worker))
-            # What only the directory has, goes to whoever is left.
-            others = controller.members.workers.keys() - controller.drains.keys()
+            # What only the directory has, goes to whoever is left then.
+            # Of those who have joined since, nobody knew when the table was made.
+            others = (controller.members.workers.keys() & self._workers) - controller.drains.keys()
             if new and (others or not self.sim.plan.durable):
                 raise Violation("who leaves gets nothing new", f"worker {worker} leaves, and now has {sorted(new)}")
         for worker in controller.departures.dismissed & self._workers:

@@ -475,6 +475,7 @@ VARIANTS = [
     Variant(numbers.cuts_no_numbered_rows, ALIKE, (0, 6), NUMBERED_LIVES),
     Variant(numbers.takes_rows_that_it_has, ALIKE, (61, 66), NUMBERED_LIVES),
     Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, (8, 14), NUMBERED_LIVES),
+    Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, (3100002210,)),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
 ]
 
