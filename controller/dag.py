@@ -6,6 +6,7 @@ Stages are numbered in topological order, so that a sweep from input to output i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.api import Flow, FunctionOperator
+from flux.dataflow.chained import Chain
 from flux.dataflow.collect import Collect
 from flux.dataflow.columns import check_key, position
 from flux.dataflow.operator import Operator, says_needs
@@ -118,8 +120,12 @@ class _Compiler:
     def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
         if not flows:
             raise UsageError("no flow was given: call a decorated stage with a DataFrame and start what it returns")
-        for flow in topological([flow_of(given) for given in flows]):
-            self._add_stage(flow)
+        order = topological([flow_of(given) for given in flows])
+        readers = Counter(id(given) for flow in order for given in flow.inputs)
+        readers.update(id(flow_of(given)) for given in flows)
+        for flow in order:
+            if not (flow.stage.chained and readers[id(flow.inputs[0])] == 1 and self._chain(flow)):
+                self._add_stage(flow)
         for given in flows:
             if collect and isinstance(given, Flow):
                 self._add_collect(self._stage_ids[id(given)], collect)
@@ -133,6 +139,20 @@ class _Compiler:
         return Plan(query, tuple(self.sources), tuple(stages), tuple(self.edges), self.settings, secret)
 
     # ---- stages
+
+    def _chain(self, flow: Flow) -> bool:
+        """Let the operator work in the stage before, if it may (design: chained)."""
+        (before,) = flow.inputs
+        number = self._stage_ids[id(before)]
+        stage = self.stages[number]
+        # Replay points are for operators without state, and numbers are one.
+        if stage.recovery == UPSTREAM or stage.output_schema is None:
+            return False
+        make = Chain(stage.make, flow.stage.make, stage.output_schema)
+        output = self._output_schema(stage.name, self._instance(stage.name, make), stage.schemas, stage.key)
+        self.stages[number] = replace(stage, make=make, output_schema=output)
+        self._stage_ids[id(flow)] = number
+        return True
 
     def _add_stage(self, flow: Flow) -> None:
         stage = flow.stage

@@ -4,6 +4,7 @@ refused before the start (design: public-api)."""
 from __future__ import annotations
 
 from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.chained import chain_of
 from flux.dataflow.operator import Operator
 from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
 from flux.errors import UsageError
@@ -43,7 +44,9 @@ def _named(source: SourcePlan) -> str:
 
 def _gives_at_the_end(stage: StagePlan) -> bool:
     """Whether an aggregate gives nothing before, to anybody. One with timers, or a ``process`` of its own, may."""
-    operator = stage.make() if stage.output_mode == "complete" and (stage.edges_out or stage.sink is not None) else None
+    if stage.output_mode != "complete" or not (stage.edges_out or stage.sink is not None):
+        return False
+    operator, *_ = chain_of(stage.make())
     if not isinstance(operator, Aggregate):
         return False
     return type(operator).on_timer is Operator.on_timer and type(operator).process is Aggregate.process

@@ -10,6 +10,7 @@ import pyarrow as pa
 from controller.wording import count, some
 from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.api import FunctionOperator
+from flux.dataflow.chained import Chain, chain_of
 from flux.dataflow.operator import Operator
 from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
@@ -51,8 +52,9 @@ def _source(source: SourcePlan) -> Iterator[str]:
 
 
 def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
-    operator = stage.make()
-    yield f"stage {stage.name}: {_what(stage, operator)}"
+    operator, *others = chain_of(stage.make())
+    then = "".join(f", then {type(each).__name__} in the same steps" for each in others)
+    yield f"stage {stage.name}: {_what(stage, operator)}{then}"
     for edge_id in stage.edges_in:
         yield f"    reads {_origin(plan, plan.edges[edge_id])}, {_routing(plan.edges[edge_id])}"
     yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan.durable)}"
@@ -76,7 +78,8 @@ def _what(stage: StagePlan, operator: Operator) -> str:
         return "aggregate, " + ", ".join(f"{name} = {measure}" for name, measure in operator._measures.items())
     if isinstance(operator, FunctionOperator):
         return "function"
-    written = getattr(getattr(stage.make, "__self__", None), "_arguments", "")
+    make = stage.make.first if isinstance(stage.make, Chain) else stage.make
+    written = getattr(getattr(make, "__self__", None), "_arguments", "")
     arguments = " ".join(written.split())[:ARGUMENTS_CHARS_MAX]
     return f"operator {type(operator).__name__}" + (f"({arguments})" if arguments else "")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flux.dataflow.chained import chain_of
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
 from flux.durable.directory import check_location, write_whole
 from flux.errors import UsageError
@@ -163,10 +164,10 @@ def _source(source: SourcePlan) -> dict[str, Any]:
 
 
 def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
-    operator = stage.make()
+    operators = [f"{type(each).__module__}.{type(each).__qualname__}" for each in chain_of(stage.make())]
     return {
         "number": stage.id,
-        "operator": f"{type(operator).__module__}.{type(operator).__qualname__}",
+        "operator": ", then ".join(operators),
         "partitions": stage.partitions,
         "key": list(stage.key),
         "output": str(stage.output_schema).splitlines(),

@@ -66,6 +66,8 @@ class Stage:
 
     #: Of the operators, as they are written in a call.
     _arguments = ""
+    #: Whether its operator works in the steps of the stage before, where that feeds no other (design: chained).
+    chained = False
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def to_kafka(
     partitioner: str = MURMUR2,
     guarantee: str = "exactly_once",
     compression: str | None = None,
-    partitions: int = 1,
+    partitions: int | None = None,
     topic_partitions: int | None = None,
     timeout: float | str = "15s",
     **security: Any,
@@ -73,7 +73,8 @@ def to_kafka(
                     flux-partition and flux-sequence tell what came twice. "transactional": once for who reads what is committed,
                     and what is written at once appears at once, in all partitions
     compression     "gzip", "snappy", "lz4" or "zstd"
-    partitions      how many write at the same time, 1 to 4096. With a key, all rows of a key have the same writer, in order
+    partitions      how many write at the same time, 1 to 4096, through an exchange of its own. With a key, all rows of a key have
+                    the same writer, in order. Without, each partition of the flow's last stage writes its rows itself
     topic_partitions  write only the first so many partitions of the topic; default all that it has now
     timeout         how long brokers may take to answer here, and when the query starts
     security        options of kafka-python, as of ``flux.kafka``
@@ -96,10 +97,13 @@ def to_kafka(
     many = _topic_partitions(brokers, secured, topic, topic_partitions, limit)
     kind = next(each for each in SINKS if each.guarantee == guarantee)
     by_key = columns.key if partitions != 1 and columns.key else None
-    numbered = stage(
-        key=by_key, partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records"
-    )(Numbering)
-    ended = StageWith(numbered, (columns, many, partitioner, partition), {})(flow)
+    apart = 1 if partitions is None else partitions  # where another stage reads the flow, too
+    decorated = stage(key=by_key, partitions=apart, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records")(
+        Numbering
+    )
+    numbered = StageWith(decorated, (columns, many, partitioner, partition), {})
+    numbered.chained = partitions is None
+    ended = numbered(flow)
     return FlowTo(ended, kind(topic, brokers, secured, writing, many, compression, limit))
 
 
