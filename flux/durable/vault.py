@@ -38,6 +38,7 @@ class Vault(StageWorker):
         super().__init__(plan, worker, clock, workers, limits, journal)
         self.journal = journal
         self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
+        self._early: dict[PartitionKey, Restore] = {}  # asked by who has heard of a table that has not come here yet
         self._held: list[Effect] = []
         self._flush_at = inf
 
@@ -54,6 +55,9 @@ class Vault(StageWorker):
             self.journal.see(table.epoch)
             self._handing.follow(table)
         super().on_table(table, now)
+        early, self._early = self._early, {}
+        for message in early.values():
+            self._on_restore(message, now)
 
     def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
         if isinstance(message, Restore):
@@ -62,10 +66,22 @@ class Vault(StageWorker):
             super().on_data_plane(connection, message, batches, now)
 
     def _on_restore(self, message: Restore, now: float) -> None:
-        standby = self.followers.get(PartitionKey(message.stage, message.partition))
+        key = PartitionKey(message.stage, message.partition)
+        if message.incarnation > self.epoch and self._exists(key):
+            # A worker follows a table when it comes, and this one's may be next in the queue. To forget who asks would have the
+            # partition stand still for a resend time-out.
+            before = self._early.get(key)
+            if before is None or before.incarnation <= message.incarnation:
+                self._early[key] = message
+            return
+        standby = self.followers.get(key)
         known = self.table is not None and message.worker in self.table.endpoints
         if not known or not isinstance(standby, Standby) or not self._handing.ask(standby, message, now):
             self.counters.stale += 1  # it asks again if it still waits
+
+    def _exists(self, key: PartitionKey) -> bool:
+        stages = self.plan.stages
+        return 0 <= key.stage < len(stages) and 0 <= key.partition < stages[key.stage].partitions
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
         if isinstance(message, Installed):

@@ -160,6 +160,35 @@ def test_from_its_question_on_the_vault_heeds_no_earlier_primary(both: Both) -> 
     assert Journal(both.store).standbys[0, 0].order.term == 1, "nor after a loss of everything"  # type: ignore[index]
 
 
+@pytest.mark.parametrize("between", [[], [table(2, SECOND, 1)]], ids=["the next table", "a later table"])
+def test_who_asks_before_its_table_has_come_to_the_vault_is_answered_when_it_comes(
+    both: Both, between: list[Table]
+) -> None:
+    """And not a resend time-out later: the table may be on its way to the vault, alone or behind others."""
+    third = table(3, FIRST, 3)
+    both.worker = StageWorker(both.plan, FIRST, limits=Limits(inline_bytes=0))
+    both.worker.on_table(third, both.now)
+    both.turn()
+    assert [type(said) for said in both.said] == [Restore]
+    for shown in [*between, third]:
+        both.vault.on_table(shown, both.now)
+        both.turn(2)
+    both.turn()
+    both.aside()
+    assert both.now < both.plan.settings.resend_timeout
+    assert both.worker.replicas[0, 0].leads_since == 3
+
+
+def test_who_asks_for_what_is_not_in_the_plan_is_not_remembered(both: Both) -> None:
+    for key in ((0, 7), (3, 0), (-1, 0)):
+        both.vault.on_data_plane(SECOND, Restore(*key, 1 << 40, SECOND), [], both.now)
+    assert both.vault.counters.stale == 3
+    both.vault.on_data_plane(SECOND, Restore(0, 0, 1 << 40, SECOND), [], both.now)
+    both.vault.on_data_plane(SECOND, Restore(0, 0, 9, SECOND), [], both.now)
+    both.vault.on_table(table(2, SECOND, 1), both.now)
+    assert len(both.vault._early) == 1
+
+
 def test_a_partition_that_was_never_copied_begins_empty_and_repeats_its_order() -> None:
     plan = replace(planned(flux.stage(partitions=1)(Slow), checkpoint_interval=3600.0), durable=True)
     made = Both(plan)
