@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import Plan
 from flux.durable.handing import Handing
-from flux.durable.journal import Journal
+from flux.durable.journal import INLINE_BYTES, Journal
 from flux.host.effects import Effect
 from flux.host.stage_worker import StageWorker
 from flux.replicas.parts import Limits
@@ -35,7 +35,9 @@ class Vault(StageWorker):
         workers: int = 1,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(plan, worker, clock, workers, limits, journal)
+        # A checkpoint that becomes a file is written aside: everybody's acks wait for this loop, and a busy disk may take a
+        # tenth of a second to flush one.
+        super().__init__(plan, worker, clock, workers, limits or Limits(inline_bytes=INLINE_BYTES), journal)
         self.journal = journal
         self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
         self._early: dict[PartitionKey, Restore] = {}  # asked by who has heard of a table that has not come here yet

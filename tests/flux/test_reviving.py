@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kept import Memory, opened
+from kept import LARGE, Memory, checkpoint, opened
 from one_worker import Kept, planned, rows
 
 import flux
@@ -15,6 +15,7 @@ from flux.durable.journal import Journal
 from flux.durable.vault import Vault
 from flux.host.effects import ToConnection
 from flux.host.stage_worker import StageWorker
+from flux.replicas.arrivals import sign
 from flux.replicas.parts import Limits
 from flux.replicas.transfers import Aside
 from flux.stream.producer import ToWorker
@@ -187,6 +188,22 @@ def test_who_asks_for_what_is_not_in_the_plan_is_not_remembered(both: Both) -> N
     both.vault.on_data_plane(SECOND, Restore(0, 0, 9, SECOND), [], both.now)
     both.vault.on_table(table(2, SECOND, 1), both.now)
     assert len(both.vault._early) == 1
+
+
+def test_nobody_waits_while_a_checkpoint_is_written_into_a_file(both: Both) -> None:
+    store = Memory()
+    vault = Vault(both.plan, VAULT, opened(store))
+    vault.on_table(table(0, FIRST, 0), 0.0)
+    data = checkpoint(0, 0, 1, size=LARGE).data
+    assert data is not None
+    signature = sign(both.plan.secret, (0, 0, 0, 1, -1), data)
+    for offset, part in ((0, data), (len(data), signature)):
+        vault.on_install(FIRST, Install(0, 0, 0, 1, offset, len(data) + len(signature)), part, 0.0)
+    jobs = [effect for effect in vault.poll(0.0) if isinstance(effect, Aside)]
+    assert not store.files, "it is flushed, and everybody's acks would wait for the disk"
+    for effect in jobs:
+        vault.on_done(effect.token, effect.job(), 0.0)
+    assert len(store.files) == 1
 
 
 def test_a_partition_that_was_never_copied_begins_empty_and_repeats_its_order() -> None:
