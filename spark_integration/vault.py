@@ -205,9 +205,11 @@ class VaultProcess:
         self._ends = False
         task = pickle.dumps(Task(without_code(plan), rendezvous, path))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+        # A group of its own, so that no Ctrl-C in a terminal ends it before the query. Not a session of its own: Linux shares
+        # the processors out by sessions, and whatever priority was given to the driver's would leave the vault behind.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "flux.shell.vault"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-            start_new_session=True,
+            process_group=0,
         )  # fmt: skip
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and says why

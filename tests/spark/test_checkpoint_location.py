@@ -58,6 +58,10 @@ def test_partitions_without_another_replica_go_on_from_the_vault(cluster: Any, t
         lost = strike(query, signal.SIGKILL, executor=True, stage=0)
         until(lambda: lost not in query.members(), "the loss is noticed")
         assert rows_in(query) < TOTAL, "the fault must come in mid-stream"
+        (vault,) = vaults()
+        # It has its share of the processors together with the driver, and a Ctrl-C in the driver's terminal does not end it.
+        assert os.getsid(vault.pid) == os.getsid(0)
+        assert os.getpgid(vault.pid) == vault.pid
         (tmp_path / "gate").touch()
         assert query.awaitTermination(WAIT_S)
     finally:
