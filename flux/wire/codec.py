@@ -18,6 +18,9 @@ from flux.wire.control import FromController, ToController
 from flux.wire.frames import decode
 from flux.wire.messages import RUN_BATCHES, Answered, Asked, Data, ElementKind
 
+#: Columns lie at multiples of this many bytes from the beginning of their frame.
+WORD = 8
+
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _answered: msgspec.msgpack.Decoder[Answered] = msgspec.msgpack.Decoder(Answered)
 _data_plane: msgspec.msgpack.Decoder[Asked | Answered] = msgspec.msgpack.Decoder(Asked | Answered)
@@ -53,17 +56,24 @@ def encode_batches(batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
 
 
 def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Zero copy: the batches stay views into the frames. ProtocolError where header and payload do not agree."""
+    """The batches stay views into the frames, but for small ones. ProtocolError where header and payload do not agree."""
     if len(frames) != len(message.runs):
         raise ProtocolError(f"{len(frames)} payload frames, the header announces {len(message.runs)}")
     try:
-        batches = [pa.ipc.read_record_batch(pa.py_buffer(frame), schema) for frame in frames]
+        batches = [pa.ipc.read_record_batch(_at_a_word(frame), schema) for frame in frames]
         for batch in batches:
             batch.validate()
     except Exception as error:
         raise ProtocolError(f"payload is not a record batch of the edge's schema: {error}") from None
     check_shape(message, batches)
     return batches
+
+
+def _at_a_word(frame: Any) -> pa.Buffer:
+    """ZeroMQ leaves messages of up to 8 KiB in what it has read from its socket, at any address. Arrow's expressions warn of
+    columns there, for each batch, that they could lead to crashes. So such a frame is copied."""
+    buffer = pa.py_buffer(frame)
+    return buffer if buffer.address % WORD == 0 else pa.py_buffer(buffer.to_pybytes())
 
 
 def check_shape(message: Data, batches: Sequence[pa.RecordBatch]) -> None:

@@ -362,3 +362,13 @@ def test_a_run_whose_header_does_not_agree_with_itself_is_malformed(changes: dic
     assert decode_batches(Data(**GOOD), frames, SCHEMA)
     with pytest.raises(ProtocolError):
         decode_batches(Data(**(GOOD | changes)), frames * len(changes.get("runs", [2])), SCHEMA)
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_columns_are_at_multiples_of_a_word_wherever_their_frame_is(offset: int) -> None:
+    sent = pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)
+    (payload,) = encode_batches([sent])
+    memory = pa.py_buffer(bytes(offset) + payload.to_pybytes())
+    (batch,) = decode_batches(Data(**GOOD), [memory.slice(offset)], SCHEMA)
+    assert batch == sent
+    assert [buffer.address % 8 for column in batch.columns for buffer in column.buffers() if buffer is not None] == [0]
