@@ -1,7 +1,8 @@
 """A directory on a local or mounted file system, as the place of a journal (design: journal).
 
     flux.json                     what the query is: see ``about``
-    generation-00000002           made by whoever writes since then: earlier writers find it after their next flush, and end
+    generation-00000002           made by whoever writes since then: earlier writers find it after their next flush, and end;
+                                  not empty any more when a journal was there, so that one that is lost is not taken for new
     journal-00000002-00000005     a segment of the journal: generation and number
     state/0-3-17-42-2             a checkpoint: stage, partition, term, number and generation
 
@@ -20,7 +21,7 @@ import uuid
 from collections.abc import Collection
 from pathlib import Path
 
-from flux.errors import QueryFailed, UsageError
+from flux.errors import QueryFailed, SnapshotError, UsageError
 
 _GENERATION, _SEGMENT = re.compile(r"generation-(\d{8})"), re.compile(r"journal-(\d{8})-(\d{8})")
 _HALF_WRITTEN = re.compile(r"\..*\.(\d{8})")
@@ -125,7 +126,7 @@ class Directory:
     def _claim(self) -> int:
         self._states.mkdir(mode=0o700, exist_ok=True)
         while True:
-            taken = [int(found[1]) for name in os.listdir(self.path) if (found := _GENERATION.fullmatch(name))]
+            taken = [int(found[1]) for name in self._generations() if (found := _GENERATION.fullmatch(name))]
             generation = max(taken, default=0) + 1
             try:
                 os.close(os.open(self._of_generation(generation), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -151,7 +152,10 @@ class Directory:
 
     def starts(self) -> int:
         """How often it has been opened for writing."""
-        return sum(_GENERATION.fullmatch(name) is not None for name in os.listdir(self.path))
+        return len(self._generations())
+
+    def _generations(self) -> list[str]:
+        return [name for name in os.listdir(self.path) if _GENERATION.fullmatch(name)]
 
     def _of_generation(self, generation: int) -> Path:
         return self.path / f"generation-{generation:08}"
@@ -162,9 +166,14 @@ class Directory:
     # ---- as flux.durable.journal.Store
 
     def newest(self) -> memoryview | None:
-        while segments := self._segments():
+        while segments := self._segments() or self._segments():  # a listing may miss what is renamed meanwhile
             with contextlib.suppress(FileNotFoundError):  # its writer has begun another one
                 return memoryview((self.path / segments[-1]).read_bytes())
+        if any((self.path / name).stat().st_size for name in self._generations()):
+            raise SnapshotError(
+                f"{self.path} had a journal, and it is not there any more: what was shown outside cannot be repeated without it. "
+                "Restore the directory from a copy, or begin anew in an empty one"
+            )
         return None
 
     def begin(self, data: bytes) -> None:
@@ -178,9 +187,17 @@ class Directory:
         except FileNotFoundError:
             self._check_alone()  # who has come meanwhile has removed it
             raise
+        if self._number == 1:
+            self._note_begun()
         for name in self._segments():
             if name < segment.name:
                 (self.path / name).unlink(missing_ok=True)
+
+    def _note_begun(self) -> None:
+        with open(self._of_generation(self.generation), "wb", opener=_private) as file:
+            file.write(b"its journal has begun\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def append(self, data: bytes) -> None:
         assert self._file is not None

@@ -365,3 +365,24 @@ def test_a_segment_without_a_byte_is_damaged(place: Path) -> None:
     (place / segments(place)[0]).write_bytes(b"")
     with pytest.raises(SnapshotError, match="damaged"):
         opened(Directory(place))
+
+
+def test_a_journal_that_has_gone_is_not_taken_for_one_that_never_was(place: Path) -> None:
+    """Its query would begin anew without a word, and show again what it has shown."""
+    standby(opened(Directory(place))).on_orders(orders(1, 0, 3, committed=2))
+    for name in segments(place):
+        (place / name).unlink()
+    for writes in (True, False):
+        with pytest.raises(SnapshotError, match="had a journal, and it is not there any more"):
+            Journal(Directory(place, writes=writes))
+
+
+def test_a_writer_that_ends_before_its_journal_begins_leaves_a_location_as_good_as_new(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(Directory(place))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", Full())
+        with pytest.raises(OSError, match="No space left"):
+            journal.begin()
+    assert opened(Directory(place)).highest == -1
