@@ -83,8 +83,11 @@ class Location:
         """The directory is this plan's from now on, and keeps what its sources and sinks have settled. UsageError: it is another
         one's, and in what they differ."""
         described = description(plan)
-        with _locked(self.path):
-            self._take(plan, described, kept)
+        try:
+            with _locked(self.path):
+                self._take(plan, described, kept)
+        except OSError as error:
+            raise UsageError(f"checkpointLocation={str(self.path)!r} cannot be written: {error}") from error
 
     def _take(self, plan: Plan, described: dict[str, Any], kept: Kept | None) -> None:
         if self.about is None:

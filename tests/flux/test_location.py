@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,22 @@ def test_a_directory_that_others_may_read_is_refused_whatever_is_in_it(place: Pa
     taken(place).chmod(0o755)
     with pytest.raises(UsageError, match="may be read or written by others"):
         vault.Location.open(place)
+
+
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_directory_that_has_no_room_is_refused_by_name(
+    place: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = vault.Location.open(place)
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(UsageError, match=r"checkpointLocation='.*kept' cannot be written: .*No space left"):
+            location.take(plan())
+    taken(place)
 
 
 # ---- which plans go on
