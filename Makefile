@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-postgres test test-kafka kafka sim lint micro setup clean
+.PHONY: run run-kafka run-postgres test test-kafka kafka sim soak lint micro setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -33,6 +33,10 @@ kafka: setup
 # it, with VARIANT=name without one rule; make sim SEEDS=1000 runs many.
 sim: setup
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(VARIANT),--variant $(VARIANT)) $(if $(STORY),--story) $(if $(ALL),--all),--seeds $(SEEDS))
+
+# Twenty kills each of executors, of the driver and of everything, about half an hour; make soak WHAT=driver KILLS=5 SEED=7.
+soak: setup
+	@PYTHONPATH=. $(BIN)/python tests/spark/soak.py $(if $(WHAT),--what $(WHAT)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
 lint: setup
 	@$(BIN)/python tests/run.py lint
