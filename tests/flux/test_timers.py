@@ -171,6 +171,17 @@ def test_the_time_of_steps_does_not_go_back_with_the_clock() -> None:
     assert [now for now, _ in calls(replica)] == [10.0, 10.0, 10.0, 12.0]
 
 
+def test_a_timer_waits_until_a_clock_that_was_set_back_is_where_it_was_and_rows_go_on() -> None:
+    replica = alone(on_rows=lambda context, values: context.set_timer(11.0) if values == [1] else None)
+    feed(replica, 0, 1)
+    work(replica, 10.0)
+    feed(replica, 1, 2)
+    assert work(replica, 5.0) == 1
+    assert work(replica, 10.9) == 0
+    assert work(replica, 11.0) == 1
+    assert calls(replica) == [(10.0, [1]), (10.0, [2]), (11.0, "")]
+
+
 def test_a_full_log_holds_a_timer_up_like_rows() -> None:
     replica = made(scripted(on_rows=in_a_second, on_tick=in_a_second), log_bytes=1)
     feed(replica, 0, 7)
