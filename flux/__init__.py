@@ -76,6 +76,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "queries",
     "source",
     "stage",
     "start",
@@ -221,3 +222,12 @@ def follow(query: Query) -> None:
     from spark_integration.follow import follow
 
     follow(query)
+
+
+@checked("flux.queries")
+def queries() -> list[Query]:
+    """The queries of this program that hold something of Spark's, the oldest first: for who has no handle any more, because a
+    cell of a notebook was interrupted."""
+    from spark_integration.active import active_queries
+
+    return active_queries()

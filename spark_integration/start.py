@@ -68,7 +68,9 @@ def start_query(
     if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
         raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
     if name is not None and active.is_taken(name):
-        raise UsageError(f"a query named {name!r} is running: stop it first, or give another queryName")
+        raise UsageError(
+            f"a query named {name!r} is running: stop it first (flux.queries() has its handle), or give another queryName"
+        )
     sources = sources_of(flows)
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)
@@ -79,13 +81,14 @@ def start_query(
     if shared:
         settings = replace(settings, same_executor=True)
     at_first = slots_at_first(spark) if grows_on_demand(spark) else None
-    need = count_slots(settings.workers, spark_tasks, task_slots(spark), active.others(), _copies(flows), at_first)
     location = None if checkpoint_location is None else Location.open(checkpoint_location)
     query_id = (location and location.query) or str(uuid.uuid4())
     if location is not None and active.is_active(query_id):
         raise UsageError(
-            f"query {query_id} is active, and checkpointLocation={str(location.path)!r} is its: stop it first"
+            f"query {query_id} is active, and checkpointLocation={str(location.path)!r} is its: stop it first "
+            "(flux.queries() has its handle)"
         )
+    need = count_slots(settings.workers, spark_tasks, task_slots(spark), active.others(), _copies(flows), at_first)
     began_with = need.workers if location is None else location.began_with(need.workers)
     plan = compile_plan(
         flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),

@@ -93,8 +93,9 @@ def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPa
     """As by Structured Streaming."""
     running: Any = SimpleNamespace(name="clicks", phase="running")
     monkeypatch.setattr(active, "_active", {"id": running})
+    assert flux.queries() == [running]
     flow = flux.stage(lambda rows: rows)(dataframe(SCHEMA))
-    with pytest.raises(flux.UsageError, match="a query named 'clicks' is running: stop it first, or give another"):
+    with pytest.raises(flux.UsageError, match=r"a query named 'clicks' is running: stop it first .*, or give another"):
         flow.start(queryName="clicks")
     assert active.is_taken("clicks")
     running.phase = "finished"
