@@ -115,7 +115,7 @@ class BatchReading:
         index, rows = (partition, 0) if start is None else (int(start[0]), int(start[1]))
         return Ahead(lambda: self._rows(index, rows), f"flux-datasource-{partition}", GATHER_S)
 
-    def _rows(self, index: int, skip: int) -> Iterator[Positioned]:
+    def _rows(self, index: int, skip: int) -> Iterator[Positioned | float]:
         while index < len(self.planned):
             at = 0
             reader = pickle.loads(self._pickled)  # of its own, as in a task of Spark: it may keep where it is
@@ -124,6 +124,9 @@ class BatchReading:
                 at += batch.num_rows
                 if left < batch.num_rows:
                     yield Positioned(batch.slice(left), [index, at])
+                else:
+                    yield 0.0  # nothing to give, but perhaps nobody wants more
+            yield 0.0
             index, skip = index + self.partitions, 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,12 +47,15 @@ class StreamRows(Ahead):
         )
         self._ledger = Ledger(how.ledger)
         self._offsets: list[Any] = []
-        self._done = self._committed = 0  # batches
+        self._given = self._start  # the position behind the last rows that were given
+        #: Batches that are read to their end and not committed: the position behind their rows, and the number of the batch.
+        self._ends = deque([(self._start, self._start[0] - 1)])
+        self._applied: tuple[int, int, int] | None = None
         super().__init__(self._rows, "flux-datasource-stream")
 
     def done(self, position: Any) -> None:
-        """Batches before that of the position are applied everywhere."""
-        self._done = int(position[0]) - 1
+        """Rows before the position are applied everywhere."""
+        self._applied = (int(position[0]), int(position[1]), int(position[2]))
 
     def _rows(self) -> Iterator[Positioned | float]:
         source = _opened(self._how.made, self._how.schema)
@@ -66,7 +70,8 @@ class StreamRows(Ahead):
             if not self._offsets:
                 self._decide(_as_kept(source.initial()))
             while True:
-                if len(self._offsets) <= number:
+                new = len(self._offsets) <= number
+                if new:
                     end, now = source.latest(_as_kept(self._offsets[number - 1]))
                     end = _as_kept(end)
                     if _same(end, self._offsets[number - 1]):
@@ -75,22 +80,29 @@ class StreamRows(Ahead):
                         continue
                     if self._decide(end) and now is not None:
                         source.keep(now)
+                before = self._given
                 for part, given in enumerate(source.parts(self._offsets[number - 1], self._offsets[number])):
                     if part >= index:
                         yield from self._part(number, part, given, skip)
                         index, skip = part + 1, 0
+                self._ends.append((self._given, number))
                 self._tell(source)
+                # Each end that is new is written to the ledger, so one without rows is followed by a pause.
+                yield self._how.poll_s if new and self._given == before else 0.0
                 number, index, skip = number + 1, 0, 0
         finally:
             source.stop()
 
-    def _part(self, number: int, part: int, given: Any, skip: int) -> Iterator[Positioned]:
+    def _part(self, number: int, part: int, given: Any, skip: int) -> Iterator[Positioned | float]:
         at = 0
         for batch in batches(given(), self._how.schema, self._how.made):
             left = min(max(skip - at, 0), batch.num_rows)
             at += batch.num_rows
             if left < batch.num_rows:
+                self._given = (number, part, at)
                 yield Positioned(batch.slice(left), [number, part, at])
+            else:
+                yield 0.0  # nothing to give, but perhaps nobody wants more
 
     def _learn(self) -> None:
         self._offsets += [entry["offset"] for entry in self._ledger.news()]
@@ -104,9 +116,11 @@ class StreamRows(Ahead):
         return False
 
     def _tell(self, source: _Stream) -> None:
-        if self._how.commit and self._done > self._committed:
-            self._committed = self._done
-            source.commit(self._offsets[self._committed])
+        applied, through = self._applied, 0
+        while applied is not None and self._ends and self._ends[0][0] <= applied:
+            through = self._ends.popleft()[1]
+        if self._how.commit and through:
+            source.commit(self._offsets[through])
 
 
 def _as_kept(offset: Any) -> Any:

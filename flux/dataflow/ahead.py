@@ -25,22 +25,28 @@ def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max:
     """Takes what waits first, and small batches of the same schema behind it as far as they fit. ``ready``: each with its bytes,
     which are returned, too."""
     first, nbytes = ready.popleft()
-    rows, parts = first.batch.num_rows, [first]
+    rows, parts = first.batch.num_rows, [(first, nbytes)]
     while ready:
         following, more = ready[0]
         fits = rows + following.batch.num_rows <= rows_max and nbytes + more <= bytes_max
         if not fits or not following.batch.schema.equals(first.batch.schema):
             break
         rows, nbytes = rows + following.batch.num_rows, nbytes + more
-        parts.append(ready.popleft()[0])
+        parts.append(ready.popleft())
     if len(parts) == 1:
-        return first, nbytes
-    return Positioned(pa.concat_batches([part.batch for part in parts]), parts[-1].position), nbytes
+        return parts[0]
+    try:
+        joined = pa.concat_batches([part.batch for part, _ in parts])
+    except pa.ArrowException:  # dictionaries that have too many values together
+        ready.extendleft(reversed(parts[1:]))
+        return parts[0]
+    return Positioned(joined, parts[-1][0].position), nbytes
 
 
 class Ahead:
     """``items``: rows with their positions; a number of seconds to wait before it is asked again, where there is nothing just
-    now. It is begun, asked and closed by the thread. ``gather_s``: how long what is ready may wait for more, where it is less
+    now. One that has nothing for long says 0 seconds now and then, because only between two items it can be closed. It is
+    begun, asked and closed by the thread. ``gather_s``: how long what is ready may wait for more, where it is less
     than half of what may be taken together."""
 
     def __init__(self, items: Callable[[], Iterator[Positioned | float]], name: str, gather_s: float = 0.0) -> None:

@@ -96,6 +96,22 @@ def test_a_batch_of_another_schema_comes_alone_so_that_whoever_takes_it_can_say_
     assert [each and each.batch.schema.names for each in taken] == [["n"], ["other"], ["n"]]
 
 
+def test_batches_whose_dictionaries_have_no_room_in_one_come_apart(reading: Reading) -> None:
+    def coded(first: int) -> Positioned:
+        values = [f"value {n}" for n in range(first, first + 100)]
+        indices = pa.array(range(100), pa.int8())
+        return Positioned(pa.record_batch({"n": pa.DictionaryArray.from_arrays(indices, values)}), first + 100)
+
+    reading.gives(coded(0), coded(100), coded(200))
+    reading.waits(3)
+    taken = [next(reading.ahead) for _ in range(3)]
+    assert [each and each.position for each in taken] == [100, 200, 300]
+    assert [each and each.batch.column(0)[0].as_py() for each in taken] == ["value 0", "value 100", "value 200"]
+    assert next(reading.ahead) is None
+    reading.gives(rows(ahead.JOINED_ROWS))  # there is room for what comes
+    reading.waits(1)
+
+
 def test_it_rings_once_something_has_come_after_there_was_nothing(reading: Reading) -> None:
     reading.gives(rows(1))
     reading.waits(1)
