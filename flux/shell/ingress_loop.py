@@ -13,7 +13,15 @@ from flux.errors import FluxError, RefusedError, UsageError
 from flux.host.ingress_task import IngressTask
 from flux.host.newest_table import NewestTable
 from flux.shell.links import Links
-from flux.shell.loop import ControllerLink, Rendezvous, failure_of, refuse_rejected, register, short_collections
+from flux.shell.loop import (
+    ControllerLink,
+    Rendezvous,
+    failure_of,
+    refuse_rejected,
+    register,
+    short_collections,
+    usual_collections,
+)
 from flux.shell.prefetch import Prefetch
 from flux.shell.transport import Sockets
 from flux.stream.micro_batches import MicroBatch
@@ -71,6 +79,7 @@ class Ingress:
             short_collections()
             return self._join(batches, attempt)
         finally:
+            usual_collections()
             self.sockets.close()
 
     def _join(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:

@@ -27,8 +27,13 @@ REGISTER_EVERY_S = 0.5
 GRACE_S = 2.0
 #: So many objects are modules, and not what one task needs: looking through them takes a hundredth of a second.
 LOADED = 50_000
-#: New objects after which Python looks for garbage among them; 700 if nothing is said.
+#: New objects after which Python looks for garbage among them; about 700 if nothing is said.
 YOUNG = 50_000
+#: After so long it looks at fewer of them, too, from as many on as it does by itself: three objects that know each other may
+#: hold a batch of megabytes, and fifty thousand of those would be more than there is memory.
+LOOK_EVERY_S, FEW = 1.0, 700
+
+_found: list[int] = []  # how often this process looked for garbage before
 
 
 @dataclass(frozen=True)
@@ -135,9 +140,27 @@ def short_collections() -> None:
     gc.collect()
     if much:  # else there is only a task's own, which is not to stay for ever
         gc.freeze()
-    young, *older = gc.get_threshold()
+    _found[:] = gc.get_threshold()
+    young, *older = _found
     if 0 < young < YOUNG:
         gc.set_threshold(YOUNG, *older)
+
+
+def look_for_garbage() -> None:
+    """To be called every ``LOOK_EVERY_S``. Python decides how far it looks, as always; it is only told to begin."""
+    young, *older = gc.get_threshold()
+    if young != YOUNG or gc.get_count()[0] <= FEW:
+        return
+    gc.set_threshold(FEW, *older)
+    for _ in range(2):  # it begins where an object is made, or a loop goes round
+        set()
+    gc.set_threshold(young, *older)
+
+
+def usual_collections() -> None:
+    """The end of ``short_collections``: Spark may use the process for something else."""
+    if _found and gc.get_threshold()[0] == YOUNG:
+        gc.set_threshold(*_found)
 
 
 def failure_of(node: int, error: Exception) -> Failure:

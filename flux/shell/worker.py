@@ -32,13 +32,16 @@ from flux.shell.background import Background
 from flux.shell.lifeline import CONNECT_S, Lifeline
 from flux.shell.links import Links
 from flux.shell.loop import (
+    LOOK_EVERY_S,
     ControllerLink,
     Rendezvous,
     Stopped,
     failure_of,
+    look_for_garbage,
     refuse_rejected,
     register,
     short_collections,
+    usual_collections,
 )
 from flux.shell.pulse import Heart
 from flux.shell.sinks import Sinks
@@ -106,6 +109,7 @@ class Worker:
         self._watch: StepWatch | None = None
         self._turns = 0
         self._beat_at = 0.0
+        self._garbage_at = 0.0
         self._load_at = 0.0
         self._load_every_s = min(LOAD_EVERY_S, getattr(plan.settings, "balance_round", LOAD_EVERY_S))
         self._process = psutil.Process()
@@ -335,6 +339,9 @@ class Worker:
             self._beat(core, now)
             self._open_lifeline(core, now)
             self.control.check(now)
+            if now >= self._garbage_at:
+                self._garbage_at = now + LOOK_EVERY_S
+                look_for_garbage()
 
     def _beat(self, core: StageWorker, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
@@ -380,6 +387,7 @@ class Worker:
             if self._lifeline is not None:
                 self._close_lifeline()
             self.sockets.close()
+            usual_collections()
             memory.give_back()
 
 

@@ -58,3 +58,50 @@ def test_whoever_looks_for_garbage_more_seldom_or_never_goes_on_like_that() -> N
         gc.set_threshold(threshold)
         shell.short_collections()
         assert gc.get_threshold()[0] == threshold
+
+
+def test_a_process_that_does_something_else_afterwards_looks_for_garbage_as_before() -> None:
+    gc.set_threshold(600, 9, 8)
+    shell.short_collections()
+    shell.usual_collections()
+    assert gc.get_threshold() == (600, 9, 8)
+    gc.set_threshold(5)  # by somebody else
+    shell.usual_collections()
+    assert gc.get_threshold()[0] == 5
+
+
+def test_a_few_objects_that_hold_much_do_not_wait_until_there_are_many() -> None:
+    """A function inside ``process`` that calls itself is a cycle, and holds the batch that it sees."""
+    gc.set_threshold(700, 10, 10)
+    shell.short_collections()
+    garbage = [Cyclic() for _ in range(2 * shell.FEW)]
+    held = weakref.ref(garbage[0])
+    garbage.clear()
+    assert held() is not None
+    shell.look_for_garbage()
+    assert held() is None
+    assert gc.get_threshold() == (shell.YOUNG, 10, 10)
+
+
+def test_garbage_that_has_become_old_is_found_in_time() -> None:
+    gc.set_threshold(700, 3, 3)
+    shell.short_collections()
+    old = Cyclic()
+    held = weakref.ref(old)
+    shell.look_for_garbage()
+    gc.collect(0)
+    gc.collect(1)
+    del old
+    kept = []
+    for _ in range(40):
+        kept.append([Cyclic() for _ in range(2 * shell.FEW)])
+        shell.look_for_garbage()
+    assert held() is None
+
+
+def test_who_makes_few_objects_is_left_alone() -> None:
+    shell.short_collections()
+    gc.collect()
+    held = weakref.ref(Cyclic())
+    shell.look_for_garbage()
+    assert held() is not None
