@@ -6,9 +6,11 @@ import atexit
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flux.errors import QueryTimeout
+from flux.errors import QueryTimeout, UsageError
 from spark_integration.settings import Others
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ log = logging.getLogger("flux")
 EXIT_S = 10.0
 
 _active: dict[str, Query] = {}
+_starting: set[str] = set()  # names of those that are not among them yet
 _lock = threading.Lock()
 
 
@@ -49,6 +52,28 @@ def active_queries() -> list[Query]:
 def is_taken(name: str) -> bool:
     """Whether a query has this name that has not come to its end. One that has may still keep its output for ``toDF``."""
     return any(query.name == name and query.phase in ("starting", "running") for query in active_queries())
+
+
+@contextmanager
+def starting(name: str | None) -> Iterator[None]:
+    """While a query of this name is started: no other can be, in any thread. UsageError: there is one already."""
+    if name is None:
+        yield
+        return
+    with _lock:
+        begun = name in _starting
+        _starting.add(name)
+    if begun:
+        raise UsageError(f"a query named {name!r} is being started: give another queryName")
+    try:
+        if is_taken(name):
+            raise UsageError(
+                f"a query named {name!r} is running: stop it first (flux.queries() has its handle), or give another queryName"
+            )
+        yield
+    finally:
+        with _lock:
+            _starting.discard(name)
 
 
 def others(than: str | None = None) -> Others:

@@ -63,14 +63,22 @@ def start_query(
 ) -> Query:
     """Check everything that can be checked, then start. Nothing is running if this raises."""
     check_flows(flows)
+    with active.starting(name):
+        return _started(flows, name, spark, keep_output, checkpoint_location, options)
+
+
+def _started(
+    flows: list[Flow | FlowTo],
+    name: str | None,
+    spark: SparkSession | None,
+    keep_output: bool,
+    checkpoint_location: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+) -> Query:
     if checkpoint_location is not None:
         check_durable(flows)
     if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
         raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
-    if name is not None and active.is_taken(name):
-        raise UsageError(
-            f"a query named {name!r} is running: stop it first (flux.queries() has its handle), or give another queryName"
-        )
     sources = sources_of(flows)
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)

@@ -153,7 +153,7 @@ def look_for_garbage() -> None:
         return
     gc.set_threshold(FEW, *older)
     for _ in range(2):  # it begins where an object is made, or a loop goes round
-        set()
+        _ = set()
     gc.set_threshold(young, *older)
 
 

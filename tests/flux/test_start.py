@@ -102,6 +102,41 @@ def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPa
     assert not active.is_taken("clicks"), "it only keeps its output"
 
 
+def test_of_two_threads_that_start_queries_of_one_name_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start takes seconds; nothing of a query runs for most of them."""
+    checking, goes_on = threading.Event(), threading.Event()
+
+    def slow(sources: Any) -> Any:
+        checking.set()
+        assert goes_on.wait(30)
+        raise flux.UsageError("no session here")
+
+    monkeypatch.setattr(start, "session_of", slow)
+    flow = flux.stage(lambda rows: rows)(dataframe(SCHEMA))
+    refused: list[str] = []
+
+    def first() -> None:
+        with pytest.raises(flux.UsageError) as caught:
+            flow.start(queryName="clicks")
+        refused.append(str(caught.value))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert checking.wait(30)
+    with pytest.raises(flux.UsageError, match="a query named 'clicks' is being started: give another"):
+        flow.start(queryName="clicks")
+    goes_on.set()
+    with pytest.raises(flux.UsageError, match="no session here"):
+        flow.start(queryName="others")
+    for _ in range(2):
+        with pytest.raises(flux.UsageError, match="no session here"):
+            flow.start()
+    thread.join(30)
+    assert refused == ["no session here"]
+    with pytest.raises(flux.UsageError, match="no session here"):
+        flow.start(queryName="clicks")  # a start that has failed gives its name back
+
+
 def test_following_what_is_no_query_is_refused() -> None:
     flow = flux.stage(lambda rows: rows)(dataframe(SCHEMA))
     with pytest.raises(flux.UsageError, match=r"is a flow that has not been started: .* start"):
