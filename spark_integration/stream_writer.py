@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from flux.errors import SchemaError, UsageError
@@ -33,14 +35,16 @@ class Sent(WriterCommitMessage):  # type: ignore[misc]
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """Of one micro-batch: ``write`` is called in its tasks."""
+    """Of one micro-batch: ``write`` is called in its tasks. ``columns``: where each column of the input is in the rows."""
 
-    def __init__(self, inputs: ingress_file.Inputs, source: int) -> None:
+    def __init__(self, inputs: ingress_file.Inputs, source: int, columns: list[int]) -> None:
         self._inputs = inputs
         self._source = source
+        self._columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Sent(send_micro_batch(self._inputs.plan, self._inputs.rendezvous, self._source, iterator))
+        rows = (batch.select(self._columns) for batch in iterator)
+        return Sent(send_micro_batch(self._inputs.plan, self._inputs.rendezvous, self._source, rows))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         pass
@@ -62,17 +66,39 @@ def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
         raise UsageError("format('flux') needs option('query', ...): the queryName, or the id, of a running Flux query")
     inputs = ingress_file.find(given["query"])
     source = inputs.source(given.get("input"))
-    check_schema(schema, source.schema, f"input {source.name!r} of query {inputs.name}")
-    return StreamWriter(inputs, source.id)
+    columns = columns_for(schema, source.schema, f"input {source.name!r} of query {inputs.name}")
+    return StreamWriter(inputs, source.id, columns)
 
 
-def check_schema(given: StructType, wanted: pa.Schema, what: str) -> None:
-    """Columns are taken in their order, and must have the names and types of the input. Time zones may differ: they are those of
-    the sessions."""
+def columns_for(given: StructType, wanted: pa.Schema, what: str) -> list[int]:
+    """Which column of the streaming DataFrame is which of the input: by name, in any order. Types must be those of the input. Time
+    zones may differ: they are those of the sessions."""
     columns = struct_to_arrow(given, "UTC")
-    if columns.names != wanted.names or list(map(_named, columns.types)) != list(map(_named, wanted.types)):
-        said = ["; ".join(f"{field.name} {field.type}" for field in each) for each in (wanted, columns)]
-        raise SchemaError(f"{what} takes the columns ({said[0]}), and those of the streaming DataFrame are ({said[1]})")
+    wrong = [f"it has no {name}" for name in wanted.names if name not in columns.names]
+    for field in columns:
+        if field.name not in wanted.names:
+            wrong.append(f"{field.name} is too much")
+        elif columns.names.count(field.name) > 1:
+            wrong.append(f"{field.name} is there twice")
+        elif _named(field.type) != _named(wanted.field(field.name).type):
+            wrong.append(f"{field.name} has another type")
+    if wrong:
+        raise SchemaError(
+            f"{what} takes the columns ({_shown(wanted)}), in any order; the streaming DataFrame has ({_shown(columns)}): "
+            f"{', '.join(dict.fromkeys(wrong))}. Choose, rename and cast columns with df.select(...) before writeStream"
+        )
+    return [columns.names.index(name) for name in wanted.names]
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {_type_of_spark(field.type)}" for field in schema)
+
+
+def _type_of_spark(type_: pa.DataType) -> str:
+    try:
+        return str(from_arrow_type(type_, prefer_timestamp_ntz=True).simpleString())
+    except PySparkTypeError:  # it has none for this
+        return str(type_)
 
 
 def _named(type_: pa.DataType) -> str:

@@ -15,7 +15,7 @@ from controller.operate import connection_file
 from flux.shell.loop import Rendezvous
 from spark_integration import ingress_file
 from spark_integration.executor import in_types
-from spark_integration.stream_writer import check_schema, writer_of
+from spark_integration.stream_writer import columns_for, writer_of
 
 types = pytest.importorskip("pyspark.sql.types")
 RENDEZVOUS = Rendezvous("tcp://127.0.0.1:1", None, b"secret of the workers")
@@ -73,9 +73,11 @@ def test_a_writer_finds_the_query_and_its_input(query: Path) -> None:
         ),
         ({"query": "total"}, "x BIGINT", "no running query is called 'total'"),
         ({"query": "totals", "input": "c"}, "x BIGINT", "has no input 'c' .* it has 'clicks'"),
-        ({"query": "totals"}, "x STRING", r"takes the columns \(x int64\), and those .* are \(x string\)"),
-        ({"query": "totals"}, "y BIGINT", "takes the columns"),
-        ({"query": "totals"}, "x BIGINT, y BIGINT", "takes the columns"),
+        ({"query": "totals"}, "x STRING", r"\(x bigint\), in any order; .* has \(x string\): x has another"),
+        ({"query": "totals"}, "y BIGINT", r"it has no x, y is too much\. Choose, rename and cast .* df\.select"),
+        ({"query": "totals"}, "x BIGINT, y BIGINT", "y is too much"),
+        ({"query": "totals"}, "x BIGINT, x BIGINT", "x is there twice"),
+        ({"query": "totals"}, "X BIGINT", "it has no x, X is too much"),
     ],
 )
 def test_what_does_not_fit_is_refused(query: Path, options: Any, columns: str, why: str) -> None:
@@ -105,7 +107,7 @@ def test_the_file_goes_with_that_of_the_query(query: Path) -> None:
 def test_time_zones_are_those_of_the_input() -> None:
     time, field = types.TimestampType(), types.StructField
     inner = types.StructType([field("t", time), field("l", types.ArrayType(time))])
-    check_schema(types.StructType([field("x", types.LongType()), field("at", inner)]), ARROW, "it")
+    assert columns_for(types.StructType([field("at", inner), field("x", types.LongType())]), ARROW, "it") == [1, 0]
     rows = pa.RecordBatch.from_pylist(
         [{"c0": 1, "c1": {"t": 5, "l": [6, None]}}, {"c0": 2, "c1": None}],
         schema=pa.schema([("c0", pa.int64()), ("c1", at("UTC"))]),

@@ -106,14 +106,18 @@ def test_limits_of_time_hold_in_the_middle_of_a_batch(
 
 
 def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path) -> None:
-    def write(to: str, checkpoint: str, folder: str = "in", **options: str) -> Any:
-        writer = (
-            streaming(spark, tmp_path / folder, 1).writeStream.format("flux").option("query", to).options(**options)
-        )
+    def write(to: str, checkpoint: str, columns: tuple[str, ...] = ("k", "v", "`a.t`"), **options: str) -> Any:
+        rows = streaming(spark, tmp_path / "in", 1).select(*columns)
+        writer = rows.writeStream.format("flux").option("query", to).options(**options)
         return writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
 
+    @flux.stage
+    def not_mixed_up(batch: Any) -> Any:
+        assert (batch["v"].to_numpy() % 7 == batch["k"].to_numpy()).all()
+        return batch
+
     files(spark, tmp_path / "in", count=2)
-    flow = PerKey(flux.stream(COLUMNS, name="clicks"))
+    flow = PerKey(not_mixed_up(flux.stream(COLUMNS, name="clicks")))
     query = flow.start(spark=spark, workers=2, queryName="running totals")
     try:
         query.wait_until_running(WAIT_S)
@@ -121,7 +125,7 @@ def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path)
             write("running totals", "refused", inputs="clicks").processAllAvailable()
         write("running totals", "one").awaitTermination()
         files(spark, tmp_path / "in", 2, 1)
-        write("running totals", "one", input="clicks").awaitTermination()
+        write("running totals", "one", ("`a.t`", "v", "k"), input="clicks").awaitTermination()
         with pytest.raises(Exception, match="an input takes one streaming query"):
             write("running totals", "another").awaitTermination()
         query.processAllAvailable(WAIT_S)
