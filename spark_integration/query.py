@@ -242,7 +242,10 @@ class Query(Operated):
         query ends with that. Asked again: the same DataFrame. For a query of one flow that was started with
         ``keep_output=True``; UsageError if it was stopped before its output was fetched."""
         if not any(stage.collects for stage in self._plan.stages):
-            raise UsageError("the query does not keep its output: start it with keep_output=True")
+            raise UsageError(
+                "the query does not keep its output: start it with keep_output=True if its input ends; if it does not, end the "
+                "flow with to_readers(), and query.rows() gives the output while the query runs"
+            )
         return self._output.get()
 
     def rows(self, stage: str | None = None) -> Rows:

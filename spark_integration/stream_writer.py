@@ -71,8 +71,8 @@ def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
 
 
 def columns_for(given: StructType, wanted: pa.Schema, what: str) -> list[int]:
-    """Which column of the streaming DataFrame is which of the input: by name, in any order. Types must be those of the input. Time
-    zones may differ: they are those of the sessions."""
+    """Which column of the streaming DataFrame is which of the input: by name, in any order. Types must be those of the input;
+    time zones may differ, they are those of the sessions."""
     columns = struct_to_arrow(given, "UTC")
     wrong = [f"it has no {name}" for name in wanted.names if name not in columns.names]
     for field in columns:

@@ -239,7 +239,10 @@ class Outputs:
         if not callable(function):
             raise UsageError(f"foreach_batch wants a function of a batch and its position, got {function!r}")
         _check_takes(
-            function, wanted, "the batch and its position" if committed is None else "batch, position and context"
+            "the function of foreach_batch",
+            function,
+            wanted,
+            "the batch and its position" if committed is None else "batch, position and context",
         )
         kinds = transient if isinstance(transient, tuple) else (transient,)
         if not all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in kinds):
@@ -248,7 +251,7 @@ class Outputs:
             return self.to(FunctionSink(function, kinds))
         if not callable(committed):
             raise UsageError(f"committed must be a function of the context, got {committed!r}")
-        _check_takes(committed, 1, "the context")
+        _check_takes("committed", committed, 1, "the context")
         return self.to(CommittedFunctionSink(function, kinds, committed))
 
     @checked("to_parquet")
@@ -279,8 +282,8 @@ class Outputs:
         return flux.to_kafka(self, topic, bootstrap, **options)  # type: ignore[arg-type]
 
 
-def _check_takes(function: Callable[..., Any], arguments: int, what: str) -> None:
+def _check_takes(called: str, function: Callable[..., Any], arguments: int, what: str) -> None:
     said = signature(function)
     if said is not None and not takes(said, arguments):
         count = ("one argument", "two arguments", "three arguments")[arguments - 1]
-        raise UsageError(f"the function of foreach_batch must take {count}, {what}; got {named(function)}{said}")
+        raise UsageError(f"{called} must take {count}, {what}; got {named(function)}{said}")

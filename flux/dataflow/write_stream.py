@@ -35,7 +35,8 @@ SERVERS = "kafka.bootstrap.servers"
 #: Formats of Spark's, and what there is in their place.
 OTHERS = {
     "console": "flow.show() prints the output of a flow that ends; foreachBatch(function) gets each batch",
-    "memory": "flow.to_readers() and query.rows(), or keep_output=True and query.toDF()",
+    "memory": "flow.to_readers() and query.rows() give the output while the query runs; where the input ends, flow.toDF() does",
+    "flux": "flow.to_readers() keeps the output for spark.readStream.format('flux')",
     "noop": "end in a stage without a schema, or use foreachBatch",
     "csv": "format('parquet') writes files, and foreachBatch(function) anything",
     "json": "format('parquet') writes files, format('kafka') JSON records, and foreachBatch(function) anything",
@@ -145,9 +146,13 @@ class FlowWriter:
         if queryName is not None:
             self.queryName(queryName)
         self.options(**options)
-        if path is not None:
-            self.option("path", path)
         given, settings, location = self._sorted_options()
+        if path is not None:
+            if "path" in given:
+                raise UsageError(
+                    f"writeStream: option('path', {given['path']!r:.90}) and start({path!r:.90}) both say where; give one"
+                )
+            given["path"] = path  # of this start alone
         ended = self._ended(self._flow_in_mode(), given)
         if self._trigger:
             ended = FlowTo(self._triggered(ended.flow), ended.sink)
@@ -161,16 +166,17 @@ class FlowWriter:
         given: dict[str, Any] = {}
         settings: dict[str, Any] = {}
         location = None
+        seen: dict[str, str] = {}
         for key, value in self._options.items():
             lower = key.lower()
+            if (other := seen.setdefault(lower.replace("_", ""), key)) != key:
+                raise UsageError(f"writeStream: option {key!r:.100} is given twice, as {other!r:.100}, too")
             if lower == "checkpointlocation":
                 location = value
             elif lower in keywords:
                 settings[keywords[lower]] = value
             elif lower.startswith(PREFIX):
                 raise UsageError(f"writeStream: there is no setting {key!r:.100}; README.md lists them")
-            elif lower in given:
-                raise UsageError(f"writeStream: option {key!r:.100} is given twice, in capitals and in small letters")
             else:
                 given[lower] = value
         return given, settings, location
@@ -212,18 +218,22 @@ class FlowWriter:
         return value
 
     def _refuse_others(self, what: str, given: dict[str, Any], known: Any) -> None:
+        spelled = {key.lower(): key for key in self._options}
         for key in given:
             if key.replace("_", "") in known:
                 continue
-            there = [*(known.values() if isinstance(known, dict) else known), "checkpointLocation", f"{PREFIX}..."]
+            there = [*(map(_as_in_spark, known.values()) if isinstance(known, dict) else known), "checkpointLocation"]
             if self._format == "kafka":
                 there.insert(0, SERVERS)
                 if key.startswith("kafka."):
                     raise UsageError(
-                        f"writeStream.{what} has no option {key!r:.100}: for TLS and logins call flow.to_kafka(..., "
+                        f"writeStream.{what} has no option {spelled[key]!r:.100}: for TLS and logins call flow.to_kafka(..., "
                         "security_protocol=...), which takes the names of kafka-python"
                     )
-            raise UsageError(f"writeStream.{what} has no option {key!r:.100}; it has {', '.join(there)}")
+            raise UsageError(
+                f"writeStream.{what} has no option {spelled.get(key, key)!r:.100}; it has {', '.join(there)}, and settings of "
+                f"Flux such as {PREFIX}workers"
+            )
 
     def _triggered(self, flow: Flow) -> Flow:
         """The flow with the trigger at its streaming DataFrames; the one that was given stays as it is."""
@@ -255,6 +265,11 @@ class FlowWriter:
                 f"writeStream.trigger: source {given.name} has another trigger already; give it in one place"
             )
         return StreamSource(given.name, given.declared, given.dataframe, replace(given.how, trigger=self._trigger))
+
+
+def _as_in_spark(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
 
 
 def _number(name: str, value: str) -> int:

@@ -162,6 +162,15 @@ def _check_there(where: str) -> None:
     files, path = fs.FileSystem.from_uri(where)
     if not isinstance(files, fs.LocalFileSystem):
         return
+    if not os.path.exists(path) and set(path) & set("*?[{"):
+        folder, name = os.path.split(path)
+        if set(folder) & set("*?[{"):
+            say = "Name the folder above; recursiveFileLookup=True reads the folders below"
+        elif "{" in name:
+            say = f"Name the folder {folder!r}; pathGlobFilter knows *, ? and [...], and no braces"
+        else:
+            say = f"Name the folder {folder!r}, and its files with pathGlobFilter={name!r}"
+        raise UsageError(f"flux.files: {path!r} is a pattern, and a folder is wanted. {say}")
     if not os.path.exists(path):
         raise UsageError(
             f"flux.files: there is no folder {path!r} on the machine that starts the query. Check the name, or make the folder "

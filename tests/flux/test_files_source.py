@@ -400,6 +400,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     fails(reader, FileGone, "a folder, ü is not there")
     with pytest.raises(flux.UsageError, match="there is no folder"):
         reader.prepare(None)
+    for pattern, told in (
+        ("*.parquet", r"/there', and its files with pathGlobFilter='\*\.parquet'"),
+        ("*/a.parquet", "the folder above; recursiveFileLookup=True"),
+        ("{a,b}.csv", "no braces"),
+    ):
+        with pytest.raises(flux.UsageError, match=rf"is a pattern, and a folder is wanted\. .*{told}"):
+            flux.files(tmp_path / "there" / pattern, schema="n BIGINT")
     with pytest.raises(flux.UsageError, match=r"is a file. Name its folder, .* pathGlobFilter='a.parquet'"):
         flux.files(write(tmp_path, "a.parquet", 0), schema=ROWS)
 

@@ -362,7 +362,7 @@ class Nothing(flux.Operator):
         (lambda flow: flow.foreach_batch(lambda a, b: None, committed=lambda c: 0), "must take three arguments"),
         (
             lambda flow: flow.foreach_batch(lambda a, b, c: None, committed=lambda: 0),
-            "must take one argument, the context",
+            "committed must take one argument, the context",
         ),
         (lambda flow: flow.foreach_batch(lambda a, b, c: None, committed=3), "committed must be a function"),
         (lambda flow: flow.foreach_batch(lambda a, b: None, transient=OSError("x")), "an exception class, or a tuple"),

@@ -50,6 +50,17 @@ def test_a_parquet_program_of_spark_runs(started: list[Any], tmp_path: Any) -> N
     assert to.flow.stage._args == plain.flow.stage._args
 
 
+def test_the_path_of_one_start_is_not_that_of_the_next(started: list[Any], tmp_path: Any) -> None:
+    """As with Spark's writer."""
+    writer = flow().writeStream.format("parquet")
+    writer.start(str(tmp_path / "one"))
+    writer.start(str(tmp_path / "two"))
+    for name, (to, _) in zip(("one", "two"), started, strict=True):
+        assert str(tmp_path / name) in repr(to.sink)
+    with pytest.raises(flux.UsageError, match="needs option"):
+        writer.start()
+
+
 def test_foreach_batch_calls_a_function(started: list[Any]) -> None:
     def write(batch: Any, position: Any) -> None: ...
 
@@ -116,15 +127,26 @@ def test_a_trigger_is_that_of_the_streaming_dataframe(started: list[Any], tmp_pa
     ("call", "why"),
     [
         (lambda w: w.format("console"), r"one of parquet, kafka, got 'console'; flow\.show\(\)"),
-        (lambda w: w.format("memory"), "keep_output=True"),
+        (lambda w: w.format("memory"), r"query\.rows\(\) .* while the query runs; where the input ends, flow\.toDF"),
         (lambda w: w.format("delta"), r"flow\.to\(sink\) write anywhere else"),
         (lambda w: w.format(3), "got 3"),
         (lambda w: w.start(), r"say where rows go, with format\(...\), one of parquet, kafka"),
         (lambda w: w.format("parquet").start(), r"needs option\('path'"),
         (
             lambda w: w.format("parquet").start("/x", mergeSchema=True),
-            "has no option 'mergeschema'; it has path, partitions",
+            "has no option 'mergeSchema'; it has path, partitions, rollBytes, rollEvery, checkpointLocation, and settings of "
+            "Flux such as spark.flux.workers$",
         ),
+        (
+            lambda w: w.option("path", "/x").format("parquet").start("/x"),
+            r"option\('path', '/x'\) and start\('/x'\) both",
+        ),
+        (lambda w: w.option("rollBytes", 1).option("roll_bytes", 2).format("parquet").start("/x"), "'rollBytes', too"),
+        (
+            lambda w: w.format("kafka").start(schemaRegistry="x"),
+            "topic, key, value, .* registerSchemas, .* topicPartitions",
+        ),
+        (lambda w: w.format("flux"), r"flow\.to_readers\(\) keeps the output for spark\.readStream"),
         (lambda w: w.format("kafka").start(topic="t"), "needs option.'kafka.bootstrap.servers'"),
         (lambda w: w.format("kafka").option("kafka.bootstrap.servers", "h:1").start(), r"needs option\('topic'"),
         (lambda w: w.format("kafka").option("kafka.security.protocol", "SSL").start(topic="t"), "for TLS and logins"),
