@@ -31,7 +31,7 @@ from partitioning.ids import DISK, PartitionKey, StreamId
 from partitioning.table import FIRST_EPOCH
 from tests.simulation.contents import contents
 from tests.simulation.evidence import batches_of, order_of, same_batch, step_of, through
-from tests.simulation.numbered_rows import last_of, numbered, publish
+from tests.simulation.numbered_rows import last_of, makes_again, numbered, publish
 from tests.simulation.table_laws import TableLaws
 from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
@@ -93,18 +93,6 @@ class Ledger:
 
     # ---- producers
 
-    def _makes_again(self, producer: Producer, entry: LogEntry) -> bool:
-        """Whether these rows were there before, in this stream or in another one of the same reader."""
-        edges, stream = self.plan.edges, producer.stream
-        fronts = [
-            each.earlier.front
-            for each in self._kept
-            if isinstance(each, Producer)
-            and (each.stream.producer, each.incarnation) == (stream.producer, producer.incarnation)
-            and self.plan.origin(edges[each.stream.edge]) is self.plan.origin(edges[stream.edge])
-        ]
-        return 0 <= entry.begin < max(fronts)
-
     def watch_producer(self, producer: Producer, current: Callable[[], bool], careless: Callable[[], bool]) -> None:
         """``current``: whether its process has a part in the query still, as far as the controller knows; ``careless``:
         whether it shall send again, this time, what nobody asked for."""
@@ -114,7 +102,8 @@ class Ledger:
         append, evict = log.append, log.evict
 
         def watched_append(entry: LogEntry) -> None:
-            if not log.has_room and isinstance(entry.element, Rows) and not self._makes_again(producer, entry):
+            beyond = not log.has_room and isinstance(entry.element, Rows)
+            if beyond and not makes_again(self.plan, self._kept, producer, entry):
                 detail = f"stream {stream}: {log.bytes} of {log.bytes_max} bytes"
                 raise Violation("log bytes <= bound + one batch", detail)
             append(entry)

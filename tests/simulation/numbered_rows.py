@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flux.dataflow.plan import Plan
 from flux.stream.elements import End, Rows
 from flux.stream.log import LogEntry
 from flux.stream.producer import Producer
@@ -71,3 +73,17 @@ def last_of(entry: LogEntry, partition: int) -> int:
         return entry.sequence
     rows = entry.element.data.rows_of(partition)
     return int(rows.column(rows.num_columns - 1)[-1].as_py())
+
+
+def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer, entry: LogEntry) -> bool:
+    """Whether these rows were there before, in the stream of the producer or in another one of the same reader."""
+    stream = producer.stream
+    origin = plan.origin(plan.edges[stream.edge])
+    fronts = [
+        each.earlier.front
+        for each in watched
+        if isinstance(each, Producer)
+        and (each.stream.producer, each.incarnation) == (stream.producer, producer.incarnation)
+        and plan.origin(plan.edges[each.stream.edge]) is origin
+    ]
+    return 0 <= entry.begin < max(fronts)
