@@ -24,7 +24,7 @@ from spark_integration.schema import struct_to_arrow
 
 OPTIONS = ("query", "input")
 #: Of Spark's own, which it gives to the data source, too.
-OF_SPARK = ("checkpointlocation", "path", "queryname")
+OF_SPARK = ("checkpointlocation", "queryname")
 
 
 @dataclass
@@ -58,6 +58,10 @@ def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
     if it has several. UsageError and SchemaError say what there is."""
     given = {key.lower(): value for key, value in options.items()}
     unknown = sorted(given.keys() - {*OPTIONS, *OF_SPARK})
+    if "path" in unknown:
+        raise UsageError(
+            "format('flux') writes to no path; leave the path of start() out. option('query', ...) says into which running query"
+        )
     if unknown:
         raise UsageError(
             f"format('flux') has no option {unknown[0]!r}; it has {', '.join(OPTIONS)} and checkpointLocation"

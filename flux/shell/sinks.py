@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -306,6 +307,10 @@ def _note_led_elsewhere(line: Line, error: BaseException) -> None:
 
 
 def _whole(line: Line, method: str, given: Any) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+    try:
+        number = -1 if isinstance(given, bool) else index(given)  # also numpy's
+    except TypeError:
+        number = -1
+    if number < 0:
         raise UserCodeError(f"{line.where}: {method}() must return None or the number of a batch, got {given!r}")
-    return given
+    return number

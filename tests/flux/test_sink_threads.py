@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from harness import LIMIT_S, ThreadQuery, dataframe
@@ -166,7 +167,7 @@ def test_an_outside_that_has_lost_rows_ends_the_query() -> None:
     assert "is lost there, and no replica keeps it any more" in found.summary
 
 
-@pytest.mark.parametrize(("given", "said"), [(-1, "got -1"), ("3", "got '3'"), (99, "returned 99")])
+@pytest.mark.parametrize(("given", "said"), [(-1, "got -1"), (True, "got True"), ("3", "got '3'"), (99, "returned 99")])
 def test_a_sink_that_returns_nonsense_is_named(given: Any, said: str) -> None:
     class Wrong(Table):
         def write(self, batch: pa.RecordBatch, position: flux.Position) -> Any:
@@ -301,7 +302,8 @@ def test_a_sink_that_collects_more_than_there_will_ever_be_is_named() -> None:
 class Stored:
     """Functions for ``foreach_batch`` that keep rows and position together; the third batch fails twice before it is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: type = int) -> None:
+        self.number = number  # what a table gives may be one of numpy's
         self.next: dict[tuple[str, int], int] = {}
         self.rows: list[int] = []
         self.failures = 2
@@ -310,7 +312,7 @@ class Stored:
         return self
 
     def committed(self, context: flux.SinkContext) -> int:
-        return self.next.get((context.query, context.partition), 0)
+        return self.number(self.next.get((context.query, context.partition), 0))  # type: ignore[no-any-return]
 
     def write(self, batch: pa.RecordBatch, position: flux.Position, context: flux.SinkContext) -> None:
         if position.sequence == 2 and self.failures:
@@ -321,8 +323,9 @@ class Stored:
         self.next[context.query, position.partition] = position.sequence + 1
 
 
-def test_functions_that_keep_positions_are_exactly_once() -> None:
-    store = Stored()
+@pytest.mark.parametrize("number", [int, np.int64])
+def test_functions_that_keep_positions_are_exactly_once(number: type) -> None:
+    store = Stored(number)
     flow = same(dataframe(SCHEMA)).foreach_batch(store.write, committed=store.committed, transient=LookupError)
     with ThreadQuery(flow, **ALONE) as query:
         query.started().feed([slowly(batches(1000))])

@@ -71,6 +71,7 @@ def test_a_writer_finds_the_query_and_its_input(query: Path) -> None:
             "x BIGINT",
             "has no option 'inputs'; it has query, input and",
         ),
+        ({"query": "totals", "path": "/x"}, "x BIGINT", "writes to no path"),
         ({"query": "total"}, "x BIGINT", "no running query is called 'total'"),
         ({"query": "totals", "input": "c"}, "x BIGINT", "has no input 'c' .* it has 'clicks'"),
         ({"query": "totals"}, "x STRING", r"\(x bigint\), in any order; .* has \(x string\): x has another"),
