@@ -57,6 +57,7 @@ class Ahead:
         self._since = 0.0  # what is ready waits
         self._changed = threading.Condition()
         self._closed = self._ended = False
+        self._pauses = 0
         self._error: BaseException | None = None
         self._ring: Callable[[], None] | None = None
         self._asked_in_vain = False
@@ -90,6 +91,10 @@ class Ahead:
         """``ring`` is called when something has come after there was nothing."""
         self._ring = ring
 
+    def pauses(self) -> int:
+        """How often there was nothing just now. It may have been before what has not been taken yet."""
+        return self._pauses
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -119,6 +124,7 @@ class Ahead:
         """Whether more is wanted; waits for room, or as long as the reader wants to."""
         with self._changed:
             if not isinstance(item, Positioned):
+                self._pauses += item > 0
                 self._changed.wait_for(lambda: self._closed, item)
                 return not self._closed
             size = item.batch.nbytes

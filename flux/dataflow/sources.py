@@ -131,6 +131,8 @@ def source(
       when_ready(ring)  once, before the first batch is taken: a function without arguments, which any thread may call and which
                does not wait. Who takes it must call it whenever something has come after the iterator has yielded None, also an
                error or the end; it is asked then, and only now and then otherwise
+      pauses() how often it had nothing just now, so far. Without it, each None counts; a reader that reads ahead gives None also
+               while rows are on their way, and ``processAllAvailable`` would not wait for them
       lag()    two whole numbers: of the record that comes next, and of the one behind the last that there is. None: not known
                yet. ``lastProgress``, ``flux status`` and the metrics show the difference
       bad_records()  how many records this reader has met that it could not read and left out or put aside. ``lastProgress``,

@@ -54,13 +54,14 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 class Open:
     """A reader, and what is left of its last batch, which was too large for one, with the position behind each part.
     ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``: when it is asked
-    although it has not."""
+    although it has not. ``pauses``: how often it had nothing just now, as it said last."""
 
     reader: Reader
     unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
     rings: bool = False
     rung: bool = False
     quiet_until: float = -inf
+    pauses: int = 0
 
 
 class Reading:
@@ -176,7 +177,7 @@ class Reading:
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
             if batch is None:
-                self.sources[key].pauses += 1
+                self.sources[key].pauses += self._pauses(key, source)
                 source.quiet_until = now + QUIET_S
                 return False
             position = b""
@@ -263,6 +264,19 @@ class Reading:
         self.sources[key].finish(created)
 
     # ---- what readers say besides (see ``flux.source``)
+
+    def _pauses(self, key: SourcePartition, source: Open) -> int:
+        """How often it had nothing since it said so last."""
+        ask = getattr(source.reader, "pauses", None)
+        if ask is None:
+            return 1
+        try:
+            before, source.pauses = source.pauses, index(ask())
+            if source.pauses < before:
+                raise ValueError(f"pauses() must return a number that never falls, got {source.pauses} after {before}")
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        return source.pauses - before
 
     def lags(self) -> list[SourceLag]:
         """Of the partitions that are read here, where the reader knows it."""

@@ -109,7 +109,7 @@ class PartitionReader:
             )
         self._decoder = Decoder(topic, partition, sorted(columns))
         self._pace = _Pace(how.rows_per_second)
-        self._bad_records = 0
+        self._bad_records = self._pauses = 0
         self._taken = start  # behind what was taken
         self._done: int | None = None  # all before was applied
         self._end: int | None = None  # of the log, by the last answer
@@ -178,6 +178,10 @@ class PartitionReader:
         """How many did not fit their format, since this reader began."""
         return self._bad_records
 
+    def pauses(self) -> int:
+        """How often the log had no more. It may have been before what has not been taken yet."""
+        return self._pauses
+
     def done(self, position: int) -> None:
         """Every consumer has applied what comes before this offset."""
         with self._lock:
@@ -225,6 +229,7 @@ class PartitionReader:
 
     def nothing(self, end: int) -> None:
         self._end = end
+        self._pauses += 1
 
     def work_off(self, beside: bool) -> bool:
         """What has come becomes ready, while there is room. Whether the log has more."""
@@ -249,7 +254,9 @@ class PartitionReader:
             if self._how.rows_per_second is not None:
                 raise Paused(self._pace.due(rows))
         self._answer = NOTHING
-        return self.next_offset < (self._end or 0)
+        lags = self.next_offset < (self._end or 0)
+        self._pauses += not lags
+        return lags
 
     def _has_room(self) -> bool:
         """For what comes next."""

@@ -135,6 +135,18 @@ def test_it_rings_at_its_end_which_comes_behind_all_rows(reading: Reading, end: 
         next(reading.ahead)
 
 
+def test_a_reader_that_is_at_it_has_not_paused(reading: Reading) -> None:
+    """Whoever waits for all rows that there are goes by this."""
+    assert next(reading.ahead) is None
+    assert reading.ahead.pauses() == 0
+    reading.gives(rows(1), 0.0)
+    reading.waits(1)
+    assert reading.ahead.pauses() == 0
+    reading.gives(0.001, rows(1, 1))
+    reading.waits(2)
+    assert reading.ahead.pauses() == 1
+
+
 def test_rows_before_an_error_are_taken_first(reading: Reading) -> None:
     reading.gives(rows(2), ValueError("broken"))
     until(lambda: reading.ahead._error)

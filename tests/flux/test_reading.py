@@ -98,6 +98,35 @@ def test_a_source_that_has_nothing_keeps_no_other_waiting_and_is_asked_again_soo
     assert read_of(core) == {0: 1, 1: 2}
 
 
+def test_a_reader_that_knows_says_itself_when_it_has_nothing() -> None:
+    """One that reads ahead gives None also where rows are on their way."""
+
+    class Ahead:
+        found_nothing = 0
+
+        def __iter__(self) -> Iterator[None]:
+            return self
+
+        def __next__(self) -> None:
+            return None
+
+        def pauses(self) -> int:
+            return self.found_nothing
+
+    reader = Ahead()
+    core = reading(lambda p: reader)
+    turn(core, 1.0)
+    turn(core, 2.0)
+    assert core.sources[0, 0].pauses == 0
+    reader.found_nothing = 3
+    turn(core, 3.0)
+    turn(core, 4.0)
+    assert core.sources[0, 0].pauses == 3
+    reader.found_nothing = -1
+    with pytest.raises(UserCodeError, match=r"pauses\(\) must return a number that never falls, got -1 after 3"):
+        turn(core, 5.0)
+
+
 def test_a_source_whose_log_is_full_is_not_read() -> None:
     core = reading(lambda p: iter([rows(*range(50))] * 9), log_max_bytes=600)
     assert turn(core, 1.0) == 2, "up to the bound and one batch"

@@ -81,6 +81,20 @@ def test_no_more_rows_are_joined_than_the_limit(reader: PartitionReader, monkeyp
     assert [(each.batch.num_rows, each.position) for each in got] == [(4, 4), (4, 8), (2, 10)]
 
 
+def test_a_reader_has_paused_where_the_log_has_no_more_and_not_while_rows_are_on_their_way(
+    reader: PartitionReader,
+) -> None:
+    assert reader.take() is None
+    assert came(reader, made([b"a"], 0), 2)
+    taken(reader)
+    assert reader.take() is None
+    assert reader.pauses() == 0
+    assert not came(reader, made([b"b"], 1), 2)
+    assert reader.pauses() == 1
+    reader.nothing(2)
+    assert reader.pauses() == 2
+
+
 def test_who_has_no_room_goes_on_when_enough_is_taken(
     reader: PartitionReader, fetches: Fetches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
