@@ -87,7 +87,8 @@ class Sink:
     def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
         """Bring a batch outside. Returns None when it is there; a sink that collects returns the sequence number of the first
         batch that the outside does not have yet. Batches come in order, without gaps. A write at a position that the outside
-        has already, which may be that of a primary that was given up, must change nothing; it may raise."""
+        has already, which may be that of a primary that was given up, must change nothing. It may raise: then ``committed`` is
+        asked again, and what the outside has got meanwhile counts as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
 
     def is_transient(self, error: Exception) -> bool:

@@ -211,7 +211,13 @@ class Sinks:
         batches = [batch for _, batch in given]
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         sequence = given[-1][0].sequence
-        lacks = self._patiently(line, life, sink, partial(sink.write, batch, given[0][0]))
+        try:
+            lacks = self._patiently(line, life, sink, partial(sink.write, batch, given[0][0]))
+        except Exception as error:
+            if isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
+                raise
+            self._write(line, life, given)  # what is left of it
+            return
         lacks = sequence + 1 if lacks is None else _whole(line, "write", lacks)
         if lacks > sequence + 1:
             raise UserCodeError(f"{line.where}: write() of batch {sequence} returned {lacks}")
@@ -226,6 +232,19 @@ class Sinks:
                 "is collected"
             )
         self._note(line, life, lacks)
+
+    def _landed(self, line: Line, life: int, sink: Sink, refused: Position) -> bool:
+        """Whether the outside has got a batch meanwhile whose write it has refused: a primary that was given up may have had it
+        under way when this one asked."""
+        try:
+            has = sink.committed(refused.partition)
+        except Exception:  # what the write has raised says more
+            return False
+        if has is None or (has := _whole(line, "committed", has)) <= refused.sequence:
+            return False
+        line.first = has
+        self._note(line, life, has)
+        return True
 
     def _patiently(self, line: Line, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
         """The result of a call, which is repeated after a transient error."""
