@@ -114,6 +114,7 @@ class ParquetFiles(Sink):
     """``path``: a folder. A file has the rows of the positions from ``first`` to below ``next``, as its name says."""
 
     exactly_once = True
+    committed_changes = True  # it removes what a writer who was lost has not finished
     takes_empty = True
 
     def __init__(self, path: str, holds_bytes: int) -> None:

@@ -59,6 +59,9 @@ class Sink:
 
     #: Whether each row lands once, also after a take-over. Said in ``query.status``.
     exactly_once: ClassVar[bool] = False
+    #: Whether ``committed`` changes something outside, as one does that cleans up after earlier writers. Then each primary calls
+    #: it once; otherwise it is asked again when a write has failed: the outside may have got that batch from an earlier primary.
+    committed_changes: ClassVar[bool] = False
     #: Bytes that ``write`` may leave unwritten at most (it has returned a sequence number): they are kept by the replicas.
     holds_bytes: int = 0
     #: Batches that wait are given to ``write`` as one of up to so many bytes, under the position of the first; None means that
@@ -87,8 +90,8 @@ class Sink:
     def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
         """Bring a batch outside. Returns None when it is there; a sink that collects returns the sequence number of the first
         batch that the outside does not have yet. Batches come in order, without gaps. A write at a position that the outside
-        has already, which may be that of a primary that was given up, must change nothing. It may raise: then ``committed`` is
-        asked again, and what the outside has got meanwhile counts as written."""
+        has already, which may be that of a primary that was given up, must change nothing. It may raise: ``committed`` is asked
+        again a second later, and what the outside has got meanwhile counts as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
 
     def is_transient(self, error: Exception) -> bool:

@@ -235,7 +235,9 @@ class Sinks:
 
     def _landed(self, line: Line, life: int, sink: Sink, refused: Position) -> bool:
         """Whether the outside has got a batch meanwhile whose write it has refused: a primary that was given up may have had it
-        under way when this one asked."""
+        under way when this one asked. Not asked by who hears that he is the one who was given up."""
+        if sink.committed_changes or self._hears_the_end(line, life):
+            return False
         try:
             has = sink.committed(refused.partition)
         except Exception:  # what the write has raised says more
@@ -286,18 +288,21 @@ class Sinks:
             if line.life == life:
                 line.broken = life
                 line.jobs.clear()
-        end = time.monotonic() + LED_ELSEWHERE_S
-        while line.life == life and time.monotonic() < end:
-            self._closing.wait(LOOK_S)
-            if self._closing.is_set():
-                return
-        if line.life != life:
-            _note_led_elsewhere(line, error)
+        if self._hears_the_end(line, life):
+            if not self._closing.is_set():
+                _note_led_elsewhere(line, error)
             return
         known = isinstance(error, FluxError)
         about = f"{line.where}: {type(error).__name__}: {error}"
         self._failed.put(Failed(line, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]
         self._ring()
+
+    def _hears_the_end(self, line: Line, life: int) -> bool:
+        """Whether the partition is led elsewhere, or the worker ends: waits for the news."""
+        end = time.monotonic() + LED_ELSEWHERE_S
+        while line.life == life and not self._closing.is_set() and time.monotonic() < end:
+            self._closing.wait(LOOK_S)
+        return line.life != life or self._closing.is_set()
 
     # ---- the end
 

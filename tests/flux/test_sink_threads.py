@@ -123,6 +123,28 @@ def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() ->
     assert (len(entered), store.again) == (2, 1)
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_who_changes_the_outside_when_it_is_asked_is_asked_once_by_each_primary(changes: bool) -> None:
+    """It may be one that was given up and does not know: it would remove what its successor is at."""
+    asked: list[int] = []
+
+    class Broken(Table):
+        committed_changes = changes
+
+        def committed(self, partition: int) -> int:
+            asked.append(partition)
+            return super().committed(partition)
+
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+            if position.partition == 0:
+                raise ValueError("a broken outside")
+
+    with ThreadQuery(same(dataframe(SCHEMA)).to(Broken(f"broken {changes}")), **ALONE) as query:
+        query.started().feed([batches(100)])
+        assert "a broken outside" in query.error().summary
+    assert asked.count(0) == (1 if changes else 2)
+
+
 def test_an_outside_that_cannot_tell_gets_batches_again_under_the_same_positions() -> None:
     got: dict[flux.Position, list[list[int]]] = defaultdict(list)
 
