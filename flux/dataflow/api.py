@@ -311,8 +311,9 @@ class Flow(Outputs):
         return self
 
     def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
-        """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``. Other options are
-        those of ``spark.flux.*`` with underscores."""
+        """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``, where the input ends. Other
+        options are those of ``spark.flux.*`` with underscores. Returns before the workers have joined:
+        ``query.wait_until_running(60)`` waits for them."""
         return flux.start(self, queryName=queryName, spark=spark, **options)
 
     def toDF(self, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:  # noqa: N802
