@@ -89,62 +89,6 @@ def test_an_outside_that_refuses_a_late_write_ends_nothing() -> None:
     assert store.again == 1
 
 
-def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() -> None:
-    """The successor writes at a position that the outside has got meanwhile, and is refused."""
-    store, entered, both = Table.stores["landed late"], [], threading.Event()
-
-    class Strict(HeldTable):
-        def __deepcopy__(self, memo: Any) -> Strict:
-            return Strict(self.name, self.before)
-
-        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
-            before = self.store.again
-            super().write(batch, position)
-            if self.store.again != before:
-                raise RuntimeError(f"{position} was written by another")
-
-    def before(position: flux.Position) -> None:
-        if position == (0, 3):
-            entered.append(position)
-            if len(entered) == 1:
-                both.wait(LIMIT_S)
-            else:
-                both.set()
-                until(lambda: len(store.batches[0]) > 3, "the write of the lost one lands")
-
-    with ThreadQuery(same(dataframe(SCHEMA)).to(Strict("landed late", before)), **ALONE) as query:
-        query.started().feed([batches(2000)])
-        until(lambda: entered, "the first one writes")
-        table = query.server.core.table
-        assert table is not None
-        lose(query, table.stages[0][0][0].worker)
-        query.wait()
-    assert store.rows() == list(range(2000))
-    assert (len(entered), store.again) == (2, 1)
-
-
-@pytest.mark.parametrize("changes", [False, True])
-def test_who_changes_the_outside_when_it_is_asked_is_asked_once_by_each_primary(changes: bool) -> None:
-    """It may be one that was given up and does not know: it would remove what its successor is at."""
-    asked: list[int] = []
-
-    class Broken(Table):
-        committed_changes = changes
-
-        def committed(self, partition: int) -> int:
-            asked.append(partition)
-            return super().committed(partition)
-
-        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
-            if position.partition == 0:
-                raise ValueError("a broken outside")
-
-    with ThreadQuery(same(dataframe(SCHEMA)).to(Broken(f"broken {changes}")), **ALONE) as query:
-        query.started().feed([batches(100)])
-        assert "a broken outside" in query.error().summary
-    assert asked.count(0) == (1 if changes else 2)
-
-
 def test_an_outside_that_cannot_tell_gets_batches_again_under_the_same_positions() -> None:
     got: dict[flux.Position, list[list[int]]] = defaultdict(list)
 
