@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ATTEMPT = 1_000_000
 #: Between two lives of a query.
 AWAY_S = 5.0
-#: Of one query in three: what it writes waits for more.
+#: Of two queries in nine: what it writes waits for more. Of another one it waits as long as a greeting waits for its answer.
 LATE_FLUSH_S = 0.004
 
 
@@ -127,7 +127,8 @@ class Life:
         """How many workers it has this time."""
         plan = sim.dataflow.plan
         self.began_with = self.began_with or slots
-        flush = LATE_FLUSH_S if sim.seed % 3 == 0 else 0.0
+        late = plan.settings.resend_timeout if sim.seed % 9 == 0 else LATE_FLUSH_S
+        flush = late if sim.seed % 3 == 0 else 0.0
         settings = replace(plan.settings, journal_flush=flush)
         sim.dataflow = replace(
             sim.dataflow, plan=replace(plan, durable=True, began_with=self.began_with, settings=settings)
