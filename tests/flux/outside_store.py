@@ -93,4 +93,14 @@ class HeldTable(Table):
     """Its function is not copied: the threads of the test share its events."""
 
     def __deepcopy__(self, memo: Any) -> HeldTable:
-        return HeldTable(self.name, self.before)
+        return type(self)(self.name, self.before)
+
+
+class StrictTable(HeldTable):
+    """It refuses what it has."""
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        before = self.store.again
+        super().write(batch, position)
+        if self.store.again != before:
+            raise RuntimeError(f"{position} was written by another")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from harness import LIMIT_S, ThreadQuery, dataframe
-from outside_store import ALONE, SCHEMA, HeldTable, Table, batches, lose, same, until
+from outside_store import ALONE, SCHEMA, StrictTable, Table, batches, lose, same, until
 
 import flux
 
@@ -16,16 +15,6 @@ import flux
 def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() -> None:
     """The successor writes at a position that the outside has got meanwhile, and is refused."""
     store, entered, both = Table.stores["landed late"], [], threading.Event()
-
-    class Strict(HeldTable):
-        def __deepcopy__(self, memo: Any) -> Strict:
-            return Strict(self.name, self.before)
-
-        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
-            before = self.store.again
-            super().write(batch, position)
-            if self.store.again != before:
-                raise RuntimeError(f"{position} was written by another")
 
     def before(position: flux.Position) -> None:
         if position == (0, 3):
@@ -36,7 +25,7 @@ def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() ->
                 both.set()
                 until(lambda: len(store.batches[0]) > 3, "the write of the lost one lands")
 
-    with ThreadQuery(same(dataframe(SCHEMA)).to(Strict("landed late", before)), **ALONE) as query:
+    with ThreadQuery(same(dataframe(SCHEMA)).to(StrictTable("landed late", before)), **ALONE) as query:
         query.started().feed([batches(2000)])
         until(lambda: entered, "the first one writes")
         table = query.server.core.table

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from harness import LIMIT_S, ThreadQuery, dataframe
-from outside_store import ALONE, SCHEMA, HeldTable, Table, batches, lose, same, slowly, until
+from outside_store import ALONE, SCHEMA, HeldTable, StrictTable, Table, batches, lose, same, slowly, until
 
 import flux
 from controller.balance.load import Move
@@ -57,23 +57,13 @@ def test_an_outside_that_refuses_a_late_write_ends_nothing() -> None:
     """The worker lives on: only its partition was moved, and its write was under way."""
     held, entered = threading.Event(), threading.Event()
 
-    class Strict(HeldTable):
-        def __deepcopy__(self, memo: Any) -> Strict:
-            return Strict(self.name, self.before)
-
-        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
-            before = self.store.again
-            super().write(batch, position)
-            if self.store.again != before:
-                raise RuntimeError(f"{position} was written by another")
-
     def before(position: flux.Position) -> None:
         if position == (0, 3) and not entered.is_set():
             entered.set()
             held.wait(LIMIT_S)
 
     store = Table.stores["strict"]
-    with ThreadQuery(same(dataframe(SCHEMA)).to(Strict("strict", before)), workers=3, **ALONE) as query:
+    with ThreadQuery(same(dataframe(SCHEMA)).to(StrictTable("strict", before)), workers=3, **ALONE) as query:
         query.started().feed([batches(2000)])
         assert entered.wait(LIMIT_S)
         table = query.server.core.table
