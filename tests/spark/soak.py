@@ -40,8 +40,9 @@ LOOK_S = 0.5
 PROGRESS_S, GONE_S = 900.0, 180.0
 #: After so many kills of executors the query is stopped, and started again with other workers and replicas.
 KILLS_OF_A_LIFE = 5
-#: What a query says that cannot go on by itself.
+#: What a query says that cannot go on by itself, or cannot start because of an executor that is lost just then.
 ALL_LOST = "no worker is left. Start the query again with the same checkpoint location"
+TOO_FEW = "on different executors, and the"
 EXECUTOR, JVM = "CoarseGrainedExecutorBackend", "SparkSubmit"
 
 
@@ -85,8 +86,8 @@ class Life:
     def said(self, word: str) -> bool:
         return any(word in line for line in self.lines)
 
-    def last_words(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
+    def told(self) -> str:
+        return self._log.read_text(errors="replace")
 
 
 def processes(folder: Path) -> list[psutil.Process]:
@@ -198,11 +199,16 @@ class Soak:
             self._check_that_all_workers_were_lost()
 
     def _check_that_all_workers_were_lost(self) -> None:
-        """The only reason for which a query may end by itself, and it says what to do."""
-        words = self.life.last_words()
-        if self.what is not What.EXECUTOR or ALL_LOST not in words:
-            raise Deviation(f"life {len(self.lives)} ended by itself, code {self.life.process.returncode}: {words}")
-        self.counts["ends because all workers were lost"] += 1
+        """Or that too few were left to begin: the only reasons for which a query may end by itself, and it says what to do."""
+        told = self.life.told()
+        reason = next((reason for reason in (ALL_LOST, TOO_FEW) if reason in told), None)
+        if self.what is not What.EXECUTOR or reason is None:
+            raise Deviation(
+                f"life {len(self.lives)} ended by itself, code {self.life.process.returncode}: {told[-2000:]}"
+            )
+        self.counts[
+            "ends because all workers were lost" if reason == ALL_LOST else "starts with too few executors"
+        ] += 1
 
     def _source(self) -> Iterator[Any]:
         """As somebody reads it who is alone."""
@@ -277,7 +283,7 @@ class Soak:
             if time.monotonic() > self.end:
                 raise Deviation(f"the time is over after {self.killed} kills, while waiting for {what}")
             if time.monotonic() > end:
-                raise Deviation(f"no {what} within {PROGRESS_S:g} s: {self.life.last_words()}")
+                raise Deviation(f"no {what} within {PROGRESS_S:g} s: {self.life.told()[-3000:]}")
             if not may_end and self.life.process.poll() is not None:
                 self._check_that_all_workers_were_lost()
                 self._begin_life()
