@@ -55,18 +55,20 @@ def test_after_a_kill_each_row_has_met_the_state_of_all_before_it(cluster, tmp_p
 
 
 #: Keys in all, and those that each round has after the first one: few have changed at each checkpoint.
-MANY_KEYS, HOT_KEYS = 20_000, 40
+MANY_KEYS, HOT_KEYS = 20_000, 4
+#: Times that each primary has said what has changed before one of them is lost.
+SAID = 3
 
 
 def few_of_many(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """All keys at first, then a few in each round, which comes every ten milliseconds; the last ones when there is a file at
-    ``gate``."""
+    """All keys at first, then a few in each round, ten milliseconds after the one before; the last ones when there is a file
+    at ``gate``."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-        begun = time.time() - start * 0.01
         for number in range(start, ROUNDS):
-            while time.time() < begun + number * 0.01:
+            not_before = time.monotonic() + 0.01
+            while time.monotonic() < not_before:
                 yield None
             while number == ROUNDS - LAST_ROUNDS and not os.path.exists(gate_path):
                 yield None
@@ -82,14 +84,23 @@ def few_rows(partition: int, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Totals(flux.Aggregate):
-    """Leaves a file where changes were applied."""
+    """Leaves a line where changes were said, and where they were applied."""
 
     n = flux.count()
     total = flux.sum("sequence")
     least = flux.min("sequence")
 
-    def __init__(self, applied: str) -> None:
-        self.applied = applied
+    def __init__(self, said: str, applied: str) -> None:
+        self.said, self.applied = said, applied
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.partition = context.partition
+
+    def changes(self) -> Any:
+        with open(self.said, "a") as file:
+            file.write(f"{self.partition}\n")
+        return super().changes()
 
     def apply_changes(self, changes: Any) -> None:
         super().apply_changes(changes)
@@ -99,15 +110,20 @@ class Totals(flux.Aggregate):
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(cluster, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    folder, gate, applied = tmp_path / "rows", tmp_path / "gate", tmp_path / "applied"
+    folder, gate, said, applied = (tmp_path / name for name in ("rows", "gate", "said", "applied"))
+    said.touch()
     stage = flux.stage(key="key", partitions=4, replicas=2, recovery="standby")(Totals)
-    flow = stage(str(applied))(flux.source(few_of_many(gate), ROWS, partitions=PARTITIONS))
+    flow = stage(str(said), str(applied))(flux.source(few_of_many(gate), ROWS, partitions=PARTITIONS))
     rows = PARTITIONS * (MANY_KEYS + (ROUNDS - 1) * HOT_KEYS)
     query = flow.to_parquet(str(folder)).start(
         spark=cluster, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
     )
     try:
         until(lambda: rows_in(query) > rows - PARTITIONS * HOT_KEYS * ROUNDS // 2, "half of the changes")
+        until(
+            lambda: all(said.read_text().split().count(str(each)) >= SAID for each in range(4)),
+            "checkpoints of changes",
+        )
         lost = strike(query, signal.SIGKILL, stage=0)
         until(lambda: lost not in query.members(), "the loss is noticed")
         until(query.is_whole, "full replication")
