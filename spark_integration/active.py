@@ -6,12 +6,12 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flux.errors import QueryTimeout, UsageError
-from spark_integration.settings import Others
+from spark_integration.settings import Need, Others
 
 if TYPE_CHECKING:
     from spark_integration.query import Query
@@ -21,7 +21,17 @@ log = logging.getLogger("flux")
 #: How long a program that ends waits for each query that still runs, before its tasks are cancelled and after that.
 EXIT_S = 10.0
 
+
+class Claim(NamedTuple):
+    """What a query will hold that is being started. ``name``: of it, or its id."""
+
+    name: str
+    need: Need
+
+
 _active: dict[str, Query] = {}
+_claims: dict[str, Claim] = {}  # by id of the query
+_claiming = threading.Lock()
 _starting: set[str] = set()  # names of those that are not among them yet
 _lock = threading.Lock()
 
@@ -77,10 +87,30 @@ def starting(name: str | None) -> Iterator[None]:
 
 
 def others(than: str | None = None) -> Others:
-    """What the running queries hold and need of task slots, but for the query of this id."""
+    """What the queries that run or are being started hold and need of task slots, but for the query of this id."""
+    claims = dict(_claims)  # first: what is no claim any more by then is active
     queries = [query for query in active_queries() if query.id != than]
-    feeding = next((query.name or query.id for query in queries if query.is_fed_by_spark), None)
-    return Others({query.name or query.id: query.tasks for query in queries}, feeding)
+    known = {than, *(query.id for query in queries)}
+    coming = [claim for query, claim in claims.items() if query not in known]
+    held = {query.name or query.id: query.tasks for query in queries}
+    held |= {claim.name: claim.need.workers for claim in coming}
+    fed = [query.name or query.id for query in queries if query.is_fed_by_spark]
+    fed += [claim.name for claim in coming if claim.need.others]
+    return Others(held, next(iter(fed), None))
+
+
+@contextmanager
+def claimed(query: str, name: str | None, count: Callable[[Others], Need]) -> Iterator[Need]:
+    """The task slots of a query that is being started, until it has been: whoever else is started meanwhile leaves them to it.
+    ``count`` says how many there are to be beside the others, and raises what is raised."""
+    with _claiming:
+        need = count(others())
+        _claims[query] = Claim(name or query, need)
+    try:
+        yield need
+    finally:
+        with _claiming:
+            del _claims[query]
 
 
 def _stop_all(of_process: int = os.getpid()) -> None:

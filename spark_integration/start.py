@@ -96,38 +96,45 @@ def _started(
             f"query {query_id} is active, and checkpointLocation={str(location.path)!r} is its: stop it first "
             "(flux.queries() has its handle)"
         )
-    need = count_slots(settings.workers, spark_tasks, task_slots(spark), active.others(), _copies(flows), at_first)
-    began_with = need.workers if location is None else location.began_with(need.workers)
-    plan = compile_plan(
-        flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),
-        collect=began_with if keep_output else 0, case_sensitive=is_case_sensitive(spark),
-        began_with=None if location is None else location.partitions,
-    )  # fmt: skip
-    check_ends(plan, goes_on=location is not None)
-    if location is not None:
-        plan = replace(plan, durable=True, began_with=began_with)
-    for stage in plan.stages:
-        if stage.collects:
-            for_spark(stage.schemas[0], f"stage {stage.name}")
-        if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
-            for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
-    check_checkpoints(
-        spark, plan, sources, None if location is None else location.path, location is None or location.about is None
-    )
-    check_shipping(plan)
-    check_copies(plan, need.workers, executors_at_most(spark))
-    if read or any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
-        register(spark)
-    if is_local(spark):
-        compile_once()
-    plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
-    if location is not None:
-        location.take(plan, kept)
-    query = Query(spark, plan, need, sources, name, None if location is None else location.path)
-    if shared:
-        _tell_of_copies(spark, plan)
-    query._start()
-    return query
+    slots, copies = task_slots(spark), _copies(flows)
+    with active.claimed(
+        query_id, name, lambda others: count_slots(settings.workers, spark_tasks, slots, others, copies, at_first)
+    ) as need:
+        began_with = need.workers if location is None else location.began_with(need.workers)
+        plan = compile_plan(
+            flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),
+            collect=began_with if keep_output else 0, case_sensitive=is_case_sensitive(spark),
+            began_with=None if location is None else location.partitions,
+        )  # fmt: skip
+        check_ends(plan, goes_on=location is not None)
+        if location is not None:
+            plan = replace(plan, durable=True, began_with=began_with)
+        for stage in plan.stages:
+            if stage.collects:
+                for_spark(stage.schemas[0], f"stage {stage.name}")
+            if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
+                for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
+        check_checkpoints(
+            spark,
+            plan,
+            sources,
+            None if location is None else location.path,
+            location is None or location.about is None,
+        )
+        check_shipping(plan)
+        check_copies(plan, need.workers, executors_at_most(spark))
+        if read or any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
+            register(spark)
+        if is_local(spark):
+            compile_once()
+        plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
+        if location is not None:
+            location.take(plan, kept)
+        query = Query(spark, plan, need, sources, name, None if location is None else location.path)
+        if shared:
+            _tell_of_copies(spark, plan)
+        query._start()
+        return query
 
 
 def check_flows(flows: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import flux
 from controller.dag import compile_plan
 from flux.dataflow.plan import Plan
 from flux.settings import Settings
+from spark_integration import active
 from spark_integration.settings import (
     UNLIMITED,
     Others,
@@ -121,3 +123,19 @@ def test_a_line_says_what_copies_in_one_executor_are_good_for() -> None:
 )
 def test_a_task_may_fail_as_often_as_spark_says(master: str, conf: dict[str, str], failures: int) -> None:
     assert failures_at_most(session(master, 0, conf)) == failures
+
+
+def test_what_is_being_started_at_once_shares_the_slots() -> None:
+    """Compiling a plan takes seconds; who was counted first keeps what it was given."""
+    five = partial(count_slots, 0, True, 5)
+    with active.claimed("a", "first", lambda others: five(others, copies=2)) as need:
+        assert need.workers == 2
+        assert active.others().held == {"first": 2}
+        assert active.others(than="a") == Others(), "it is no other to itself"
+        with active.claimed("b", None, lambda others: five(others, copies=2)) as other:
+            assert other.workers == 2
+            with pytest.raises(flux.UsageError, match="2 held by query first, 2 held by query b, free: 1"):  # noqa: SIM117
+                with active.claimed("c", None, lambda others: five(others, copies=2)):
+                    pytest.fail("there is no room")
+        assert active.others().held == {"first": 2}
+    assert active.others() == Others()
