@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -67,6 +67,8 @@ class Sink:
     #: Batches that wait are given to ``write`` as one of up to so many bytes, under the position of the first; None means that
     #: all of them are there. 0: one at a time.
     joins_bytes: ClassVar[int] = 0
+    #: Whether ``send`` may be called before ``write``. Then writing what is there already must change nothing.
+    sends_ahead: ClassVar[bool] = False
     #: Whether ``write`` is called for batches without rows, too.
     takes_empty: ClassVar[bool] = False
 
@@ -93,6 +95,12 @@ class Sink:
         has already, which may be that of a primary that was given up, must change nothing. It may raise: ``committed`` is asked
         again a second later, and what the outside has got meanwhile counts as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
+
+    def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
+        """Begin what ``write`` of the same batch completes, without waiting: one thread does so for several partitions. Returns
+        the numbers of the files that the outside will answer to; None: it would have had to wait. What it raises is forgotten,
+        because ``write`` comes all the same."""
+        return None
 
     def is_transient(self, error: Exception) -> bool:
         """Whether a call that raised this is repeated, with growing pauses, for up to ``spark.flux.sink.retryTimeout``. Any

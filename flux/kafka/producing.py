@@ -47,6 +47,11 @@ class Sent(NamedTuple):
 
     asked: list[tuple[Connection, Any, list[int]]]
 
+    @property
+    def files(self) -> list[int]:
+        """Where the answers come."""
+        return [connection.fileno() for connection, *_ in self.asked]
+
 
 class ProducerClient(Client):
     #: Of who writes in transactions.
@@ -81,6 +86,12 @@ class ProducerClient(Client):
         except (OSError, Passing):
             return False
 
+    def is_connected(self, topic: str, partitions: Iterable[int]) -> bool:
+        """Whether there is a connection to all leaders, as far as is known here."""
+        leaders = self._leaders.get(topic, {})
+        connected = {address for address, connection in self._connections.items() if connection.usable}
+        return all(self._brokers.get(leaders.get(partition, -1)) in connected for partition in partitions)
+
     def begin(self, topic: str, batches: Mapping[int, np.ndarray]) -> Sent:
         """Send one record batch for each partition, to the leaders. What fails is lost as a whole."""
         kind = library().Produce
@@ -102,7 +113,7 @@ class ProducerClient(Client):
                 sent.asked.append((connection, message, partitions))
                 connection.send(message, ATTEMPT_S)
         except BaseException:
-            self._give_up(sent)
+            self.give_up(sent)
             raise
         return sent
 
@@ -124,7 +135,7 @@ class ProducerClient(Client):
                     raise Passing("the broker left partitions out of its answer")
                 answers.update(got)
         except BaseException:
-            self._give_up(sent)
+            self.give_up(sent)
             raise
         if any(each.error is not None and each.error.invalid_metadata for each in answers.values()):
             self.forget()
@@ -250,7 +261,7 @@ class ProducerClient(Client):
             at = int(heads[count - 1, kernels.BASE] + heads[count - 1, kernels.LAST_DELTA]) + 1
         return found
 
-    def _give_up(self, sent: Sent) -> None:
+    def give_up(self, sent: Sent) -> None:
         """Answers that come later would be taken for those to other requests."""
         for connection, _, _ in sent.asked:
             connection.close()

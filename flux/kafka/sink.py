@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from flux.dataflow.batches import logical_bytes
 from flux.dataflow.sink import Position, Sink, SinkContext
 from flux.errors import UsageError
 from flux.kafka.client import LATEST, Address, Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError
 from flux.kafka.numbering import PARTITION, SEQUENCE
-from flux.kafka.producing import SEQUENCES, Answer, ProducerClient
+from flux.kafka.producing import SEQUENCES, Answer, ProducerClient, Sent
 from flux.kafka.records import HEADER
 from flux.kafka.security import Security
 from flux.kafka.values import Columns
@@ -31,6 +32,8 @@ log = logging.getLogger("flux.kafka")
 
 #: Of one request, about: brokers take 100 MiB unless told otherwise, and work on one request of a connection at a time.
 REQUEST_BYTES = 8 << 20
+#: Of a batch that is sent before its answer is waited for: sockets take that much at once.
+SMALL_BYTES = 64 << 10
 #: How long a topic that was there may be unknown before the query ends: brokers that start again do not know all at once.
 GONE_S = 10.0
 #: How long the start of a query waits for brokers.
@@ -78,6 +81,22 @@ class Line:
             self.ahead = next(self._batches, None)
 
 
+class Round(NamedTuple):
+    """``sending``: by partition of the topic its line, the record batch that was sent, and its rows."""
+
+    sending: dict[int, tuple[Line, np.ndarray, int]]
+    sent: Sent
+
+
+class UnderWay(NamedTuple):
+    """What was sent of a batch of so many rows, and ``write`` has not been called yet."""
+
+    rows: int
+    position: Position
+    lines: list[Line]
+    round: Round
+
+
 class KafkaSink(Sink):
     """Exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
 
@@ -86,6 +105,7 @@ class KafkaSink(Sink):
     #: Whether its record batches belong to transactions.
     transactional = False
     joins_bytes = REQUEST_BYTES
+    sends_ahead = True
 
     def __init__(
         self,
@@ -106,6 +126,7 @@ class KafkaSink(Sink):
         self._again = False
         self._schema: pa.Schema | None = None  # of the output, when it is known
         self._connected: ProducerClient | None = None
+        self._under_way: UnderWay | None = None
 
     @property
     def _client(self) -> ProducerClient:
@@ -190,13 +211,37 @@ class KafkaSink(Sink):
         self._told: dict[int, int | None] = {}
         self._acked: dict[int, int] = {}
         self._gone_since: float | None = None
+        self._under_way = None
         self.close()
         self._connected = ProducerClient(self._bootstrap, self._security)
         self._read_back(range(self._topic_partitions))
 
+    def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
+        """Only where it is soon done: of what is large, much waits for the broker to take it."""
+        if logical_bytes(batch) > SMALL_BYTES:
+            return None
+        lines = self._lines(batch)
+        if not self._client.is_connected(self.topic, [line.partition for line in lines]):
+            return None
+        for line in lines:
+            self._go_on(line)
+        lines = [line for line in lines if line.sent < line.rows]
+        if not lines:
+            return ()
+        self._under_way = UnderWay(batch.num_rows, position, lines, self._begin_round(lines))
+        return self._under_way.round.sent.files
+
     def write(self, batch: pa.RecordBatch, position: Position) -> None:
+        under_way, self._under_way = self._under_way, None
         try:
-            self._write(batch)
+            if under_way is not None and (under_way.rows, under_way.position) != (batch.num_rows, position):
+                self._client.give_up(under_way.round.sent)
+                under_way = None
+            if under_way is not None:
+                self._end_round(under_way.round)
+                self._send_rest(under_way.lines)
+            else:
+                self._write(batch)
             self._gone_since = None
         except Passing as error:
             self._check_there(error)
@@ -206,8 +251,11 @@ class KafkaSink(Sink):
         lines = self._lines(batch)
         for line in lines:
             self._go_on(line)
+        self._send_rest(lines)
+
+    def _send_rest(self, lines: list[Line]) -> None:
         while lines := [line for line in lines if line.sent < line.rows]:
-            self._round(lines)
+            self._end_round(self._begin_round(lines))
 
     def is_transient(self, error: Exception) -> bool:
         return isinstance(error, OSError | Passing | BrokerUnreachable)
@@ -251,7 +299,7 @@ class KafkaSink(Sink):
     def _headers(self, batch: pa.RecordBatch) -> pa.Array | None:
         return self._columns.header_entries(batch)
 
-    def _round(self, lines: list[Line]) -> None:
+    def _begin_round(self, lines: list[Line]) -> Round:
         """One record batch of each line, as far as they fit a request. The next ones are made while the brokers work."""
         sending: dict[int, tuple[Line, np.ndarray, int]] = {}
         size = 0
@@ -264,9 +312,12 @@ class KafkaSink(Sink):
         sent = self._client.begin(self.topic, {partition: data for partition, (_, data, _) in sending.items()})
         for line, _, _ in sending.values():
             line.make()
+        return Round(sending, sent)
+
+    def _end_round(self, round_: Round) -> None:
         problems: list[Exception] = []
-        for partition, answer in self._client.finish(sent).items():
-            line, data, rows = sending[partition]
+        for partition, answer in self._client.finish(round_.sent).items():
+            line, data, rows = round_.sending[partition]
             try:
                 self._answered(line, data, rows, answer)
             except (KafkaError, Passing, OSError) as error:

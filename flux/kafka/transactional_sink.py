@@ -31,6 +31,7 @@ class KafkaSinkTransactional(KafkaSink):
 
     guarantee = "transactional"
     transactional = True
+    sends_ahead = False
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
         return []
@@ -77,9 +78,7 @@ class KafkaSinkTransactional(KafkaSink):
             return
         self._open = True
         self._transactions.add(self._writer, self.topic, [line.partition for line in lines])
-        left = lines
-        while left := [line for line in left if line.sent < line.rows]:
-            self._round(left)
+        self._send_rest(lines)
         reached = {line.partition: line.first + line.rows for line in lines}
         self._transactions.put_positions(self._writer, self.topic, reached)
         self._transactions.end(self._writer, commit=True)

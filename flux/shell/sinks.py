@@ -1,7 +1,8 @@
 """The threads of a worker in which sinks are called: a slow or failing outside holds up no partition (design: sink).
 
 What is to be done for a partition lies in its line, and one thread at a time works it off, in order: open a copy of the sink
-and ask what the outside has; write; close. What an earlier life of the line has still under way goes first.
+and ask what the outside has; write; close. What an earlier life of the line has still under way goes first. Which line a thread
+takes, or several of them at once, is said in ``sink_lines``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import copy
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import index
 from queue import SimpleQueue
@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from flux.dataflow.batches import BATCH_BYTES, logical_bytes
-from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.plan import Plan
 from flux.dataflow.sink import Position, Sink, SinkContext
 from flux.dataflow.user_code import closed, user_traceback
 from flux.errors import FluxError, QueryFailed, UserCodeError
+from flux.shell.sink_lines import LATE_S, Given, Job, Line, ReadyLines, arrived
 from partitioning.ids import PartitionKey
 
 log = logging.getLogger("flux")
@@ -38,45 +39,8 @@ CLOSE_S = 5.0
 LED_ELSEWHERE_S, LOOK_S = 1.0, 0.02
 
 
-#: A batch of output and where it stands.
-Given = tuple[Position, pa.RecordBatch]
-
-
-class Job(NamedTuple):
-    """``life``: of the primary that it is for. ``given``: what it writes."""
-
-    life: int
-    do: Callable[[], None]
-    given: Given | None = None
-
-
 class _Over(Exception):
     """The partition is led elsewhere by now, or the worker ends."""
-
-
-class Line:
-    """What is to be done for one partition. ``life``: counts the primaries here; ``broken``: the life in which a call has failed:
-    nothing more is done for it, because what follows would lie behind a hole; ``has``: what the outside has, as far as this
-    life knows; ``kept``: batches that the sink has taken and not brought outside yet, and their bytes."""
-
-    def __init__(self, stage: StagePlan, partition: int) -> None:
-        self.stage = stage
-        self.partition = partition
-        self.life = 0
-        self.broken = -1
-        self.has = 0
-        self.jobs: deque[Job] = deque()
-        self.served = False
-        self.sink: Sink | None = None
-        self.first = 0  # the outside had what lies below when this life began
-        self.kept: deque[tuple[int, int]] = deque()
-
-    @property
-    def where(self) -> str:
-        return f"sink {self.stage.sink!r} of stage {self.stage.name}, partition {self.partition}"
-
-    def lives(self, life: int) -> bool:
-        return self.life == life != self.broken
 
 
 class Failed(NamedTuple):
@@ -95,13 +59,14 @@ class Sinks:
         self._kept_max = plan.settings.sink_max_bytes
         self._lines: dict[PartitionKey, Line] = {}
         self._lock = threading.Lock()
-        self._ready: SimpleQueue[Line | None] = SimpleQueue()
+        self._ready = ReadyLines(self._lock)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._failed: SimpleQueue[Failed] = SimpleQueue()
 
     def check(self) -> None:
-        """Raises what a sink has raised that is not transient, if its partition is still led here."""
+        """Raises what a sink has raised that is not transient, if its partition is still led here. To be called often."""
+        self._ready.look()
         while not self._failed.empty():
             failed = self._failed.get()
             if failed.line.life == failed.life:
@@ -120,49 +85,49 @@ class Sinks:
             line = self._lines[key] = Line(self._plan.stages[stage], partition)
         with self._lock:
             line.life, line.has = line.life + 1, 0
-        self._give(line, partial(self._open, line, line.life, position, first))
+        self._give(line, Job(line.life, do=partial(self._open, line, line.life, position, first)))
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         line = self._lines[PartitionKey(stage, partition)]
-        given = Position(partition, position), batch
-        self._give(line, partial(self._write, line, line.life, [given]), given)
+        self._give(line, Job(line.life, given=((Position(partition, position), batch),)))
 
     def ends(self, stage: int, partition: int) -> None:
         line = self._lines[PartitionKey(stage, partition)]
         with self._lock:
             line.life += 1
             line.jobs.clear()
-        self._give(line, partial(self._close, line))
+        self._give(line, Job(line.life, do=partial(self._close, line)))
 
-    def _give(self, line: Line, do: Callable[[], None], given: Given | None = None) -> None:
+    def _give(self, line: Line, job: Job) -> None:
         with self._lock:
-            line.jobs.append(Job(line.life, do, given))
+            line.jobs.append(job)
             serve, line.served = not line.served, True
-        if serve:
-            if len(self._threads) < min(THREADS_MAX, len(self._lines)):
-                thread = threading.Thread(target=self._run, name="flux-sink", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._ready.put(line)
+            if serve:
+                self._ready.put(line)
+        if serve and len(self._threads) < min(THREADS_MAX, len(self._lines)):
+            thread = threading.Thread(target=self._run, name="flux-sink", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     # ---- in the threads
 
     def _run(self) -> None:
         """Lines take turns, call by call."""
-        while (line := self._ready.get()) is not None:
+        while True:
             with self._lock:
-                job = self._taken(line)
-            if job is not None:
-                try:
-                    job.do()
-                except _Over:
-                    pass
-                except BaseException as error:  # the user's, also sys.exit()
-                    self._fail(line, job.life, error)
-            with self._lock:
-                line.served = bool(line.jobs)
-                if line.served:
-                    self._ready.put(line)
+                lines, in_round = self._ready.take()
+                taken = [(line, self._taken(line)) for line in lines]
+            if not lines:
+                return
+            if len(lines) > 1:
+                self._do_together([(line, job) for line, job in taken if job is not None])
+            else:
+                for line, job in taken:
+                    self._do(line, job)
+                    self._done(line)
+            if in_round:
+                with self._lock:
+                    self._ready.round_is_over()
 
     def _taken(self, line: Line) -> Job | None:
         """The next job. Batches that wait behind a batch go with it, as far as the sink takes them as one: where each call
@@ -170,16 +135,69 @@ class Sinks:
         if not line.jobs:
             return None
         job = line.jobs.popleft()
-        if job.given is None or line.sink is None or not line.sink.joins_bytes:
+        if not job.given or job.alone or line.sink is None or not line.sink.joins_bytes:
             return job
-        joined, left = [job.given], line.sink.joins_bytes - logical_bytes(job.given[1])
-        while line.jobs and line.jobs[0].life == job.life:
-            following = line.jobs[0].given
-            if following is None or (left := left - logical_bytes(following[1])) < 0:
+        joined, left = [*job.given], line.sink.joins_bytes - logical_bytes(job.given[0][1])
+        while line.jobs and line.jobs[0].life == job.life and line.jobs[0].given:
+            left -= logical_bytes(line.jobs[0].given[0][1])
+            if left < 0:
                 break
-            joined.append(following)
-            line.jobs.popleft()
-        return Job(job.life, partial(self._write, line, job.life, joined))
+            joined += line.jobs.popleft().given
+        return job._replace(given=tuple(joined))
+
+    def _do(self, line: Line, job: Job | None) -> None:
+        if job is None:
+            return
+        try:
+            if job.given:
+                self._write(line, job.life, job.given)
+            else:
+                job.do()
+        except _Over:
+            pass
+        except BaseException as error:  # the user's, also sys.exit()
+            self._fail(line, job.life, error)
+
+    def _done(self, line: Line) -> None:
+        with self._lock:
+            line.served = bool(line.jobs)
+            if line.served:
+                self._ready.put(line)
+
+    def _do_together(self, taken: list[tuple[Line, Job]]) -> None:
+        """Send all, and take the answers as they come. What does not go through at once goes on alone, with patience."""
+        sent = {at: files for at, each in enumerate(taken) if (files := self._sent(*each)) is not None}
+        left = dict(enumerate(taken))
+        for at in arrived(sent, LATE_S):
+            if self._at_once(*taken[at]):
+                self._done(left.pop(at)[0])
+        with self._lock:
+            for line, job in left.values():
+                line.jobs.appendleft(job._replace(alone=True))
+                self._ready.put(line)
+
+    def _sent(self, line: Line, job: Job) -> Collection[int] | None:
+        """Begin a write. The files from which its answer is to come; None: it has not begun."""
+        given = _lacking(line, job.given)
+        if line.sink is None or not given or not line.lives(job.life):
+            return ()
+        try:
+            return line.sink.send(_as_one(given), given[0][0])
+        except BaseException:  # write() says what is wrong
+            return None
+
+    def _at_once(self, line: Line, job: Job) -> bool:
+        """Whether it is written, or need not be any more."""
+        line.in_round = True
+        try:
+            self._write(line, job.life, job.given)
+        except _Over:
+            pass
+        except BaseException:
+            return False
+        finally:
+            line.in_round = False
+        return True
 
     def _open(self, line: Line, life: int, position: int, first: bool) -> None:
         self._close(line)
@@ -203,18 +221,15 @@ class Sinks:
             )
         self._note(line, life, line.first)
 
-    def _write(self, line: Line, life: int, given: list[Given]) -> None:
-        sink = line.sink
-        given = [(position, batch) for position, batch in given if position.sequence >= line.first]
+    def _write(self, line: Line, life: int, given: Sequence[Given]) -> None:
+        sink, given = line.sink, _lacking(line, given)
         if not given or sink is None:
             return
-        batches = [batch for _, batch in given]
-        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         sequence = given[-1][0].sequence
         try:
-            lacks = self._patiently(line, life, sink, partial(sink.write, batch, given[0][0]))
+            lacks = self._patiently(line, life, sink, partial(sink.write, _as_one(given), given[0][0]))
         except Exception as error:
-            if isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
+            if line.in_round or isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
                 raise
             self._write(line, life, given)  # what is left of it
             return
@@ -257,7 +272,7 @@ class Sinks:
             try:
                 return call()
             except Exception as error:
-                if not sink.is_transient(error):
+                if line.in_round or not sink.is_transient(error):
                     raise
                 tried_s = time.monotonic() - began
                 about = f"{line.where}: {type(error).__name__}: {error}"
@@ -313,12 +328,11 @@ class Sinks:
             with self._lock:
                 line.life += 1
                 line.jobs.clear()
-            self._give(line, partial(self._close, line))
+            self._give(line, Job(line.life, do=partial(self._close, line)))
         end = time.monotonic() + CLOSE_S
         while any(line.served for line in self._lines.values()) and time.monotonic() < end:
             time.sleep(LOOK_S)
-        for _ in self._threads:
-            self._ready.put(None)
+        self._ready.end()
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), LOOK_S))
         if any(thread.is_alive() for thread in self._threads):
@@ -328,6 +342,15 @@ class Sinks:
 
 def _note_led_elsewhere(line: Line, error: BaseException) -> None:
     log.info("%s: %s: %s; the partition is led elsewhere by now", line.where, type(error).__name__, error)
+
+
+def _lacking(line: Line, given: Sequence[Given]) -> list[Given]:
+    """What the outside did not have when this life of a line began."""
+    return [(position, batch) for position, batch in given if position.sequence >= line.first]
+
+
+def _as_one(given: Sequence[Given]) -> pa.RecordBatch:
+    return given[0][1] if len(given) == 1 else pa.concat_batches([batch for _, batch in given])
 
 
 def _whole(line: Line, method: str, given: Any) -> int:

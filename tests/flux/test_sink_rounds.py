@@ -1,0 +1,196 @@
+"""Sinks that can begin a write without waiting: one thread writes for several partitions, and none of them holds up another."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness import LIMIT_S
+from outside_store import SCHEMA, until
+
+import flux
+from flux.errors import UserCodeError
+from flux.settings import Settings
+from flux.shell.sinks import Sinks
+
+ONE = pa.record_batch([pa.array([1])], schema=SCHEMA)
+PARTITIONS = 3
+
+
+class Outside:
+    """A pipe for each partition, into which it answers. ``said``: what the sinks were called with, in order."""
+
+    def __init__(self) -> None:
+        self.pipes = [os.pipe() for _ in range(PARTITIONS)]
+        self.said: list[tuple[str, int, int]] = []
+        self.threads: dict[tuple[str, int, int], str] = {}
+        self.silent: set[int] = set()
+        self.held: dict[int, threading.Event] = {}
+        self.fails: dict[int, list[Exception]] = defaultdict(list)
+        self.send: Callable[[int], Any] = lambda partition: [self.pipes[partition][0]]
+
+    def note(self, what: str, position: flux.Position) -> None:
+        self.said.append((what, *position))
+        self.threads[(what, *position)] = threading.current_thread().name
+
+    def written(self, partition: int) -> list[int]:
+        return [sequence for what, of, sequence in list(self.said) if (what, of) == ("written", partition)]
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            for end in pipe:
+                os.close(end)
+
+
+class Piped(flux.Sink):
+    """Answers are there as soon as something is sent, unless the outside is silent."""
+
+    sends_ahead = True
+    joins_bytes = 1 << 20
+
+    def __init__(self, outside: Outside) -> None:
+        self.outside = outside
+
+    def __deepcopy__(self, memo: Any) -> Piped:
+        return Piped(self.outside)
+
+    def send(self, batch: pa.RecordBatch, position: flux.Position) -> Any:
+        self.outside.note("sent", position)
+        if position.partition not in self.outside.silent:
+            os.write(self.outside.pipes[position.partition][1], b"!")
+        return self.outside.send(position.partition)
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        self.outside.note("write", position)
+        held = self.outside.held.get(position.partition)
+        assert held is None or held.wait(LIMIT_S)
+        if self.outside.fails[position.partition]:
+            raise self.outside.fails[position.partition].pop(0)
+        for sequence in range(position.sequence, position.sequence + batch.num_rows):
+            self.outside.note("written", flux.Position(position.partition, sequence))
+
+
+@pytest.fixture
+def outside() -> Iterator[Outside]:
+    made = Outside()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sinks(outside: Outside) -> Iterator[Sinks]:
+    """Partition 0 writes, and is held until its event is set: what comes meanwhile goes together."""
+    outside.held[0] = threading.Event()
+    stage = SimpleNamespace(id=0, name="last", partitions=PARTITIONS, sink=Piped(outside))
+    plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of())
+    made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
+    for partition in range(PARTITIONS):
+        made.begins(0, partition, 0, True)
+    until(lambda: all(line.sink is not None and not line.served for line in made._lines.values()), "all are open")
+    made.write(0, 0, 0, ONE)
+    until(lambda: ("write", 0, 0) in outside.said, "the first write is under way")
+    yield made
+    for held in outside.held.values():
+        held.set()
+    made.close()
+
+
+def test_what_waits_is_sent_before_any_answer_is_waited_for(sinks: Sinks, outside: Outside) -> None:
+    for partition in (1, 2):
+        sinks.write(0, partition, 0, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 1, "both are outside")
+    assert [what for what, partition, _ in outside.said if partition and what != "written"] == ["sent"] * 2 + [
+        "write"
+    ] * 2
+    assert len({outside.threads["write", partition, 0] for partition in (1, 2)}) == 1
+
+
+def test_who_is_late_gets_a_thread_while_a_round_takes_its_time(sinks: Sinks, outside: Outside) -> None:
+    sinks.write(0, 1, 0, ONE)
+    sinks.write(0, 2, 0, ONE)
+
+    def there() -> bool:
+        sinks.check()
+        return sinks.has(0, 1) == sinks.has(0, 2) == 1
+
+    until(there, "both are outside while the first is not")
+    assert not outside.written(0)
+
+
+def test_a_partition_of_which_no_answer_comes_holds_up_no_other(sinks: Sinks, outside: Outside) -> None:
+    outside.silent.add(1)
+    outside.held[1] = threading.Event()
+    for partition in (1, 2):
+        sinks.write(0, partition, 0, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 2) == 1, "the other is outside")
+    until(lambda: ("write", 1, 0) in outside.said, "it is waited for in the end, alone")
+
+    def goes_on(sequence: int) -> Callable[[], bool]:
+        return lambda: (sinks.check(), sinks.has(0, 2) == sequence + 1)[1]
+
+    for sequence in range(1, 5):
+        sinks.write(0, 2, sequence, ONE)
+        until(goes_on(sequence), "the other goes on")
+    assert sinks.has(0, 1) == 0
+    outside.held[1].set()
+    until(lambda: sinks.has(0, 1) == 1, "the answer has come")
+
+
+def cannot(partition: int) -> Any:
+    raise OSError("no way")
+
+
+@pytest.mark.parametrize(
+    "send", [cannot, lambda partition: None, lambda partition: ()], ids=["raises", "waits", "has it"]
+)
+def test_what_cannot_be_sent_ahead_is_written_all_the_same(sinks: Sinks, outside: Outside, send: Any) -> None:
+    outside.send = send
+    for partition in (1, 2):
+        for sequence in range(3):
+            sinks.write(0, partition, sequence, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 3, "all are outside")
+    assert outside.written(1) == outside.written(2) == [0, 1, 2]
+
+
+def test_what_fails_in_a_round_is_tried_again_alone_and_in_order(sinks: Sinks, outside: Outside) -> None:
+    outside.fails[1] = [ConnectionError("not now"), TimeoutError("nor now")]
+    for partition in (1, 2):
+        for sequence in range(3):
+            sinks.write(0, partition, sequence, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 3, "all are outside")
+    assert outside.written(1) == outside.written(2) == [0, 1, 2]
+    sinks.check()
+
+
+def test_what_fails_for_good_ends_the_query_also_in_a_round(sinks: Sinks, outside: Outside) -> None:
+    outside.fails[1] = [ValueError("never")] * 2
+    for partition in (1, 2):
+        sinks.write(0, partition, 0, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 2) == 1, "the other is outside")
+
+    with pytest.raises(UserCodeError, match="partition 1: ValueError: never"):
+        until(sinks.check, "the query hears of it")
+
+
+def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: Sinks, outside: Outside) -> None:
+    outside.silent.add(1)
+    for partition in (1, 2):
+        sinks.write(0, partition, 0, ONE)
+    sinks.ends(0, 1)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 2) == 1, "the other is outside")
+    sinks.begins(0, 1, 0, False)
+    sinks.write(0, 1, 0, ONE)
+    outside.silent.clear()
+    until(lambda: (sinks.check(), sinks.has(0, 1) == 1)[1], "the next life writes")
