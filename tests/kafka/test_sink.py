@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_two_writers_at_once_write_each_record_once_and_in_order(broker: Broker,
     conflicts: list[Any] = []
     errors: list[Exception] = []
     writers: list[KafkaSink] = []
+    sent: list[Any] = []
 
     def noted(read_back: Callable[[Any], None], partitions: Any) -> None:
         if isinstance(partitions, list):  # not where a primary begins
@@ -118,8 +120,12 @@ def test_two_writers_at_once_write_each_record_once_and_in_order(broker: Broker,
         mine._read_back = partial(noted, mine._read_back)  # type: ignore[method-assign]
         while at < total:
             count = min(int(random.integers(1, 700)), total - at)
+            if random.random() < 0.5:  # sent ahead, and now and then cut otherwise when it is written
+                with suppress(Exception):
+                    sent.append(mine.send(rows.slice(at, count), Position(0, at)))
+                count = max(1, count // int(random.choice([1, 1, 1, 2])))
             try:
-                mine.write(rows.slice(at, count), Position(0, 0))
+                mine.write(rows.slice(at, count), Position(0, at))
                 at += count
                 acked = at
                 if random.random() < 0.02:  # another primary, who knows of less
@@ -154,6 +160,7 @@ def test_two_writers_at_once_write_each_record_once_and_in_order(broker: Broker,
     cutter.join()
     assert not errors
     assert len(conflicts) > 5, "they must get into each other's way"
+    assert sum(bool(files) for files in sent) > 20, "much must have been sent ahead"
     got = found(broker.address, topic, total, partitions)
     for partition, messages in enumerate(got):
         assert numbers(messages) == list(range(partition, total, partitions))
