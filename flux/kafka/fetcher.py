@@ -34,6 +34,7 @@ from flux.kafka.client import (
     throttled,
 )
 from flux.kafka.connection import Connection
+from flux.kafka.crowding import Crowding
 from flux.kafka.errors import BrokerBroken, KafkaError
 from flux.kafka.fetching import WORKED_OFF, Ask, Fetching, Line, Part
 from flux.kafka.owner import NothingWhole, Owner, Paused, TakesTime
@@ -86,6 +87,7 @@ class _Run:
         self._bootstrap, self._security = bootstrap, security
         self._fetch_bytes, self._read_committed, self._retry_s = fetch_bytes, read_committed, retry_s
         self._fetching = Fetching()
+        self._crowding = Crowding()
         self._parts: dict[Owner, Part] = {}
         self._beside: set[Owner] = set()  # a job is working for them
         self._connections: dict[Line, Connection] = {}
@@ -164,6 +166,9 @@ class _Run:
 
     def _turn(self) -> None:
         now = time.monotonic()
+        share = self._crowding.share(now)
+        if share is not None:
+            self._fetching.waited(share)
         for part in self._fetching.resumed(now):
             self._work_off(part)
         self._look_up(now)

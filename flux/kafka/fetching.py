@@ -26,7 +26,12 @@ WAIT_S = (0.5, 0.05)
 LATE_S = 0.005
 #: What an answer costs hardly depends on how few records it brings. Who has all that the log has asks again this long after he
 #: asked last, at the soonest, so that more records come together. Where records come one by one, he has waited longer already.
-GATHER_S = 0.003
+#: Where the processors are wanted by more than there are, every step behind waits for one, and fewer and larger answers come
+#: through sooner: then the time grows, up to the longest.
+GATHER_S, GATHER_MAX_S = 0.003, 0.025
+#: It grows above the one share of time in which a thread that could go on waits for a processor, and shrinks below the other.
+CROWDED, FREE = 0.6, 0.45
+_STEP = 1.3
 #: Pauses after something that may pass.
 PAUSE_S, PAUSE_MAX_S = 0.1, 2.0
 
@@ -90,6 +95,7 @@ class Fetching:
         self._brokers: dict[Address, _Broker] = {}
         self._lost: set[Part] = set()
         self._paused: set[Part] = set()
+        self.gather_s = GATHER_S
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -105,6 +111,13 @@ class Fetching:
         self._leave(part)
         self._parts.discard(part)
         part.phase = GONE
+
+    def waited(self, share: float) -> None:
+        """So much of the time in which it could go on, the thread that asks has waited for a processor of late."""
+        if share > CROWDED:
+            self.gather_s = min(_STEP * self.gather_s, GATHER_MAX_S)
+        elif share < FREE:
+            self.gather_s = max(self.gather_s / _STEP, GATHER_S)
 
     # ---- leaders
 
@@ -152,7 +165,9 @@ class Fetching:
             self._leave(part)
             part.offset, part.alone = offset, alone
             part.good, part.pause = now, PAUSE_S
-            self._wants_rows(part, now if lags else max(now, part.asked_at + GATHER_S), now if lags else now + LATE_S)
+            self._wants_rows(
+                part, now if lags else max(now, part.asked_at + self.gather_s), now if lags else now + LATE_S
+            )
 
     # ---- pauses
 

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 
 import pytest
 
-from flux.kafka.fetching import ASKED, GATHER_S, GONE, LATE_S, LOST, PAUSE_MAX_S, PAUSE_S, WAIT_S, Ask, Fetching, Part
+from flux.kafka.crowding import LOOK_S, Crowding
+from flux.kafka.fetching import (
+    ASKED,
+    GATHER_MAX_S,
+    GATHER_S,
+    GONE,
+    LATE_S,
+    LOST,
+    PAUSE_MAX_S,
+    PAUSE_S,
+    WAIT_S,
+    Ask,
+    Fetching,
+    Part,
+)
 
 HERE, THERE = ("here", 9092), ("there", 9092)
 RETRY_S = 100.0
@@ -223,3 +238,33 @@ def test_who_is_to_be_asked_for_alone_is() -> None:
     fetching.goes_on(other, 1, 1.0, lags=True)
     assert asked(fetching, 1.0) == [[0], [1]]
     assert not cut.among
+
+
+def test_answers_are_fewer_where_processors_are_scarce() -> None:
+    fetching = Fetching()
+    fetching.waited(0.5)
+    assert fetching.gather_s == GATHER_S
+    for _ in range(20):
+        fetching.waited(0.7)
+    assert fetching.gather_s == GATHER_MAX_S
+    fetching.waited(0.5)
+    assert fetching.gather_s == GATHER_MAX_S, "it stays as it is in between"
+    for _ in range(20):
+        fetching.waited(0.2)
+    assert fetching.gather_s == GATHER_S
+
+
+def test_a_thread_knows_how_long_it_has_waited_for_a_processor(tmp_path: Path) -> None:
+    counted = tmp_path / "schedstat"
+    counted.write_text("1000000 9000000 5\n")
+    crowding = Crowding(counted)
+    assert crowding.share(1.0) is None, "since when?"
+    counted.write_text("31000000 99000000 9\n")
+    assert crowding.share(1.1) is None, "it has looked just now"
+    assert crowding.share(1.0 + LOOK_S) == 0.75
+    assert crowding.share(1.0 + 2 * LOOK_S) is None, "nothing was to be done"
+    counted.write_text("nothing")
+    assert crowding.share(9.0) is None
+    counted.write_text("91000000 159000000 9\n")
+    assert crowding.share(99.0) is None, "a system that does not count is not asked again"
+    assert Crowding(tmp_path / "no such file").share(1.0) is None
