@@ -182,7 +182,8 @@ class Sinks:
         if line.sink is None or not given or not line.lives(job.life):
             return ()
         try:
-            return line.sink.send(_as_one(given), given[0][0])
+            files = line.sink.send(_as_one(given), given[0][0])
+            return None if files is None else [_file(number) for number in files]
         except BaseException:  # write() says what is wrong
             return None
 
@@ -351,6 +352,12 @@ def _lacking(line: Line, given: Sequence[Given]) -> list[Given]:
 
 def _as_one(given: Sequence[Given]) -> pa.RecordBatch:
     return given[0][1] if len(given) == 1 else pa.concat_batches([batch for _, batch in given])
+
+
+def _file(number: int) -> int:
+    if index(number) < 0:
+        raise ValueError("it is closed")
+    return index(number)
 
 
 def _whole(line: Line, method: str, given: Any) -> int:

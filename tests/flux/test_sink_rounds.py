@@ -33,6 +33,7 @@ class Outside:
         self.silent: set[int] = set()
         self.held: dict[int, threading.Event] = {}
         self.fails: dict[int, list[Exception]] = defaultdict(list)
+        self.during: Callable[[flux.Position], None] = lambda position: None
         self.send: Callable[[int], Any] = lambda partition: [self.pipes[partition][0]]
 
     def note(self, what: str, position: flux.Position) -> None:
@@ -70,6 +71,7 @@ class Piped(flux.Sink):
         self.outside.note("write", position)
         held = self.outside.held.get(position.partition)
         assert held is None or held.wait(LIMIT_S)
+        self.outside.during(position)
         if self.outside.fails[position.partition]:
             raise self.outside.fails[position.partition].pop(0)
         for sequence in range(position.sequence, position.sequence + batch.num_rows):
@@ -149,7 +151,9 @@ def cannot(partition: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "send", [cannot, lambda partition: None, lambda partition: ()], ids=["raises", "waits", "has it"]
+    "send",
+    [cannot, lambda partition: None, lambda partition: (), lambda partition: [-1], lambda partition: ["x"]],
+    ids=["raises", "waits", "has it", "closed", "no file"],
 )
 def test_what_cannot_be_sent_ahead_is_written_all_the_same(sinks: Sinks, outside: Outside, send: Any) -> None:
     outside.send = send
@@ -170,6 +174,21 @@ def test_what_fails_in_a_round_is_tried_again_alone_and_in_order(sinks: Sinks, o
     until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 3, "all are outside")
     assert outside.written(1) == outside.written(2) == [0, 1, 2]
     sinks.check()
+
+
+def test_what_comes_while_a_write_fails_does_not_overtake_it(sinks: Sinks, outside: Outside) -> None:
+    outside.fails[1] = [ConnectionError("not now")]
+
+    def more(position: flux.Position) -> None:
+        if position == (1, 0) and outside.fails[1]:
+            sinks.write(0, 1, 1, ONE)
+
+    outside.during = more
+    for partition in (1, 2):
+        sinks.write(0, partition, 0, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 1) == 2, "both are outside")
+    assert outside.written(1) == [0, 1]
 
 
 def test_what_fails_for_good_ends_the_query_also_in_a_round(sinks: Sinks, outside: Outside) -> None:
