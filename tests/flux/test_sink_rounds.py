@@ -6,6 +6,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,12 @@ def sinks(outside: Outside) -> Iterator[Sinks]:
     made.close()
 
 
+def turned(sinks: Sinks, partition: int, has: int) -> bool:
+    """After a turn of the worker's loop: whether so much is outside."""
+    sinks.check()
+    return sinks.has(0, partition) == has
+
+
 def test_what_waits_is_sent_before_any_answer_is_waited_for(sinks: Sinks, outside: Outside) -> None:
     for partition in (1, 2):
         sinks.write(0, partition, 0, ONE)
@@ -118,11 +125,8 @@ def test_who_is_late_gets_a_thread_while_a_round_takes_its_time(sinks: Sinks, ou
     sinks.write(0, 1, 0, ONE)
     sinks.write(0, 2, 0, ONE)
 
-    def there() -> bool:
-        sinks.check()
-        return sinks.has(0, 1) == sinks.has(0, 2) == 1
-
-    until(there, "both are outside while the first is not")
+    for partition in (1, 2):
+        until(partial(turned, sinks, partition, 1), "both are outside while the first is not")
     assert not outside.written(0)
 
 
@@ -135,12 +139,9 @@ def test_a_partition_of_which_no_answer_comes_holds_up_no_other(sinks: Sinks, ou
     until(lambda: sinks.has(0, 2) == 1, "the other is outside")
     until(lambda: ("write", 1, 0) in outside.said, "it is waited for in the end, alone")
 
-    def goes_on(sequence: int) -> Callable[[], bool]:
-        return lambda: (sinks.check(), sinks.has(0, 2) == sequence + 1)[1]
-
     for sequence in range(1, 5):
         sinks.write(0, 2, sequence, ONE)
-        until(goes_on(sequence), "the other goes on")
+        until(partial(turned, sinks, 2, sequence + 1), "the other goes on")
     assert sinks.has(0, 1) == 0
     outside.held[1].set()
     until(lambda: sinks.has(0, 1) == 1, "the answer has come")
@@ -212,4 +213,4 @@ def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: Sinks
     sinks.begins(0, 1, 0, False)
     sinks.write(0, 1, 0, ONE)
     outside.silent.clear()
-    until(lambda: (sinks.check(), sinks.has(0, 1) == 1)[1], "the next life writes")
+    until(partial(turned, sinks, 1, 1), "the next life writes")
