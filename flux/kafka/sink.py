@@ -234,13 +234,13 @@ class KafkaSink(Sink):
     def write(self, batch: pa.RecordBatch, position: Position) -> None:
         under_way, self._under_way = self._under_way, None
         try:
-            if under_way is not None and (under_way.rows, under_way.position) != (batch.num_rows, position):
-                self._client.give_up(under_way.round.sent)
-                under_way = None
-            if under_way is not None:
+            if under_way is None:
+                self._write(batch)
+            elif (under_way.rows, under_way.position) == (batch.num_rows, position):
                 self._end_round(under_way.round)
                 self._send_rest(under_way.lines)
             else:
+                self._client.give_up(under_way.round.sent)
                 self._write(batch)
             self._gone_since = None
         except Passing as error:

@@ -110,6 +110,16 @@ def turned(sinks: Sinks, partition: int, has: int) -> bool:
     return sinks.has(0, partition) == has
 
 
+def three_of_each(sinks: Sinks, outside: Outside) -> None:
+    """Both partitions get theirs outside, once and in order."""
+    for partition in (1, 2):
+        for sequence in range(3):
+            sinks.write(0, partition, sequence, ONE)
+    outside.held[0].set()
+    until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 3, "all are outside")
+    assert outside.written(1) == outside.written(2) == [0, 1, 2]
+
+
 def test_what_waits_is_sent_before_any_answer_is_waited_for(sinks: Sinks, outside: Outside) -> None:
     for partition in (1, 2):
         sinks.write(0, partition, 0, ONE)
@@ -158,22 +168,12 @@ def cannot(partition: int) -> Any:
 )
 def test_what_cannot_be_sent_ahead_is_written_all_the_same(sinks: Sinks, outside: Outside, send: Any) -> None:
     outside.send = send
-    for partition in (1, 2):
-        for sequence in range(3):
-            sinks.write(0, partition, sequence, ONE)
-    outside.held[0].set()
-    until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 3, "all are outside")
-    assert outside.written(1) == outside.written(2) == [0, 1, 2]
+    three_of_each(sinks, outside)
 
 
 def test_what_fails_in_a_round_is_tried_again_alone_and_in_order(sinks: Sinks, outside: Outside) -> None:
     outside.fails[1] = [ConnectionError("not now"), TimeoutError("nor now")]
-    for partition in (1, 2):
-        for sequence in range(3):
-            sinks.write(0, partition, sequence, ONE)
-    outside.held[0].set()
-    until(lambda: sinks.has(0, 1) == sinks.has(0, 2) == 3, "all are outside")
-    assert outside.written(1) == outside.written(2) == [0, 1, 2]
+    three_of_each(sinks, outside)
     sinks.check()
 
 
