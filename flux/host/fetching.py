@@ -19,7 +19,7 @@ from partitioning.table import Table
 
 #: A request that is not answered for so long is repeated, to the worker that the newest table names.
 ASK_EVERY_S = 0.5
-#: How long nothing may come before the task gives up (and Spark starts it again, if it may).
+#: How long nothing may come from one worker before the task gives up (and Spark starts it again, if it may).
 SILENCE_MAX_S = 30.0
 
 
@@ -80,8 +80,10 @@ class Fetching:
             answer = self._way.ask(request, ASK_EVERY_S)
             if answer is not None:
                 return answer
-            if self._locate() and offset:
-                return None
+            if self._locate():
+                if offset:
+                    return None
+                end = self._way.now() + SILENCE_MAX_S  # one that has just taken over owes nothing for those before it
         raise QueryTimeout(
             f"worker at {self._endpoint} did not send the output of partition {self._partition} within "
             f"{SILENCE_MAX_S:g} s"
