@@ -259,7 +259,8 @@ class Query(Operated):
 
     def was_read(self, stage: StagePlan) -> bool:
         """Whether its output was read to its end."""
-        return not any(key.stage == stage.id for key in self._server.core.unfinished)
+        unfinished = tuple(self._server.core.unfinished)  # another thread changes them
+        return not any(key.stage == stage.id for key in unfinished)
 
     def wait_for_end(self) -> None:
         """Of a query that is ending, for as long as that may take."""

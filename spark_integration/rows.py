@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ANSWER_BYTES = 1 << 20
 #: How long it waits at a time before it looks whether the query has ended, and how long for the workers' first answers.
 LOOK_S, FIRST_S = 0.2, 60.0
+#: How long it waits at a time for the query to know that all was read.
+LAST_S = 0.002
 
 
 class Outputs:
@@ -97,12 +99,12 @@ class Rows(Iterator[pa.RecordBatch]):
     def _next(self) -> pa.RecordBatch | None:
         try:
             puller, pulling = self._begin()
-            while not pulling.over:
+            while not (pulling.over and self._query.was_read(self._stage)):
                 if (got := pulling.take()) is not None:
                     return got.batch
                 if self._query.phase == "ended":
                     raise Stopped("the query has ended")
-                puller.turn(pulling, LOOK_S)
+                puller.turn(pulling, LAST_S if pulling.over else LOOK_S)
         except Stopped:
             self._query.wait_for_end()
             if (error := self._query.exception()) is not None:

@@ -46,7 +46,9 @@ class IngressTask:
         producers = list(self.producers.values())
         self.streams: SourceStreams
         if micro_batch is None:
-            self.streams = SourceStreams(edges, producers, self.source.name)
+            self.streams = SourceStreams(
+                edges, producers, self.source.name, batch_bytes=settings.batch_max_bytes
+            )  # fmt: skip
         else:
             self.streams = MicroBatchStreams(
                 edges, producers, self.source.name, micro_batch, settings.batch_max_bytes

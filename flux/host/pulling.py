@@ -25,6 +25,9 @@ from partitioning.table import Table
 PATIENCE_S = 0.5
 #: How soon the table is asked for again, and a worker that has said that it does not lead.
 TABLE_EVERY_S = 0.1
+#: How often what a reader has for good is said again when all is over: the worker may have been deposed before it heard it, or
+#: be lost before anybody else knows (design: reader-last-word).
+OVER_EVERY_S = 0.5
 
 
 class Ask(NamedTuple):
@@ -99,7 +102,8 @@ class Pulling:
 
     @property
     def over(self) -> bool:
-        """Whether everything has come and was taken, and is acknowledged where that is to be."""
+        """Whether everything has come and was taken, and is acknowledged where that is to be, as far as the workers have said.
+        A reader that cannot come again goes on asking until the query knows it too."""
         return not self._ready and all(self._is_over(part) for part in self.parts.values())
 
     @property
@@ -153,9 +157,10 @@ class Pulling:
 
     def asks(self, now: float) -> Iterator[Ask]:
         """Questions to be sent now: one at a time for each partition, when all that has come of it is taken, and once more when
-        there is more to acknowledge: the worker of a question that waits may wait for just that."""
+        there is more to acknowledge: the worker of a question that waits may wait for just that. Of a partition that is over now
+        and then, for whoever asks for so long."""
         for partition, part in self.parts.items():
-            if part.queued or self._is_over(part) or now < part.again_at:
+            if part.queued or now < part.again_at:
                 continue
             if part.asked_at > -math.inf:
                 late = now >= part.asked_at + PATIENCE_S
@@ -191,7 +196,7 @@ class Pulling:
         """When there may be something to ask, if nothing comes before."""
         times = [self._table_asked_at + TABLE_EVERY_S] if self._stale else []
         for part in self.parts.values():
-            if not part.queued and not self._is_over(part):
+            if not part.queued:
                 times.append(part.asked_at + PATIENCE_S if part.asked_at > -math.inf else max(part.again_at, now))
         return min(times, default=math.inf)
 
@@ -220,6 +225,8 @@ class Pulling:
             )
         if not batches and part.left < part.acknowledged:
             part.again_at = now + TABLE_EVERY_S  # a primary that is not as far yet does not take it
+        elif self._is_over(part) and not batches:
+            part.again_at, self._stale = now + OVER_EVERY_S, True
         for batch in batches:
             if part.until is not None and part.position >= part.until:
                 break

@@ -254,13 +254,16 @@ class Subscriptions:
         return [w for w in inbound.offers if listed.get(w, (-1, False))[1] and inbound.offered[w] >= newest]
 
     def _subscribe(
-        self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, read_from: int = -1
-    ) -> None:
+        self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, read_from: int = -1,
+        starved: bool = False,
+    ) -> None:  # fmt: skip
+        """``starved``: an ordered step here waits for its rows in vain."""
         self._nonce += 1
         self._left.discard(inbound.stream)
         inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
         hosted = self.hosted_by(inbound.stream)
-        others, front = self._not_reading(inbound.stream), self._front(inbound)
+        others = self._not_reading(inbound.stream)
+        front = self._front(inbound) if inbound.numbered or starved else 0
         self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
@@ -292,11 +295,11 @@ class Subscriptions:
                 self._ack_soon(inbound)
 
     def read_from_next(self, inbound: Inbound) -> None:
-        """Read a stage's stream from the next live replica of its producer that has offered it. A reader of numbered rows is
-        told again how far the orders here go."""
-        if inbound.numbered and inbound.connection is not None:
-            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch)
+        """Read a stage's stream from the next live replica of its producer that has offered it. A reader of a source is told how
+        far the orders here go: it has more room for these rows (design: ordered-room)."""
         if not self._plan.edges[inbound.stream.edge].from_stage:
+            if inbound.connection is not None:
+                self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, starved=True)
             return
         ring = sorted(self._readable(inbound))
         others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
@@ -397,9 +400,7 @@ class Subscriptions:
         return inbound
 
     def _front(self, inbound: Inbound) -> int:
-        """Rows below have come or are in an order here (design: numbered-rows)."""
-        if not inbound.numbered:
-            return 0
+        """What is below has come or is in an order here (design: numbered-rows, ordered-room)."""
         stage = self._plan.edges[inbound.stream.edge].consumer
         fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
         fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]

@@ -35,13 +35,15 @@ class Part(NamedTuple):
 
 @dataclass
 class Parts:
-    """``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new."""
+    """``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new; ``asked``: nothing was heard for
+    so long that it was asked how far it is."""
 
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     signature: bytes | None = None
     sent: int = 0
     acked: int = 0
     heard: float = 0.0
+    asked: bool = False
 
     @property
     def total(self) -> int:
@@ -51,7 +53,8 @@ class Parts:
         """The parts to send now."""
         total = self.total
         if self.sent > 0 and now - self.heard >= again_s:
-            self.sent, self.heard = self.acked, now  # a connection has broken, and what was in it is lost
+            # A connection has broken, and what was in it is lost.
+            self.sent, self.heard, self.asked = self.acked, now, True
             if self.acked == total:
                 yield Part(total, b"")
         ready = total if self.signature is not None else len(self.data)
@@ -66,9 +69,13 @@ class Parts:
                 yield Part(start, self.signature)
 
     def on_received(self, received: int, now: float) -> None:
-        """So many bytes are at the other end."""
+        """So many bytes are at the other end. Fewer than before, once it was asked: it had no use for the copy, and does not
+        remember it. Its answer to the whole was lost, so it gets that again."""
         if self.acked < received <= self.total:
-            self.acked, self.heard = received, now
+            self.acked, self.heard, self.asked = received, now, False
+        elif received < self.acked and self.asked:
+            self.sent = self.acked = received
+            self.heard, self.asked = now, False
 
     def validate(self) -> None:
         """What holds between any two events. AssertionError says what does not."""

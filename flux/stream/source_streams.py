@@ -95,7 +95,7 @@ class SourceStreams:
 
     @property
     def _makes_again(self) -> bool:
-        return self._positions and any(each.next_sequence < each.earlier.front for each in self.producers)
+        return any(each.next_sequence < each.earlier.front for each in self.producers)
 
     def _has_more_room(self, producer: Producer) -> bool:
         return not producer.finished and not producer.resting and producer.log.bytes < self._again_bytes

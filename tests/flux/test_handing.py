@@ -167,6 +167,22 @@ def test_when_all_has_come_it_asks_whether_the_replica_lives() -> None:
     assert list(made.due(1.2, AGAIN_S, SMALL)) == [Part(made.total, b"")]
 
 
+def test_what_the_other_end_has_forgotten_is_sent_again_when_it_says_so_on_being_asked() -> None:
+    """A standby that has no use for an older checkpoint keeps nothing of it, and its answer may be lost."""
+    made = parts(50)
+    list(made.due(0.0, AGAIN_S, SMALL))
+    made.on_received(made.total, 0.1)
+    made.on_received(0, 0.2)
+    assert list(made.due(0.5, AGAIN_S, SMALL)) == [], "nobody has asked: this answer is old"
+    assert list(made.due(1.2, AGAIN_S, SMALL)) == [Part(made.total, b"")]
+    made.on_received(0, 1.3)
+    assert [part.offset for part in made.due(1.3, AGAIN_S, SMALL)] == [0, 50]
+    made.validate()
+    made.on_received(50, 1.4)
+    made.on_received(0, 1.5)
+    assert list(made.due(1.6, AGAIN_S, SMALL)) == [], "nor is anything asked for by now"
+
+
 @pytest.mark.parametrize("received", [-1, 0, 100, 483, 1 << 60])
 def test_answers_that_make_no_sense_or_are_old_change_nothing(received: int) -> None:
     made = parts()

@@ -203,6 +203,18 @@ def test_a_stream_with_a_full_log_takes_rows_that_another_one_of_its_reader_make
     assert not streams.has_room, "nothing comes behind an end"
 
 
+def test_a_source_whose_batches_are_counted_has_room_for_one_that_an_ordered_step_names() -> None:
+    plan = planned_with("x")
+    producer = Producer(StreamId(0, 0), 1, PARTITIONS, 1, 1.0, reads_again=True)
+    streams = SourceStreams(plan.edges, [producer], "rows", batch_bytes=100)
+    streams.append(rows(*range(10)), 0.0)
+    assert not streams.has_room
+    producer.earlier.front = 2
+    assert streams.has_room
+    streams.append(rows(*range(10, 20)), 0.0)
+    assert not streams.has_room, "nobody needs the third one to go on"
+
+
 @pytest.mark.parametrize("position", [7, "a", b"b", [1, {"t": 2}], -1.5])
 def test_a_position_comes_back_as_it_was(position: Any) -> None:
     assert unpacked(packed(position)) == position

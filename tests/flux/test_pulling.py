@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import ProtocolError, QueryFailed
-from flux.host.pulling import PATIENCE_S, TABLE_EVERY_S, Pulling, Survey
+from flux.host.pulling import OVER_EVERY_S, PATIENCE_S, TABLE_EVERY_S, Pulling, Survey
 from flux.wire.messages import Pull, Pulled
 from partitioning.table import ReplicaAt, Table
 
@@ -108,6 +108,26 @@ def test_who_does_not_lead_any_more_is_asked_again_only_after_a_while() -> None:
     assert asked(pulling, 0.1) == []
     assert pulling.wants_table(0.1)
     assert len(asked(pulling, 0.1 + TABLE_EVERY_S)) == 1
+
+
+def test_what_is_acknowledged_is_said_again_though_all_is_over_to_whoever_leads_then() -> None:
+    """The worker that heard it may have been deposed, or be lost before anybody else knows."""
+    pulling = reading()
+    list(pulling.asks(0.0))
+    pulling.on_pulled(Pulled(STAGE, 0, 0, 1, end=1, finished=True), [batch(1)], 0.1)
+    assert taken(pulling) == [(0, 0, [1])]
+    list(pulling.asks(0.2))
+    pulling.on_pulled(Pulled(STAGE, 0, 1, left=1, end=1, finished=True), [], 0.2)
+    assert pulling.over
+    assert asked(pulling, 0.2) == []
+    assert pulling.due(0.2) <= 0.2 + OVER_EVERY_S
+    assert pulling.wants_table(0.2 + TABLE_EVERY_S)
+    pulling.on_table(table(2, 8))
+    said = Pull(STAGE, 0, 1, 1, LOTS, False)
+    assert asked(pulling, 0.2 + OVER_EVERY_S) == [("tcp://8", said)]
+    pulling.on_pulled(Pulled(STAGE, 0, 1, left=0, end=0), [], 1.0)
+    assert pulling.over, "what the new primary does not know changes nothing for the reader"
+    assert asked(pulling, 1.0 + OVER_EVERY_S) == [("tcp://8", said)]
 
 
 def test_what_there_is_to_acknowledge_goes_out_although_a_question_waits() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from controller.decide.sweeping import Sweeper
 from controller.replicas.elastic import Slots
 from controller.replicas.repairs import Repairs
 from flux.host.fetching import Fetching, RemoteFile
+from flux.host.pulling import Ask, Pulling
 from flux.host.subscriptions import Subscriptions
 from flux.replicas.replica import Replica
 from flux.replicas.starvation import Starvation
@@ -425,3 +428,16 @@ def asks_who_was_lost(patch: Patch) -> None:
     """The controller is asked once only."""
     locate = Fetching._locate
     patch.setattr(Fetching, "_locate", lambda self: self._table is None and locate(self))
+
+
+def says_the_last_word_once(patch: Patch) -> None:
+    """A reader is gone when a worker has said that it has heard all."""
+    asks = Pulling.asks
+
+    def broken(self: Pulling, now: float) -> Iterator[Ask]:
+        for part in self.parts.values():
+            if self._is_over(part):
+                part.again_at = math.inf
+        yield from asks(self, now)
+
+    patch.setattr(Pulling, "asks", broken)

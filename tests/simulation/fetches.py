@@ -115,13 +115,15 @@ class SimulatedWay:
     def _hear_answer(self, content: Any) -> None:
         if isinstance(content, tuple) and isinstance(content[0], Chunk):
             self._answers.append(content)
+            self._sim.fetches.answers += 1
 
 
 class Fetches:
-    """``rows``: what came of each collecting stage, in the order of the plan."""
+    """``rows``: what came of each collecting stage, in the order of the plan. ``answers``: pieces of output that have come."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        self.answers = 0
         self.rows: dict[int, list[Row]] = {stage.id: [] for stage in sim.plan.stages if stage.collects}
         self._rng = random.Random(f"fetches {sim.seed}")
 

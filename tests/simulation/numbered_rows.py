@@ -76,7 +76,7 @@ def last_of(entry: LogEntry, partition: int) -> int:
 
 
 def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer, entry: LogEntry) -> bool:
-    """Whether these rows were there before, in the stream of the producer or in another one of the same reader."""
+    """Whether what is in the entry was there before, in the stream of the producer or in another one of the same reader."""
     stream = producer.stream
     origin = plan.origin(plan.edges[stream.edge])
     fronts = [
@@ -86,4 +86,4 @@ def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer, entry: L
         and (each.stream.producer, each.incarnation) == (stream.producer, producer.incarnation)
         and plan.origin(plan.edges[each.stream.edge]) is origin
     ]
-    return 0 <= entry.begin < max(fronts)
+    return (entry.sequence if entry.begin < 0 else entry.begin) < max(fronts)

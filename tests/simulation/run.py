@@ -156,6 +156,9 @@ class Simulation:
                 flows.READ_SHARE if faults is None and seed >= READERS_FROM else 0.0,
             )
         )
+        if life is not None:  # what was lost with everything is compared with nothing
+            for source in self.dataflow.sources:
+                source.other.clear()
         if dataflow is None:
             share = 1.0 if bounded else 0.0 if faults is not None else flows.BOUNDED_SHARE
             self.dataflow = flows.bounded(self.dataflow, random.Random(f"bounds {seed}"), share)
@@ -169,6 +172,8 @@ class Simulation:
         self.copies = (
             draw_limits(random.Random(f"copies {seed}"), self.faults) if dataflow is None else Limits(inline_bytes=0)
         )
+        if life is not None:
+            self.copies = life.limits(self.copies, self.plan)
         self.network = Network(self.world, self.faults, self.counts)
         self.controller = self.ledger.controller = Controller(self.plan, slots, self.world.now)
         self.ledger.alive = self.core_of
@@ -240,7 +245,8 @@ class Simulation:
         """A flow that multiplies its rows may take minutes with tiny logs: that is slow, and not stuck."""
         repairs = self.controller.repairs
         rows = sum(replica.rows_in for core in self.hosts() for replica in core.replicas.values() if replica.primary)
-        progress = (rows, repairs.done, len(self.controller.unfinished), self.counts["moves done"])
+        moves = self.counts["moves done"]
+        progress = (rows, repairs.done, len(self.controller.unfinished), moves, self.fetches.answers)
         if progress != self._progress:
             self._progress, self._progress_events = progress, self.world.events
             self._progress_at = max(self.strikes.calm_at, self.world.now)

@@ -62,7 +62,7 @@ class TableLaws:
         moved = [
             key for key, a in repairs.under_way.items() if a.from_worker is not None and a.from_worker not in leaving
         ]
-        if len(moved) > at_once:
+        if len(moved) > at_once and self._ledger.controller.phase != "ended":  # nobody is emptied any more then
             raise Violation("at most so many moves at a time", f"{moved}")
         self.moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.from_worker is not None}
         wishes = self._ledger.controller.board.wishes

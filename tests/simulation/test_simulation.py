@@ -214,6 +214,12 @@ BROKE_ONCE = {
     240000082: "the law counted a heartbeat that the controller had refused",
     330669: "a state of 70 kB in parts of 50 bytes, one at a time, took longer than an attempt may",
     130010363: "the law took a third divergence that was noticed after the end for one that had to end the query",
+    3300012106: "the answer of a standby that had no use for a checkpoint was lost, and the next ones waited for it",
+    3472742008: "a deposed primary took the last word of a reader, who went, and its successor waited for that",
+    3300023432: "an ordered step waited for a batch of a source whose log was full of one that was kept for a repair",
+    3300009316: "rows that a source gave otherwise after a loss of everything were compared with nothing",
+    3300021131: "the law counted moves that were under way when the query failed",
+    3300027795: "the law took much output that is fetched in small pieces for standing still",
     15582894868: "a source that had ended in an earlier life of the query waited with its end once more",
 }
 

@@ -11,9 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from flux.dataflow.plan import Plan
 from flux.durable.journal import Journal
 from flux.durable.vault import Vault
 from flux.host.stage_worker import StageWorker
+from flux.replicas.parts import Limits
 from partitioning.ids import StreamId
 from tests.simulation.checkers import Ledger
 from tests.simulation.numbered_rows import is_end
@@ -30,6 +32,8 @@ ATTEMPT = 1_000_000
 AWAY_S = 5.0
 #: Of two queries in nine: what it writes waits for more. Of another one it waits as long as a greeting waits for its answer.
 LATE_FLUSH_S = 0.004
+#: Of the state of a partition, where it waits so long.
+LATE_PART_BYTES = 1000
 
 
 class AllLost(Exception):
@@ -138,6 +142,12 @@ class Life:
         _go_on(sim.ledger, self.earlier.ledger)
         least = max(stage.replicas for stage in plan.stages)
         return self.rng.randint(least, max(slots, least) + 1)
+
+    @staticmethod
+    def limits(drawn: Limits, plan: Plan) -> Limits:
+        """Each part of a copy waits for a flush before the next one comes: where that is long, it is larger."""
+        late = plan.settings.journal_flush > LATE_FLUSH_S
+        return replace(drawn, part_bytes=max(drawn.part_bytes, LATE_PART_BYTES)) if late else drawn
 
     def had_ended(self, sim: Simulation, source: int, partition: int) -> bool:
         """Whether the source came to its end in an earlier life: there are steps that wait for it."""
