@@ -141,8 +141,9 @@ def start(
 ) -> Query:
     """Run one or more flows, with everything that feeds them, as one query in the background.
 
-    checkpointLocation: a directory on a file system of the driver. Started again with the same one, the query goes on where it
-    was, exactly once, whatever was lost meanwhile: workers, executors, the driver. It must be yours alone (mode 0700).
+    checkpointLocation: a directory on a file system of the driver, which must be yours alone (mode 0700), or a URI of an object
+    store that ``pyarrow.fs`` opens, such as ``s3://bucket/query``. Started again with the same one, the query goes on where it
+    was, exactly once, whatever was lost meanwhile: workers, executors, the driver.
     keep_output: keep the output of the flow in the workers, for ``query.toDF()``. Other options are those of
     ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and SchemaError are raised
     before anything runs."""

@@ -69,7 +69,7 @@ TABLE = (
     Setting("checkpoint_max_bytes_per_second", "checkpoint.maxBytesPerSecond", "bytes", "64m", "most bytes of state that a worker sends to standbys per second, on average; where logs are short of room, checkpoints are not held up", 1 << 10),
     Setting("checkpoint_policy", "checkpoint.policy", "round-robin or min-max", "round-robin", "whose checkpoint is next if not all can leave at once: round-robin (the oldest is renewed first), or min-max (first where a loss would cost most time per byte to copy)"),
     Setting("journal_timeout", "journal.timeout", "seconds", "30s", "a query with a checkpoint location ends when that has not answered for this long", 0.1),
-    Setting("journal_flush", "journal.flush", "seconds", "0s", "how long what goes into a checkpoint location waits for more, so that one flush of the disk is for all of it; output waits as long", 0, 1),
+    Setting("journal_flush", "journal.flush", "seconds", "0s", "how long what goes into a checkpoint location waits for more, so that one flush of the disk is for all of it; output waits as long. Unless set, 500ms in an object store", 0, 1),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),
     Setting("balance_policy", "balance.policy", "text", "pairing", "the policy that suggests moves: pairing (by load), even (by number of partitions), or your own"),
     Setting("balance_round", "balance.round", "seconds", "1s", "how often the policy looks at the load; with more than 16,000 replicas less often", 0.01),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +19,7 @@ from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.readers import Readers
 from flux.dataflow.sink import guarantee
 from flux.dataflow.sources import Source
+from flux.durable.place import Place
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.shell.loop import Rendezvous
 from spark_integration import active
@@ -48,7 +48,7 @@ class Query(Operated):
         need: Need,
         sources: list[Source],
         name: str | None,
-        location: Path | None,
+        location: Place | None,
     ) -> None:
         """``location``: its directory, where it goes on when it is started again."""
         self._spark = spark

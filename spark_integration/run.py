@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -21,6 +20,7 @@ from controller.wording import count
 from flux.dataflow.plan import Plan
 from flux.dataflow.readers import Readers
 from flux.dataflow.sources import DataFrameSource, Source
+from flux.durable.place import Place
 from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.shell.loop import Rendezvous
 from flux.shell.transport import Keys
@@ -66,7 +66,7 @@ class Run:
         sources: list[Source],
         name: str | None,
         end_fetch: Callable[[], None],
-        location: Path | None = None,
+        location: Place | None = None,
     ) -> None:
         """``end_fetch``: called when the controller has ended the query, before its tasks are waited for."""
         self.id = str(uuid.uuid4())

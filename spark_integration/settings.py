@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from controller.wording import count
 from flux.dataflow.plan import Plan
+from flux.durable.place import Place
 from flux.errors import UsageError
 from flux.replicas.kinds import replicated
 from flux.settings import PREFIX, Settings
@@ -29,6 +30,12 @@ def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
 def says_where_copies_go(spark: SparkSession, options: dict[str, Any]) -> bool:
     """Whether somebody has decided if replicas may share an executor."""
     return "replicas_allow_same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
+
+
+def with_flushes_for(place: Place, settings: Settings, spark: SparkSession, options: dict[str, Any]) -> Settings:
+    """The settings, with flushes as often as suits the place unless somebody has decided that."""
+    said = "journal_flush" in options or f"{PREFIX}journal.flush" in _given(spark)
+    return settings if said else replace(settings, journal_flush=place.flush_s)
 
 
 def _given(spark: SparkSession) -> dict[str, str]:

@@ -43,6 +43,7 @@ from spark_integration.settings import (
     slots_at_first,
     task_slots,
     told_of_copies,
+    with_flushes_for,
 )
 from spark_integration.shipping import check_shipping
 from spark_integration.streaming import check_checkpoints
@@ -90,10 +91,12 @@ def _started(
         settings = replace(settings, same_executor=True)
     at_first = slots_at_first(spark) if grows_on_demand(spark) else None
     location = None if checkpoint_location is None else Location.open(checkpoint_location)
+    if location is not None:
+        settings = with_flushes_for(location.place, settings, spark, options)
     query_id = (location and location.query) or str(uuid.uuid4())
     if location is not None and active.is_active(query_id):
         raise UsageError(
-            f"query {query_id} is active, and checkpointLocation={str(location.path)!r} is its: stop it first "
+            f"query {query_id} is active, and checkpointLocation={str(location.place)!r} is its: stop it first "
             "(flux.queries() has its handle)"
         )
     slots, copies = task_slots(spark), _copies(flows)
@@ -118,7 +121,7 @@ def _started(
             spark,
             plan,
             sources,
-            None if location is None else location.path,
+            None if location is None else location.place,
             location is None or location.about is None,
         )
         check_shipping(plan)
@@ -130,7 +133,7 @@ def _started(
         plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
         if location is not None:
             location.take(plan, kept)
-        query = Query(spark, plan, need, sources, name, None if location is None else location.path)
+        query = Query(spark, plan, need, sources, name, None if location is None else location.place)
         if shared:
             _tell_of_copies(spark, plan)
         query._start()

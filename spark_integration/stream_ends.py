@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from flux.durable.place import Place
 from flux.errors import QueryFailed
 
 log = logging.getLogger("flux")
@@ -24,21 +23,27 @@ class Ends:
     """Written before Spark commits a batch, so it may be one batch ahead of Spark; of that it knows how many rows were before it.
     Behind Spark, after a loss of power, it notices less, and is never wrong."""
 
-    def __init__(self, location: Path | None, name: str) -> None:
-        self._path = None if location is None else location / f"stream-{quoted(name)}.json"
+    def __init__(self, place: Place | None, name: str) -> None:
+        self._place = place
+        self._name = f"stream-{quoted(name)}.json"
         self._batch = -1
         self._before: dict[int, int] = {}  # by partition: rows before that batch
         self._through: dict[int, int] = {}
         self._begun = (-1, 0)  # the newest batch that was begun, and in how many partitions
-        if self._path is not None:
+        if place is not None:
             try:
-                self._batch, *found, begun = json.loads(self._path.read_text())
+                self._batch, *found, begun = json.loads(place.read(self._name))
                 self._before, self._through = ({int(at): int(end) for at, end in ends.items()} for ends in found)
                 self._begun = int(begun[0]), int(begun[1])
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, AttributeError, TypeError) as error:
-                log.warning("%s cannot be read, so rows that are missing would not be noticed: %s", self._path, error)
+                log.warning(
+                    "%s in %s cannot be read, so rows that are missing would not be noticed: %s",
+                    self._name,
+                    place,
+                    error,
+                )
 
     def before(self, batch: int) -> dict[int, int]:
         """Rows that each partition has had in the batches before this one, as far as is known."""
@@ -66,10 +71,9 @@ class Ends:
         self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
-            unfinished = self._path.with_suffix(".new")
-            unfinished.write_text(json.dumps([self._batch, self._before, self._through, self._begun]))
-            os.replace(unfinished, self._path)
+        if self._place is not None:
+            said = json.dumps([self._batch, self._before, self._through, self._begun])
+            self._place.write(self._name, said.encode())
 
 
 def quoted(name: str) -> str:

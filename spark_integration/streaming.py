@@ -25,6 +25,7 @@ from controller.operate.all_available import AllAvailable
 from controller.server import Server
 from flux.dataflow.plan import Plan
 from flux.dataflow.sources import Source, StreamSource
+from flux.durable.place import Place
 from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.loop import Rendezvous
 from flux.shell.vault import without_code
@@ -61,7 +62,7 @@ class Streams:
         plan: Plan,
         sources: list[Source],
         name: str | None,
-        location: Path | None,
+        location: Place | None,
         server: Server,
         failed: Callable[[str, str], None],
     ) -> None:
@@ -243,15 +244,23 @@ def _check_time(end: float | None, what: str) -> None:
         raise QueryTimeout(f"the time is over, and {what}")
 
 
-def checkpoint_of(name: str, given: str | None, location: Path | None) -> str | None:
+def checkpoint_of(name: str, given: str | None, location: Place | None) -> str | None:
     """Where Spark keeps how far it is; None: in a temporary directory."""
     if given is not None or location is None:
         return given
-    # Not as_uri(): Hadoop takes the characters of a path as they are.
-    return f"file://{location}/stream-{quoted(name)}"
+    where = location.uri_of(f"stream-{quoted(name)}")
+    if where is None:
+        raise UsageError(
+            f"source {name}: say where Spark keeps its own checkpoint, with flux.stream(..., checkpoint=...). Beside "
+            f"checkpointLocation={str(location)!r} it cannot be: Spark reaches object stores by file systems and "
+            "credentials of its own"
+        )
+    return where
 
 
-def check_checkpoints(spark: SparkSession, plan: Plan, sources: list[Source], location: Path | None, new: bool) -> None:
+def check_checkpoints(
+    spark: SparkSession, plan: Plan, sources: list[Source], location: Place | None, new: bool
+) -> None:
     """UsageError: Spark would go on behind batches that the state of the query does not have. ``new``: it has no state."""
     if not new:
         return

@@ -4,7 +4,6 @@ vault)."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pickle
@@ -13,12 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flux.dataflow.chained import chain_of
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
-from flux.durable.directory import check_location, write_whole
+from flux.durable.place import Place, place_of
 from flux.errors import UsageError
 from flux.shell.loop import Rendezvous
 from flux.shell.vault import Task, without_code
@@ -36,30 +34,33 @@ END_S = 10.0
 class Location:
     """``query``: id of the query that it belongs to; ``began_with`` so many workers; None: the directory is new."""
 
-    path: Path
+    place: Place
     about: dict[str, Any] | None
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Location:
         """UsageError: it cannot be used, or something else is in it."""
-        path = check_location(location)
+        return cls.read(place_of(location))
+
+    @classmethod
+    def read(cls, place: Place) -> Location:
         try:
-            about = json.loads((path / _ABOUT).read_text())
+            about = json.loads(place.read(_ABOUT))
         except FileNotFoundError:
-            if any(not name.startswith(".") for name in os.listdir(path)):
+            if place.used():
                 raise UsageError(
-                    f"checkpointLocation={str(path)!r} is not empty, and nothing of a Flux query is in it: give a "
+                    f"checkpointLocation={str(place)!r} is not empty, and nothing of a Flux query is in it: give a "
                     "directory that is new or empty"
                 ) from None
-            return cls(path, None)
+            return cls(place, None)
         except (OSError, ValueError) as error:
-            raise UsageError(f"checkpointLocation={str(path)!r}: {_ABOUT} cannot be read: {error}") from error
+            raise UsageError(f"checkpointLocation={str(place)!r}: {_ABOUT} cannot be read: {error}") from error
         if not isinstance(about, dict) or about.get("format") != FORMAT or not about.keys() >= _KEYS:
             found = about.get("format") if isinstance(about, dict) else about
             raise UsageError(
-                f"checkpointLocation={str(path)!r} has format {found!r}; this release of Flux reads format {FORMAT} only"
+                f"checkpointLocation={str(place)!r} has format {found!r}; this release of Flux reads format {FORMAT} only"
             )
-        return cls(path, about)
+        return cls(place, about)
 
     @property
     def query(self) -> str | None:
@@ -84,10 +85,10 @@ class Location:
         one's, and in what they differ."""
         described = description(plan)
         try:
-            with _locked(self.path):
+            with self.place.locked():
                 self._take(plan, described, kept)
         except OSError as error:
-            raise UsageError(f"checkpointLocation={str(self.path)!r} cannot be written: {error}") from error
+            raise UsageError(f"checkpointLocation={str(self.place)!r} cannot be written: {error}") from error
 
     def _take(self, plan: Plan, described: dict[str, Any], kept: Kept | None) -> None:
         if self.about is None:
@@ -99,16 +100,16 @@ class Location:
                 "kept": kept or {},
             }
             try:
-                write_whole(self.path / _ABOUT, json.dumps(about, indent=1).encode(), new=True)
+                self.place.write(_ABOUT, json.dumps(about, indent=1).encode(), new=True)
             except FileExistsError:
                 raise UsageError(
-                    f"checkpointLocation={str(self.path)!r} was empty, and is that of a query now that was just started"
+                    f"checkpointLocation={str(self.place)!r} was empty, and is that of a query now that was just started"
                 ) from None
             return
         differences = list(_differences(_grown(self.about["plan"], plan), described, ""))
         if differences:
             raise UsageError(
-                f"checkpointLocation={str(self.path)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
+                f"checkpointLocation={str(self.place)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
                 "that it was made by, or give another directory"
             )
         growing = {source.name for source in plan.sources if _may_grow(source)}
@@ -117,22 +118,11 @@ class Location:
         news = {"plan": described, "kept": {**known, "sources": {**known.get("sources", {}), **said}}}
         if growing and news != {"plan": self.about["plan"], "kept": known}:
             # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
-            if self.open(self.path).about != self.about:
+            if self.read(self.place).about != self.about:
                 raise UsageError(
-                    f"checkpointLocation={str(self.path)!r} is that of a query which another program has just started, too"
+                    f"checkpointLocation={str(self.place)!r} is that of a query which another program has just started, too"
                 )
-            write_whole(self.path / _ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Against other programs, for the moment that it takes."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
+            self.place.write(_ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
 
 
 def _may_grow(source: SourcePlan) -> bool:
@@ -203,10 +193,10 @@ def _differences(was: Any, now: Any, where: str) -> Iterator[str]:
 class VaultProcess:
     """``failed``: called, in another thread, with the reason if it ends before ``end``."""
 
-    def __init__(self, plan: Plan, rendezvous: Rendezvous, path: Path, failed: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, place: Place, failed: Callable[[str], None]) -> None:
         self._failed = failed
         self._ends = False
-        task = pickle.dumps(Task(without_code(plan), rendezvous, path))
+        task = pickle.dumps(Task(without_code(plan), rendezvous, place))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         # A group of its own, so that no Ctrl-C in a terminal ends it before the query. Not a session of its own: Linux shares
         # the processors out by sessions, and whatever priority was given to the driver's would leave the vault behind.

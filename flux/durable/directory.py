@@ -61,10 +61,8 @@ def _local(location: str | os.PathLike[str]) -> str:
         return text.removeprefix("file:").replace("///", "/", 1)
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
         raise UsageError(
-            f"checkpointLocation={text!r}: a path of a local or mounted file system is expected, such as '/data/query' or "
-            f"'file:///data/query', not a URI of another one ({scheme[0]}). The order of all steps is appended to a file there "
-            "and flushed before output is shown, which object stores cannot do: give a directory of the driver's disk, or a "
-            "mounted one that outlives the driver's machine"
+            f"checkpointLocation={text!r}: a path is expected, such as '/data/query' or 'file:///data/query', or a URI such as "
+            f"'s3://bucket/query', and {scheme[0]!r} begins neither"
         )
     return text
 
@@ -210,6 +208,10 @@ class Directory:
         os.fdatasync(self._file)
         self._check_alone()
 
+    @property
+    def crowded(self) -> bool:
+        return False  # a segment is one file
+
     def _check_alone(self) -> None:
         if self._of_generation(self.generation + 1).exists():
             raise QueryFailed(
@@ -231,6 +233,8 @@ class Directory:
                 empty = os.fstat(file.fileno()).st_size == 0
                 return memoryview(b"") if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
+            if self.generation:
+                self._check_alone()  # who has come meanwhile has removed it
             return None
 
     def remove(self, names: Collection[str]) -> None:

@@ -43,6 +43,10 @@ class Store(Protocol):
     def append(self, data: bytes) -> None:
         """To the newest segment."""
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the newest segment is in so many pieces that another one should begin, however small it is."""
+
     def flush(self) -> None:
         """What was appended is durable when this returns. QueryFailed: another process has taken over the place."""
 
@@ -234,7 +238,7 @@ class Journal(Shelf):
             )
         self._pending.clear()
         self.bytes, self._size = self.bytes + len(data), self._size + len(data)
-        if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began):
+        if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began) or self._store.crowded:
             self._segment()
         self._remove_needless()
 

@@ -14,12 +14,11 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from io import RawIOBase
-from pathlib import Path
 from typing import Any
 
 from flux.dataflow.plan import Plan, WorkerSourcePlan
-from flux.durable.directory import Directory
 from flux.durable.journal import Journal
+from flux.durable.place import Place
 from flux.durable.vault import Vault
 from flux.errors import FluxError, QueryFailed
 from flux.host.stage_worker import StageWorker
@@ -34,7 +33,7 @@ class Task:
 
     plan: Plan
     rendezvous: Rendezvous
-    path: Path
+    place: Place
 
 
 def without_code(plan: Plan) -> Plan:
@@ -76,13 +75,13 @@ class VaultLoop(Worker):
 
 def run(task: Task) -> None:
     """Until the controller says Stop."""
-    directory = Directory(task.path)
+    store = task.place.store()
     try:
-        journal = Journal(directory, f"the journal in {task.path}")
+        journal = Journal(store, f"the journal in {task.place}")
         journal.begin()
-        VaultLoop(task.plan, task.rendezvous, journal, f"the checkpoint location {task.path}").run(0, 0, "vault")
+        VaultLoop(task.plan, task.rendezvous, journal, f"the checkpoint location {task.place}").run(0, 0, "vault")
     finally:
-        directory.close()
+        store.close()
 
 
 def _ends_with(driver: int) -> None:

@@ -102,6 +102,10 @@ class Memory:
         self.segment, self.begun = data, self.begun + 1
         self.crash()
 
+    @property
+    def crowded(self) -> bool:
+        return False
+
     def append(self, data: bytes) -> None:
         self.crash()
         self.appended += data

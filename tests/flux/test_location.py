@@ -18,6 +18,7 @@ from controller.dag import compile_plan
 from flux.dataflow.plan import Plan
 from flux.dataflow.sources import DataFrameSource, WorkerSource
 from flux.durable.directory import Directory
+from flux.durable.place import Folder
 from flux.errors import UsageError
 from flux.settings import Settings
 
@@ -82,7 +83,7 @@ def refusal(place: Path, made: Plan) -> str:
 
 def test_a_new_directory_belongs_to_nobody(place: Path) -> None:
     found = vault.Location.open(place)
-    assert (found.path, found.about, found.query, found.began_with(5)) == (place, None, None, 5)
+    assert (found.place, found.about, found.query, found.began_with(5)) == (Folder(place), None, None, 5)
     assert list(place.iterdir()) == [], "nothing is written before the plan is checked"
 
 

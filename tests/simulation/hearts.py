@@ -184,9 +184,11 @@ class Hearts:
                     raise Violation("who pulses in a step is not given up", str(event))
                 self.sim.counts["stopped workers that were given up"] += now < process.stopped_until
             elif "step.timeout" in event.why:
-                began, over = process.busy_before
                 # The controller may not have heard yet that it is over.
-                lately = now - over <= settings.heartbeat_timeout and now - began > settings.step_timeout
+                lately = any(
+                    now - over <= settings.heartbeat_timeout and now - began > settings.step_timeout
+                    for began, over in process.busy_before
+                )
                 if now - process.busy_since <= settings.step_timeout and not lately:
                     raise Violation(
                         "who pulses in a step is not given up",

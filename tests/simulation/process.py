@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Virtual time of one turn of a loop.
 TURN_S = 0.0002
+#: Steps that took long, of which it is remembered when they were.
+STEPS_KEPT = 8
 #: How often a source that is patient looks whether it may end.
 HELD_BACK_S = 0.02
 
@@ -63,7 +65,7 @@ class Process:
         self.paused_until = 0.0
         self.stopped_since = self.stopped_until = 0.0  # the process, and not only its loop
         self.busy_since = 0.0
-        self.busy_before = (0.0, 0.0)  # when the step before began, and when it was over
+        self.busy_before = deque([(0.0, 0.0)], STEPS_KEPT)  # when the steps before began, and when they were over
         self.wall_ahead = 0.0  # of its wall clock to its monotonic one
         self.slowness = 1.0
         self.endpoints: dict[int, str] = {}
@@ -124,7 +126,8 @@ class Process:
         """``busy``: with a step; else the process is stopped."""
         now = self.world.now
         if busy:
-            self.busy_before, self.busy_since = (self.busy_since, self.paused_until), now
+            self.busy_before.append((self.busy_since, self.paused_until))
+            self.busy_since = now
         else:
             self.stopped_since = self.stopped_since if now < self.stopped_until else now
             self.stopped_until = max(self.stopped_until, now + seconds)

@@ -155,6 +155,7 @@ def copies_beyond_the_setting(sim: Simulation) -> None:
 
 
 def moves_beyond_the_setting(sim: Simulation) -> None:
+    sim.controller.board.phase = QueryPhase.RUNNING
     under_way(sim, (0, 0), (0, 1), from_worker=0)
 
 

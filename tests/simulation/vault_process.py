@@ -57,6 +57,10 @@ class Place:
     def begin(self, data: bytes) -> None:
         self._segment, self._appended = bytearray(data), bytearray()
 
+    @property
+    def crowded(self) -> bool:
+        return False
+
     def append(self, data: bytes) -> None:
         self._appended += data
 

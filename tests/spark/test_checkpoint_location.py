@@ -18,6 +18,7 @@ from striking import KEYS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, 
 
 import flux
 from spark_integration.query import Query
+from tests.object_store import serving, uri_in
 
 ROOT = Path(__file__).resolve().parents[2]
 TOTAL = KEYS * PARTITIONS * ROUNDS
@@ -27,13 +28,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SEEN_OF_FOUR = flux.stage(key="key", partitions=4, schema=SEEN)(Seen)
 
 
-def started(spark: Any, tmp_path: Path, workers: int = 3, **options: Any) -> Query:
+def started(spark: Any, tmp_path: Path, workers: int = 3, location: str = "", **options: Any) -> Query:
     """Rows go into files: (key, sequence) tells each row from all others."""
     flow = SEEN_OF_FOUR(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to_parquet(
         str(tmp_path / "rows"), roll_every="200ms"
     )
     return flow.start(
-        spark=spark, workers=workers, checkpointLocation=tmp_path / "location", progress_interval="100ms",
+        spark=spark, workers=workers, checkpointLocation=location or tmp_path / "location", progress_interval="100ms",
         checkpoint_interval="200ms", **options,
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def refuses_what_does_not_fit(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(flux.UsageError, match=r"mode 0755.*chmod 700"):
         started(cluster, tmp_path)
     location.chmod(0o700)
-    for where, why in (("s3://bucket/x", "not a URI"), (tmp_path / "rows", "mode")):
+    for where, why in (("zz://bucket/x", "Unrecognized filesystem"), (tmp_path / "rows", "mode")):
         with pytest.raises(flux.UsageError, match=why):
             flow.start(spark=cluster, workers=2, checkpointLocation=where)
 
@@ -131,7 +132,7 @@ from test_checkpoint_location import started
 
 spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
-query = started(spark, Path(sys.argv[1]), int(sys.argv[2]))
+query = started(spark, Path(sys.argv[1]), int(sys.argv[3]), sys.argv[2])
 query.awaitTermination()
 print("through", flush=True)
 """
@@ -145,10 +146,20 @@ def rows_there(tmp_path: Path) -> int:
 
 
 @pytest.mark.starts_spark
+@pytest.mark.parametrize("location", ["a directory", "an object store"])
 def test_after_the_driver_and_all_its_processes_are_killed_the_program_goes_on_when_it_is_run_again(
-    tmp_path: Path,
+    tmp_path: Path, location: str
 ) -> None:
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    if location == "a directory":
+        killed_again_and_again(tmp_path, "")
+    else:
+        with serving() as endpoint:
+            killed_again_and_again(tmp_path, uri_in(endpoint))
+        assert not (tmp_path / "location").exists()
+
+
+def killed_again_and_again(tmp_path: Path, location: str) -> None:
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path), location]
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
     for life, workers in enumerate((2, 3)):

@@ -1,10 +1,9 @@
-"""``flux checkpoints``: what a checkpoint location holds. The directory is only read, and every checkpoint is checked."""
+"""``flux checkpoints``: what a checkpoint location holds. It is only read, and every checkpoint is checked."""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -16,15 +15,15 @@ from controller.operate.cli.output import document, outcome, show
 from controller.wording import count
 from flux.errors import UsageError
 
-Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", show_default=False, help="The checkpointLocation of a query.")
+Location = Annotated[
+    str, typer.Argument(metavar="LOCATION", show_default=False, help="The checkpointLocation of a query.")
 ]
 
 
-def checkpoints(directory: Directory, as_json: Json = False) -> None:
+def checkpoints(location: Location, as_json: Json = False) -> None:
     """List and check what a checkpoint location holds: for each partition its checkpoint and the steps after it."""
     with outcome(as_json):
-        found = _survey(directory)
+        found = _survey(location)
         if as_json:
             document(found)
             return
@@ -45,21 +44,24 @@ def checkpoints(directory: Directory, as_json: Json = False) -> None:
             show(f"left out, with the checkpoint before it in its place: {problem}")
 
 
-def _survey(path: Path) -> dict[str, Any]:
+def _survey(location: str) -> dict[str, Any]:
     """UsageError: it is no checkpoint location; SnapshotError: something in it is damaged."""
-    from flux.durable.directory import Directory as Place
     from flux.durable.journal import Journal
+    from flux.durable.place import there
 
     try:
-        about = json.loads((path / "flux.json").read_text())
+        place = there(location)
+        about = json.loads(place.read("flux.json"))
         stages = list(about["plan"]["stages"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{path} is no checkpoint location of a Flux query: {error}") from error
-    place = Place(path, writes=False)
+        raise UsageError(f"{location} is no checkpoint location of a Flux query: {error}") from error
+    store = place.store(writes=False)
     try:
-        journal = Journal(place, f"the journal in {path}")
+        journal = Journal(store, f"the journal in {place}")
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path} was written by another release of Flux: {error}") from error
+        raise UsageError(f"{place} was written by another release of Flux: {error}") from error
+    finally:
+        store.close()
     now = time.time()
     partitions = [
         {
@@ -77,7 +79,7 @@ def _survey(path: Path) -> dict[str, Any]:
     return {
         "id": about["query"],
         "workers": about["workers"],
-        "starts": place.starts(),
+        "starts": store.starts(),
         "epoch": journal.highest,
         "bytes": sum(each["bytes"] for each in partitions),
         "left_out": journal.left_out,

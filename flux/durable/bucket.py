@@ -1,0 +1,221 @@
+"""A journal in objects that are written once (design: object-stores).
+
+    claims/00000002-TOKEN                        whoever writes since then: earlier writers find it with their next flush, and end
+    claims/begun                                 a journal was there, so that one that is lost is not taken for new
+    journal/00000002-00000005-00000017-000812    a part of a segment: generation, segment, number of the part, and its bytes
+    state/0-3-17-42-2                            a checkpoint
+
+Nothing is appended and nothing is made exclusively, because not all stores can. A flush is an object of its own: the parts of a
+segment, one after the other, are what ``Directory`` has in one file. Two who claim the same generation see each other, because
+each looks when its claim is there; both may step back, and try again. What is required of the store: an object is whole when it
+can be seen, and whoever lists sees all that was written before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Collection
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from flux.errors import QueryFailed, SnapshotError
+
+_CLAIM, _PART = re.compile(r"(\d{8})-[0-9a-f]+"), re.compile(r"(\d{8})-(\d{8})-(\d{8})-(\d+)")
+_CLAIMS, _JOURNAL, _STATE = "claims", "journal", "state"
+_BEGUN = f"{_CLAIMS}/begun"
+#: Parts of a segment: a journal of more begins a new segment, so that it can be read, and removed, in few requests.
+PARTS_MAX = 500
+#: Requests at the same time, where there is more than one to make.
+AT_ONCE = 8
+#: How often a generation is claimed before it is given up: each time two have claimed the same.
+CLAIMS_MAX = 20
+
+
+class Objects(Protocol):
+    """As ``flux.durable.remote.Objects``."""
+
+    def patient(self) -> None: ...
+
+    def make(self, folder: str) -> None: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def write(self, name: str, data: bytes | memoryview) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def sizes(self, folder: str) -> dict[str, int]: ...
+
+
+class Bucket:
+    """``generation`` of this writer; 0: it only reads. ``where``: for people. ``pool``: makes requests that nobody waits for, or
+    several at the same time."""
+
+    def __init__(self, objects: Objects, where: str, writes: bool = True, pool: Executor | None = None) -> None:
+        self.where = where
+        self.generation = 0
+        self._objects = objects
+        self._pool = pool or ThreadPoolExecutor(AT_ONCE, "flux-objects")
+        self._removing: dict[str, Future[None]] = {}
+        self._segment = self._parts = 0
+        self._pending = bytearray()
+        if writes:
+            for folder in (_CLAIMS, _JOURNAL, _STATE):
+                objects.make(folder)
+            self.generation = self._claim()
+            objects.patient()
+
+    # ---- who writes
+
+    def _claims(self) -> dict[str, int]:
+        """Their generations, by name."""
+        found = {name: _CLAIM.fullmatch(name) for name in self._objects.sizes(_CLAIMS)}
+        return {name: int(match[1]) for name, match in found.items() if match is not None}
+
+    def _claim(self) -> int:
+        for _ in range(CLAIMS_MAX):
+            generation = max(self._claims().values(), default=0) + 1
+            mine = f"{generation:08}-{uuid.uuid4().hex}"
+            self._objects.write(f"{_CLAIMS}/{mine}", b"")
+            if [name for name, number in self._claims().items() if number >= generation] == [mine]:
+                return generation
+            self._objects.remove(f"{_CLAIMS}/{mine}")
+            time.sleep(random.uniform(0.0, 0.2))
+        raise QueryFailed(f"{self.where} is in use: other programs start queries on it again and again")
+
+    def _check_alone(self) -> None:
+        if any(number > self.generation for number in self._claims().values()):
+            raise QueryFailed(
+                f"another query has been started on the checkpoint location {self.where}, and goes on where this one was: "
+                "this one ends"
+            )
+
+    def starts(self) -> int:
+        """How often it has been opened for writing."""
+        return len(set(self._claims().values()))
+
+    # ---- as flux.durable.journal.Store: the journal
+
+    def newest(self) -> memoryview | None:
+        while True:
+            sizes = self._objects.sizes(_JOURNAL)
+            parts = _newest(sizes)
+            if parts is None:
+                if "begun" in self._objects.sizes(_CLAIMS):
+                    raise SnapshotError(
+                        f"{self.where} had a journal, and it is not there any more: what was shown outside cannot be repeated "
+                        "without it. Restore it from a copy, or begin anew at another prefix"
+                    )
+                return None
+            with suppress(FileNotFoundError):  # its writer has begun another one meanwhile
+                read = self._pool.map(lambda name: self._objects.read(f"{_JOURNAL}/{name}"), self._whole(parts))
+                return memoryview(b"".join(read))
+
+    def _whole(self, parts: dict[int, tuple[str, int, int]]) -> list[str]:
+        """Of one segment, in order, with what they have and should have. The last may be torn: nobody was told of it."""
+        names = []
+        for number in range(max(parts) + 1):
+            name, has, should = parts.get(number, ("", 0, 1))
+            if has != should:
+                if any(later > number for later in parts):
+                    what = f"{_JOURNAL}/{name} is damaged" if name else f"part {number} of its journal is not there"
+                    raise SnapshotError(
+                        f"{self.where}: {what}. Restore it from a copy, or begin anew at another prefix"
+                    )
+                break
+            names.append(name)
+        return names
+
+    def begin(self, data: bytes) -> None:
+        earlier = list(self._objects.sizes(_JOURNAL))
+        self._segment, self._parts = self._segment + 1, 0
+        self._write_part(data)
+        self._check_alone()  # else the earlier segments are what another process reads
+        if self._segment == 1:
+            self._objects.write(_BEGUN, b"")
+        begun = f"{self.generation:08}-{self._segment:08}"
+        self._remove([f"{_JOURNAL}/{name}" for name in earlier if _PART.fullmatch(name) and name < begun])
+
+    def append(self, data: bytes) -> None:
+        self._pending += data
+
+    def flush(self) -> None:
+        if self._pending:
+            self._write_part(self._pending)
+            self._pending = bytearray()
+        self._check_alone()
+
+    def _write_part(self, data: bytes | bytearray) -> None:
+        name = f"{self.generation:08}-{self._segment:08}-{self._parts:08}-{len(data):06}"
+        self._objects.write(f"{_JOURNAL}/{name}", memoryview(data))
+        self._parts += 1
+
+    @property
+    def crowded(self) -> bool:
+        return self._parts >= PARTS_MAX
+
+    # ---- checkpoints
+
+    def put(self, name: str, data: memoryview) -> memoryview:
+        if (leaving := self._removing.get(f"{_STATE}/{name}")) is not None:
+            leaving.exception()  # it must not go after it has come again
+        self._objects.write(f"{_STATE}/{name}", data)
+        return _outside_of_memory(data)
+
+    def get(self, name: str) -> memoryview | None:
+        try:
+            return _outside_of_memory(memoryview(self._objects.read(f"{_STATE}/{name}")))
+        except FileNotFoundError:
+            if self.generation:
+                self._check_alone()  # who has come meanwhile has removed it
+            return None
+
+    def remove(self, names: Collection[str]) -> None:
+        self._remove([f"{_STATE}/{name}" for name in names])
+
+    def names(self) -> list[str]:
+        return list(self._objects.sizes(_STATE))
+
+    def _remove(self, names: list[str]) -> None:
+        """Aside: nobody waits for it. What stays because it fails is removed after the next start."""
+        for name in names:
+            self._removing[name] = leaving = self._pool.submit(self._objects.remove, name)
+            leaving.add_done_callback(partial(self._removed, name))
+
+    def _removed(self, name: str, leaving: Future[None]) -> None:
+        if self._removing.get(name) is leaving:
+            del self._removing[name]
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _newest(sizes: dict[str, int]) -> dict[int, tuple[str, int, int]] | None:
+    """The parts of the newest segment that has begun: by number the name, the bytes that are there and those that should be."""
+    segments: dict[tuple[int, int], dict[int, tuple[str, int, int]]] = {}
+    for name, nbytes in sizes.items():
+        if (found := _PART.fullmatch(name)) is not None:
+            generation, segment, part, should = map(int, found.groups())
+            segments.setdefault((generation, segment), {})[part] = name, nbytes, should
+    for key in sorted(segments, reverse=True):
+        parts = segments[key]
+        if 0 in parts and parts[0][1] == parts[0][2]:
+            return parts
+    return None
+
+
+def _outside_of_memory(data: memoryview) -> memoryview:
+    """The same bytes, in a file without a name: checkpoints are many, and are read when somebody is lost."""
+    if not data.nbytes:
+        return memoryview(b"")
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,0 +1,106 @@
+"""Where a query keeps what outlives its processes: a directory, or a prefix of an object store (design: vault, object-stores)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from flux.durable.directory import Directory, check_location, write_whole
+from flux.durable.journal import Store
+
+#: Of what can be given as a location. Everything else is a path.
+_URI = re.compile(r"(?!(?i:file):)[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+class OpenStore(Store, Protocol):
+    def starts(self) -> int:
+        """How often it has been opened for writing."""
+
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """Of a few small documents with names, and of the journal. It can be pickled; as text it is what people are told. OSError:
+    it cannot be read or written."""
+
+    @property
+    def flush_s(self) -> float:
+        """How long what goes there waits for more, unless somebody has said so."""
+
+    def read(self, name: str) -> bytes:
+        """FileNotFoundError: it is not there."""
+
+    def write(self, name: str, data: bytes, new: bool = False) -> None:
+        """Durable and whole, or not there. ``new``: FileExistsError if it is there already; to be called ``locked``."""
+
+    def used(self) -> bool:
+        """Whether anything is there."""
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """Against other programs, for the moment that it takes."""
+
+    def store(self, writes: bool = True) -> OpenStore:
+        """For the journal. ``writes``: whoever wrote before is fenced."""
+
+    def uri_of(self, name: str) -> str | None:
+        """Where Spark may write beside it; None: there is no such place."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A directory of a local or mounted file system."""
+
+    path: Path
+    flush_s = 0.0
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, data: bytes, new: bool = False) -> None:
+        write_whole(self.path / name, data, new)
+
+    def used(self) -> bool:
+        return any(not name.startswith(".") for name in os.listdir(self.path))
+
+    @contextlib.contextmanager
+    def locked(self) -> Any:
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(directory)
+
+    def store(self, writes: bool = True) -> Directory:
+        return Directory(self.path, writes)
+
+    def uri_of(self, name: str) -> str:
+        # Not as_uri(): Hadoop takes the characters of a path as they are.
+        return f"file://{self.path}/{name}"
+
+
+def place_of(location: Any) -> Place:
+    """What was given as ``checkpointLocation``. UsageError: it cannot be used, and why."""
+    return _remote(location) or Folder(check_location(location))
+
+
+def there(location: str) -> Place:
+    """The same, of one that is there and is only read."""
+    return _remote(location) or Folder(Path(location).expanduser())
+
+
+def _remote(location: Any) -> Place | None:
+    if not isinstance(location, str) or not _URI.match(location):
+        return None
+    from flux.durable.remote import Remote  # only who needs it loads the file systems
+
+    return Remote.checked(location)

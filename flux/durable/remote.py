@@ -1,0 +1,186 @@
+"""A prefix of an object store, or a directory of another remote file system, as a place of a query (design: object-stores)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from flux.durable.bucket import Bucket
+from flux.errors import UsageError
+
+#: Requests cost money and time: so long orders of steps are gathered.
+FLUSH_S = 0.5
+#: A lock that is older, by the clock of the store, was left behind by a program that has died.
+LOCK_S = 60.0
+#: How long a program waits for another one's lock.
+LOCK_MAX_S = 10.0
+#: A request that fails is made again for so long, because the network and the store have moments like that.
+AGAIN_S = 15.0
+_LOCKS = "locks"
+
+#: What Hadoop calls it.
+_AS_SPARK = re.compile("^s3[an]://")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """``uri`` as ``pyarrow.fs.FileSystem.from_uri`` takes it: ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``."""
+
+    uri: str = field(repr=False)  # there may be a password in it
+    flush_s = FLUSH_S
+
+    @classmethod
+    def checked(cls, uri: str) -> Remote:
+        """UsageError: nobody knows this kind of URI, or the store does not answer, or refuses."""
+        made = cls(_AS_SPARK.sub("s3://", uri))
+        try:
+            made.used()
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise UsageError(
+                f"checkpointLocation={str(made)!r}: it cannot be read: {error}. A path is expected, or a URI that pyarrow.fs "
+                "opens, with credentials where its file systems look for them, such as 's3://bucket/query?region=eu-central-1'"
+            ) from error
+        return made
+
+    def __str__(self) -> str:
+        found = urlsplit(self.uri)
+        return f"{found.scheme}://{found.netloc.rpartition('@')[2]}{found.path}"
+
+    def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
+        return Remote, (self.uri,)  # without what is cached
+
+    @cached_property
+    def _opened(self) -> tuple[fs.FileSystem, str]:
+        uri = self.uri
+        if uri.startswith("s3:") and "allow_delayed_open" not in uri:
+            uri += ("&" if "?" in uri else "?") + "allow_delayed_open=true"  # one request for a small object, not three
+        opened, path = fs.FileSystem.from_uri(uri)
+        return opened, path.rstrip("/")
+
+    @property
+    def objects(self) -> Objects:
+        return Objects(*self._opened)
+
+    def read(self, name: str) -> bytes:
+        return self.objects.read(name)
+
+    def write(self, name: str, data: bytes, new: bool = False) -> None:
+        if new and name in self.objects.sizes(""):
+            raise FileExistsError(name)
+        self.objects.write(name, data)
+
+    def used(self) -> bool:
+        return any(name != _LOCKS and not name.startswith(".") for name in self.objects.entries())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        objects, mine = self.objects, uuid.uuid4().hex
+        objects.make(_LOCKS)
+        end = time.monotonic() + LOCK_MAX_S
+        while True:
+            objects.write(f"{_LOCKS}/{mine}", b"")
+            held = objects.ages(_LOCKS)
+            if all(name == mine or held.get(mine, at) - at > LOCK_S for name, at in held.items()):
+                break
+            objects.remove(f"{_LOCKS}/{mine}")
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"checkpointLocation={str(self)!r} is in use: another program is starting a query on it, or has died within "
+                    f"the last {LOCK_S:g} s while it did. Try again"
+                )
+            time.sleep(random.uniform(0.05, 0.5))
+        try:
+            yield
+        finally:
+            objects.remove(f"{_LOCKS}/{mine}")
+
+    def store(self, writes: bool = True) -> Bucket:
+        return Bucket(self.objects, str(self), writes)
+
+    def uri_of(self, name: str) -> None:
+        """Spark's file systems are others than pyarrow's, and have other credentials."""
+        return
+
+
+class Objects:
+    """Those below a prefix, by name: whole when they can be seen, and seen by everybody at once."""
+
+    def __init__(self, opened: fs.FileSystem, prefix: str) -> None:
+        self._fs = opened
+        self._prefix = prefix
+        self._again_s = 0.0
+
+    def patient(self) -> None:
+        """From now on, requests are made again for a while where they fail. None is before: whoever starts a query is told."""
+        self._again_s = AGAIN_S
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if name else self._prefix
+
+    def _again(self, call: Callable[[], T]) -> T:
+        """All of them may be made twice."""
+        end, wait = time.monotonic() + self._again_s, 0.1
+        while True:
+            try:
+                return call()
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError:
+                if time.monotonic() + wait > end:
+                    raise
+                time.sleep(wait)
+                wait = min(2 * wait, 2.0)
+
+    def make(self, folder: str) -> None:
+        """Where the file system has folders, files need theirs."""
+        self._again(lambda: self._fs.create_dir(self._path(folder), recursive=True))
+
+    def read(self, name: str) -> bytes:
+        def call() -> bytes:
+            with self._fs.open_input_stream(self._path(name)) as file:
+                data: bytes = file.read()
+                return data
+
+        return self._again(call)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        def call() -> None:
+            # Not in a with statement: what is closed after an error would be there, and not whole.
+            file = self._fs.open_output_stream(self._path(name))
+            file.write(data)
+            file.close()
+
+        self._again(call)
+
+    def remove(self, name: str) -> None:
+        """Nothing happens if it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._again(lambda: self._fs.delete_file(self._path(name)))
+
+    def _infos(self, folder: str) -> list[fs.FileInfo]:
+        selector = fs.FileSelector(self._path(folder), allow_not_found=True)
+        return self._again(lambda: self._fs.get_file_info(selector))
+
+    def entries(self) -> list[str]:
+        """Files and folders right below the prefix."""
+        return [info.base_name for info in self._infos("")]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {info.base_name: info.size for info in self._infos(folder) if info.is_file}
+
+    def ages(self, folder: str) -> dict[str, float]:
+        """When each was written, by the clock of the store, in seconds."""
+        return {info.base_name: info.mtime.timestamp() for info in self._infos(folder) if info.is_file}
