@@ -127,6 +127,7 @@ class Transfers:
         self._clock = clock
         self._limits = limits or Limits()
         self._outgoing: dict[Name, Outgoing] = {}
+        self._early: dict[Name, CopyState] = {}  # asked of a primary that has not come to life yet
         self._points: WeakKeyDictionary[Replica, ReplayPoints] = WeakKeyDictionary()
         self._waiting: dict[int, Callable[[Any, float], None]] = {}
         self._effects: deque[Effect] = deque()
@@ -137,16 +138,30 @@ class Transfers:
     # ---- the primary's side
 
     def on_copy_state(self, command: CopyState) -> None:
-        """Copy at the next step boundary; safe to repeat."""
+        """Copy at the next step boundary; safe to repeat. A primary that is still restored does it when it has come to life."""
         key = PartitionKey(command.stage, command.partition)
         name = Name(*key, command.worker, command.incarnation)
         replica = self._host.replicas.get(key)
+        if replica is None and self._comes_to_life(key):
+            self._early[name] = command
+            return
         peer = None if replica is None else self._peer(replica, command)
         if name in self._outgoing or replica is None or peer is None:
             return  # under way, or no longer wanted
         if peer.acked is not None and not peer.copying:
             return  # it has arrived, which the controller does not know yet
         self._begin(name, command, replica, checkpoint=False)
+
+    def _comes_to_life(self, key: PartitionKey) -> bool:
+        """Whether a replica of it is placed here that has no operator yet."""
+        return key in self._host.awaited or key in self._host.followers
+
+    def _begin_early(self) -> None:
+        for name, command in list(self._early.items()):
+            key = PartitionKey(command.stage, command.partition)
+            if key in self._host.replicas or not self._comes_to_life(key):
+                del self._early[name]
+                self.on_copy_state(command)
 
     def checkpoint(self, key: PartitionKey, worker: int, whole: bool = True) -> None:
         """Copy the state of a primary here to its standby on a worker, at the next step boundary. ``whole``: no replay point
@@ -218,9 +233,11 @@ class Transfers:
     @property
     def active(self) -> bool:
         """Whether ``poll`` may have something to do."""
-        return bool(self._outgoing or self._effects)
+        return bool(self._outgoing or self._effects or self._early)
 
     def poll(self, now: float) -> Iterator[Effect]:
+        if self._early:
+            self._begin_early()
         for out in list(self._outgoing.values()):
             if out.phase is OutPhase.COPYING:
                 continue  # also if nobody wants it any more: its state is being read

@@ -189,6 +189,34 @@ def test_a_state_arrives_and_only_then_the_new_replica_is_told_the_order() -> No
     assert two.target.replicas[KEY].order.end == 3
 
 
+def test_a_copy_that_is_asked_of_a_primary_which_is_still_restored_begins_when_it_is_there() -> None:
+    """The controller asks again only after a while, and producers keep rows for the new replica meanwhile."""
+    two = Two()
+    del two.source.replicas[KEY]
+    two.source.awaited[KEY] = 0
+    two.sender.on_copy_state(ORDER)
+    two.sender.on_copy_state(ORDER)
+    two.poll()
+    assert two.sender.active
+    assert not two.aside
+    two.source.replicas[KEY] = two.primary
+    del two.source.awaited[KEY]
+    for what in ("room", "copy", "sign"):
+        two.do_aside(what)
+    two.finish()
+    assert two.text == b"state" * 60
+
+
+def test_a_copy_that_is_asked_of_a_primary_which_never_comes_is_forgotten() -> None:
+    two = Two()
+    del two.source.replicas[KEY]
+    two.source.awaited[KEY] = 0
+    two.sender.on_copy_state(ORDER)
+    del two.source.awaited[KEY]
+    two.poll()
+    assert not two.sender.active
+
+
 def test_the_partition_stands_still_only_while_its_state_is_read() -> None:
     two = Two()
     two.sender.on_copy_state(ORDER)

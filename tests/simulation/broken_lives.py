@@ -15,6 +15,7 @@ from flux.host.stage_worker import StageWorker
 from flux.replicas import image
 from flux.replicas.order import OrderLog
 from flux.replicas.standby import Checkpoint, Standby
+from flux.replicas.transfers import Transfers
 from tests.simulation.vault_process import VaultProcess
 
 Patch = pytest.MonkeyPatch
@@ -79,3 +80,8 @@ def begins_again_at_the_first_epoch(patch: Patch) -> None:
         self.first_epoch = min(self.first_epoch, 1)
 
     patch.setattr(VaultProcess, "__init__", init)
+
+
+def forgets_copies_that_are_asked_early(patch: Patch) -> None:
+    """A primary that is still restored copies its state when it is asked the next time."""
+    patch.setattr(Transfers, "_comes_to_life", lambda self, key: False)
