@@ -11,7 +11,6 @@ from flux.host.subscriptions import Subscriptions
 from flux.replicas import kinds
 from flux.replicas.copy_state import OutputNow
 from flux.replicas.cuts import Cuts
-from flux.replicas.parts import Parts
 from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.consumers import ConsumersAt
 from flux.stream.pressing import Pressing
@@ -121,14 +120,3 @@ def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
         return [worker for worker in inbound.offers if listed.get(worker, (-1, False))[1]]
 
     patch.setattr(Subscriptions, "_readable", readable)
-
-
-def sends_nothing_twice(patch: Patch) -> None:
-    """What was at the other end once is taken to be there still, whatever that says when it is asked."""
-    on_received = Parts.on_received
-
-    def broken(self: Parts, received: int, now: float) -> None:
-        if received > self.acked:
-            on_received(self, received, now)
-
-    patch.setattr(Parts, "on_received", broken)

@@ -478,7 +478,6 @@ VARIANTS = [
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, (3100002210,)),
     Variant(numbers.has_no_room_for_ordered_batches, STUCK | STILL, (3300023432,)),
     Variant(lives.forgets_copies_that_are_asked_early, STILL, (159, 323), LIVES),
-    Variant(standbys.sends_nothing_twice, STUCK, (159,), LIVES),
     Variant(rules.says_the_last_word_once, STUCK, (3472742008,)),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
 ]
