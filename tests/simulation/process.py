@@ -288,7 +288,10 @@ class Process:
         return frame
 
     def careless(self) -> bool:
-        return self.world.chance(self.sim.faults.repeats_probability)
+        careless = self.world.chance(self.sim.faults.repeats_probability)
+        if careless:  # a reader with little credit gets the whole log again, one message at a time
+            self.sim.network.disturbed()
+        return careless
 
     def _hear_answer(self, worker: int, content: Any) -> None:
         message = self.decoded(content) if isinstance(content, bytes) else content

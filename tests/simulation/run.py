@@ -170,7 +170,9 @@ class Simulation:
             slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
         self.copies = (
-            draw_limits(random.Random(f"copies {seed}"), self.faults) if dataflow is None else Limits(inline_bytes=0)
+            draw_limits(random.Random(f"copies {seed}"), self.faults, self.plan)
+            if dataflow is None
+            else Limits(inline_bytes=0)
         )
         if life is not None:
             self.copies = life.limits(self.copies, self.plan)

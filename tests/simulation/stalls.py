@@ -8,8 +8,9 @@ not received here           what its own worker receives of that stream, and wha
                             the rows of a partition may lie far apart in a stream whose credit is for one message
 received, not ordered       a secondary waits for its primary, and so for what the primary waits for; a primary for its turn: rows
                             that came before these, and replicas that have not applied what it has ordered
-ordered                     the steps before these, and their commit
-its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly
+ordered                     the steps before these, their commit, and the rows that the next of them lacks
+its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly; and what it keeps for
+                            its sink until that is committed and has left
 
 A log stands still while it holds batches and loses none, unless it has room and waits for a checkpoint on disk; a partition
 stands still while the primary has steps that nobody
@@ -184,7 +185,11 @@ class StallWatch:
             through for entry in order.since(replica.applied) for *of, through in entry.slices if (*of,) == stream
         )
         if any(sequence <= through for through in ordered):
-            return "its steps", replica.applied, order.committed
+            coming = sum(
+                self._comes(core, replica, missing, core.subscriptions.streams.get(missing))
+                for missing in replica.missing()
+            )
+            return "its steps", replica.applied, order.committed, coming
         if replica.primary:
             return "its turn", self._batches_applied(replica), self._ordered_behind(replica)
         leader = self._leader(key)
@@ -254,6 +259,8 @@ class StallWatch:
                 producer.log.base + producer.log.end + self._behind_head(producer.stream, producer.log)
                 for producer in producers
             )
+            if replica.exit is not None and not replica.exit.has_room:
+                known = self._given_way[id(replica)] = known + replica.order.committed + replica.exit.left
         return known
 
     def _replicas(self, stage: int, partition: int) -> list[Replica]:

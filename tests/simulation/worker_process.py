@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import flux.stream.outgoing
-from flux.dataflow.plan import WorkerSourcePlan
+from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
 from flux.host.effects import ToConnection
 from flux.host.partners import Unneeded, partners
@@ -25,7 +25,7 @@ from flux.stream.producer import ToWorker
 from flux.wire.codec import decode_batches
 from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTable, PartitionFinished
 from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
-from partitioning.ids import PartitionKey
+from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
 from tests.simulation.busy import Busy
 from tests.simulation.faults import Faults
@@ -45,17 +45,23 @@ COPY_S = 0.004
 SKEW_S = 0.1
 #: An answer is slow that takes longer than this on average, and then so many parts of a state are under way at once.
 SLOW_S, PARTS_AT_ONCE = 0.01, 4
+#: A log of so many bytes takes some rows, and then waits until they are in a checkpoint of every standby.
+TINY_LOG = 300
 #: Links that nothing needs close much sooner than in a real worker, so that runs see it happen.
 LINK_GRACE_S = 0.1
 
 
-def draw_limits(rng: random.Random, faults: Faults) -> Limits:
+def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> Limits:
     """States in small parts and in one, made at once and in the background. Where an answer takes long, some parts at a time: one
-    by one, tiny parts of a large state take longer than an attempt may. States are tiny, so changes may be larger than they are:
-    else whole checkpoints would do."""
+    by one, tiny parts of a large state take longer than an attempt may. Nor are parts tiny where each row waits for a checkpoint.
+    States are tiny, so changes may be larger than they are: else whole checkpoints would do."""
     part_bytes, parts, inline_bytes = rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20])
     changes_max, changes_share = rng.choice([1, 4, 64, 64]), rng.choice([0.5, 100.0, 100.0, 100.0])
     answer_s = 2 * (faults.delay_s + TURN_S * faults.slowness)
+    if plan.settings.log_max_bytes <= TINY_LOG and (
+        faults.protects_per_s or any(s.recovery != ACTIVE for s in plan.stages)
+    ):
+        part_bytes = max(part_bytes, 1000)
     return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes, changes_max, changes_share)
 
 
