@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import pytest
@@ -50,7 +51,7 @@ def main(
             broken = named(variant)
             broken.break_it(patch)
             mix = broken.mix
-        results = run_all(range(first, first + seeds)) if seed is None else iter([run(seed, mix)])
+        results = run_all(range(first, first + seeds)) if seed is None else map(partial(run, mix=mix), [seed])
         failed = _count(console, results, seeds if seed is None else 1, quiet=seed is not None)
         if seed is not None and (failed or story or all_):
             tell(console, seed, mix, variant, all_)

@@ -70,10 +70,3 @@ def has_room_only_where_rows_were_there(patch: Patch) -> None:
 
     more_room = SourceStreams._has_more_room
     patch.setattr(SourceStreams, "_has_more_room", broken)
-
-
-def has_no_room_for_ordered_batches(patch: Patch) -> None:
-    """A source has room beyond its bound for numbered rows alone."""
-    again = SourceStreams._makes_again.fget
-    assert again is not None
-    patch.setattr(SourceStreams, "_makes_again", property(lambda self: self._positions and again(self)))

@@ -35,3 +35,16 @@ def test_numbered_rows_keep_every_law(results: list[Result]) -> None:
 )
 def test_it_happens_to_numbered_rows(results: list[Result], event: str) -> None:
     assert sum(result.counts[event] for result in results) > 3
+
+
+#: Seeds that broke a law once, and what was wrong.
+BROKE_ONCE = {
+    1019: "the law did not see that a source was told again and again to begin with the start of its log",
+    1515: "the law took it for standing still that output keeps the steps back which nobody has committed yet",
+}
+
+
+@pytest.mark.parametrize("seed", BROKE_ONCE)
+def test_what_broke_a_law_once_breaks_none_now(seed: int) -> None:
+    result = run(seed, NUMBERED_LIVES)
+    assert result.ok, f"{BROKE_ONCE[seed]}: {result}"

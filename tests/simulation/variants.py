@@ -476,7 +476,6 @@ VARIANTS = [
     Variant(numbers.takes_rows_that_it_has, ALIKE, (61, 66), NUMBERED_LIVES),
     Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, (8, 14), NUMBERED_LIVES),
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, (3100002210,)),
-    Variant(numbers.has_no_room_for_ordered_batches, STUCK | STILL, (3300023432,)),
     Variant(lives.forgets_copies_that_are_asked_early, STILL, (159, 323), LIVES),
     Variant(rules.says_the_last_word_once, STUCK, (3472742008,)),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
