@@ -80,6 +80,9 @@ def push(stranger: socket.socket, frames: bool) -> int:
         while pushed < 190:
             stranger.sendall((b"\x01\xff" + bytes(255)) * 4080 if frames else bytes(1 << 20))
             pushed += 1
+    except TimeoutError:  # the other side was cut with nothing left to read: that comes as its end, and resets nothing
+        while stranger.recv(1 << 16):
+            pass
     except OSError:
         pass
     return pushed
@@ -93,6 +96,7 @@ def test_frames_without_end_are_not_kept(mechanism: bytes) -> None:
         for endpoint in everywhere(query):
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             with socket.create_connection((host, int(port)), timeout=LIMIT_S) as stranger:
+                stranger.settimeout(5.0)
                 stranger.sendall(named(mechanism, b"READY", b"") if mechanism == b"NULL" else zmtp(mechanism))
                 assert push(stranger, mechanism == b"NULL") < 190, "never cut"
         assert psutil.Process().memory_info().rss - before < 300 << 20

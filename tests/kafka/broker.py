@@ -65,6 +65,7 @@ log.cleaner.threads=1
 log.cleaner.dedupe.buffer.size=4194304
 log.cleaner.backoff.ms=200
 log.segment.bytes=134217728
+log.retention.ms=-1
 message.max.bytes=67108864
 socket.request.max.bytes=134217728
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer

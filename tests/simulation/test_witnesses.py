@@ -10,7 +10,7 @@ from tests.simulation.mixes import WITNESSED
 from tests.simulation.run import Result, run
 from tests.simulation.witness import WITNESS, witnesses
 
-SEEDS = range(200)
+SEEDS = range(100)
 
 
 @pytest.fixture(scope="module")
