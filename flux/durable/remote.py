@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -29,8 +28,10 @@ LOCK_MAX_S = 10.0
 AGAIN_S = 15.0
 _LOCKS = "locks"
 
-#: What Hadoop calls it.
-_AS_SPARK = re.compile("^s3[an]://")
+#: What Hadoop calls it, in capitals too, as schemes may be.
+_AS_SPARK = re.compile("^s3[an]?://", re.IGNORECASE)
+#: After a user, or a container of Azure. Up to the last @: there may be a / in it, which nothing can parse.
+_PASSWORD = re.compile(r"(://[^:@/\s]*):\S*@")
 
 T = TypeVar("T")
 
@@ -50,25 +51,34 @@ class Remote:
             made.used()
         except (OSError, ValueError, pa.ArrowException) as error:
             raise UsageError(
-                f"checkpointLocation={str(made)!r}: it cannot be read: {error}. A path is expected, or a URI that pyarrow.fs "
-                "opens, with credentials where its file systems look for them, such as 's3://bucket/query?region=eu-central-1'"
-            ) from error
+                f"checkpointLocation={str(made)!r}: it cannot be read: {_without_password(str(error))}. A path is expected, "
+                "or a URI that pyarrow.fs opens, with credentials where its file systems look for them, such as "
+                "'s3://bucket/query?region=eu-central-1'"
+            ) from None  # the error may quote the whole URI
         return made
 
     def __str__(self) -> str:
-        found = urlsplit(self.uri)
-        return f"{found.scheme}://{found.netloc.rpartition('@')[2]}{found.path}"
+        return _without_password(self.uri).partition("?")[0]
 
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
         return Remote, (self.uri,)  # without what is cached
 
     @cached_property
     def _opened(self) -> tuple[fs.FileSystem, str]:
-        uri = self.uri
-        if uri.startswith("s3:") and "allow_delayed_open" not in uri:
-            uri += ("&" if "?" in uri else "?") + "allow_delayed_open=true"  # one request for a small object, not three
-        opened, path = fs.FileSystem.from_uri(uri)
+        opened, path = self._frugal() or fs.FileSystem.from_uri(self.uri)
         return opened, path.rstrip("/")
+
+    def _frugal(self) -> tuple[fs.FileSystem, str] | None:
+        """With one request for a small object, not three. None: not S3, an older pyarrow, or a URI with a mistake."""
+        if not self.uri.startswith("s3:") or "allow_delayed_open" in self.uri:
+            return None
+        try:
+            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(
+                f"{self.uri}{'&' if '?' in self.uri else '?'}allow_delayed_open=true"
+            )
+            return found
+        except (ValueError, pa.ArrowException):
+            return None
 
     @property
     def objects(self) -> Objects:
@@ -113,6 +123,10 @@ class Remote:
     def uri_of(self, name: str) -> None:
         """Spark's file systems are others than pyarrow's, and have other credentials."""
         return
+
+
+def _without_password(text: str) -> str:
+    return _PASSWORD.sub(r"\1@", text)
 
 
 class Objects:
