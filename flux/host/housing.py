@@ -74,7 +74,10 @@ class Housing:
     # ---- for kinds
 
     def create(self, key: PartitionKey, incarnation: int) -> None:
-        self._enter(self.build(key, incarnation, []))
+        replica = self.build(key, incarnation, [])
+        # By an earlier table, which has not come here, it may be a standby: whoever goes by that sends it no rows.
+        replica.reads_since = self._hosted.epoch
+        self._enter(replica)
 
     def await_copy(self, key: PartitionKey, incarnation: int) -> None:
         self._hosted.awaited[key] = incarnation

@@ -60,6 +60,18 @@ def test_a_producer_that_has_heard_of_a_newer_table_is_answered_when_that_table_
     assert (resume.epoch, resume.next) == (1, [(0, 0)])
 
 
+def test_a_producer_that_goes_by_a_table_from_before_the_first_here_is_not_answered() -> None:
+    """By that table the replica may be a standby, to which it sends no rows."""
+    plan = planned(SINK)
+    core = StageWorker(plan, 0)
+    core.on_table(table(plan, epoch=1), 0.0)
+    feeder = Feeder(core)
+    assert feeder.hello(epoch=0) == []
+    assert core.counters.stale == 1
+    (resume,) = feeder.hello(epoch=1)
+    assert resume.next == [(0, 0)]
+
+
 def test_a_worker_without_a_table_keeps_greetings_and_only_the_newest_of_each_stream() -> None:
     plan = planned(SINK)
     core = StageWorker(plan, 0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flux.host.housing import Housing
 from flux.host.subscriptions import Subscriptions
 from flux.replicas import kinds
 from flux.replicas.copy_state import OutputNow
@@ -15,7 +16,7 @@ from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.consumers import ConsumersAt
 from flux.stream.pressing import Pressing
 from flux.stream.receiver import Inbound
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 
 Patch = pytest.MonkeyPatch
 
@@ -120,3 +121,12 @@ def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
         return [worker for worker in inbound.offers if listed.get(worker, (-1, False))[1]]
 
     patch.setattr(Subscriptions, "_readable", readable)
+
+
+def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
+    """Whoever goes by an earlier one may take a replica here for a standby, and send it no rows."""
+
+    def create(self: Housing, key: PartitionKey, incarnation: int) -> None:
+        self._enter(self.build(key, incarnation, []))
+
+    patch.setattr(Housing, "create", create)

@@ -12,8 +12,8 @@ ordered                     the steps before these, their commit, and the rows t
 its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly; and what it keeps for
                             its sink until that is committed and has left
 
-A log stands still while it holds batches and loses none, unless it has room and waits for a checkpoint on disk; a partition
-stands still while the primary has steps that nobody
+A log stands still while it holds batches and loses none, unless it has room and waits for a checkpoint, or for the replay point
+of a standby, which may need rows that have not come; a partition stands still while the primary has steps that nobody
 commits. Each is counted from the last of: what it did last, the last fault (with its after-effects), the moment when all
 went by the newest table, and the last part of a state that was copied: logs keep what a new replica will need.
 What waits for something else that waits stands still too: a law about the whole, not about who is to blame.
@@ -31,6 +31,7 @@ from flux.dataflow.plan import FromSource, FromStage
 from flux.host.stage_worker import StageWorker
 from flux.replicas.replica import Replica
 from flux.stream.log import Log
+from flux.stream.pressing import PRESSED_SHARE
 from flux.stream.producer import Producer
 from flux.stream.receiver import Inbound
 from partitioning.ids import StreamId
@@ -141,8 +142,10 @@ class StallWatch:
                 yield from self._owed_by(process.core)
 
     def _may_wait(self, producer: Producer) -> bool:
-        """For the next checkpoint: nobody is held up."""
-        return self.sim.plan.durable and producer.has_room and not producer.finished
+        """For the next checkpoint, or replay point: nobody is held up."""
+        log, consumers = producer.log, producer._consumers
+        unpressed = consumers is not None and consumers.kept and log.bytes < log.bytes_max * PRESSED_SHARE
+        return producer.has_room and (self.sim.plan.durable or unpressed)
 
     def _processes(self) -> list[Process]:
         """That take part, as the controller sees it."""

@@ -447,6 +447,11 @@ VARIANTS = [
     Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, (1022,), CHANGES),
     Variant(standbys.keeps_the_newest_changes_alone, ALIKE, (3, 33), CHANGES),
     Variant(standbys.commits_without_standbys, COMMITTED, (0, 1), STANDBYS),
+    Variant(
+        standbys.takes_the_first_table_that_comes_for_the_first,
+        {"each partition applies each batch once and in order"},
+        (3300051901,),
+    ),
     Variant(standbys.nobody_presses, STUCK, (42,), STANDBY_REPAIRS),
     Variant(standbys.standbys_ack_once, STUCK, (7, 15), STANDBYS),
     Variant(standbys.a_standby_reads_on_without_a_greeting, ROWS | STUCK, (1, 6), STANDBY_REPAIRS),

@@ -53,14 +53,15 @@ LINK_GRACE_S = 0.1
 
 def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> Limits:
     """States in small parts and in one, made at once and in the background. Where an answer takes long, some parts at a time: one
-    by one, tiny parts of a large state take longer than an attempt may. Nor are parts tiny where each row waits for a checkpoint.
+    by one, tiny parts of a large state take longer than an attempt may. Nor are parts tiny where each row waits for a checkpoint,
+    or where a checkpoint has a batch for each row of the output.
     States are tiny, so changes may be larger than they are: else whole checkpoints would do."""
     part_bytes, parts, inline_bytes = rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20])
     changes_max, changes_share = rng.choice([1, 4, 64, 64]), rng.choice([0.5, 100.0, 100.0, 100.0])
     answer_s = 2 * (faults.delay_s + TURN_S * faults.slowness)
-    if plan.settings.log_max_bytes <= TINY_LOG and (
-        faults.protects_per_s or any(s.recovery != ACTIVE for s in plan.stages)
-    ):
+    checkpoints = bool(faults.protects_per_s) or any(s.recovery != ACTIVE for s in plan.stages)
+    shatters = any(stage.name.startswith("shatter") for stage in plan.stages)
+    if checkpoints and (plan.settings.log_max_bytes <= TINY_LOG or shatters):
         part_bytes = max(part_bytes, 1000)
     return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes, changes_max, changes_share)
 
