@@ -95,7 +95,9 @@ def _plain(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return _plain_list_view(array, type_)
     if is_.is_struct(kind):
         children = [_plain(array.field(i), type_.field(i).type) for i in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(children, fields=list(type_), mask=array.is_null())
+        # Entries of a map may have no mask, even of no nulls: pyarrow before 26 ends the process.
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
     if is_.is_map(kind):
         entries = pa.struct([type_.key_field, type_.item_field])
         return _with_child(array, type_, _plain(array.values, entries))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from flux.host.gathering import Gathering
+from flux.shell import worker
 from flux.shell.worker import WORK_S, Worker
 
 QUICK_S, SLOW_S = 0.0, 1.1 * WORK_S
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps alone: what else the machine does takes no time."""
+    Turning.now = 0.0
+    clocks = dict.fromkeys(("monotonic", "perf_counter", "time", "sleep"), lambda *_: Turning.now)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(**clocks))
 
 
 class Core:
@@ -34,6 +44,8 @@ class Core:
 class Turning(Worker):
     """Notes what it does; ``steps`` are seconds that each step takes, ``receives`` messages come in every turn."""
 
+    now = 0.0
+
     def __init__(self, steps: list[float], receives: int = 0) -> None:
         self.did: list[str] = []
         self.left = steps
@@ -52,7 +64,7 @@ class Turning(Worker):
     def applies(self, now: float) -> bool:
         if not self.left:
             return False
-        time.sleep(self.left.pop(0))
+        Turning.now += self.left.pop(0)
         self.did.append("apply")
         return True
 

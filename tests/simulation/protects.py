@@ -60,7 +60,7 @@ class Protects:
 
     def look(self, events: list[Event]) -> None:
         """After a decision of the controller."""
-        for event in events:
+        for number, event in enumerate(events):
             if event.kind == "protect":
                 self._asked[event.stage] = event.request
             elif event.kind in ENDS:
@@ -69,7 +69,8 @@ class Protects:
                 if self._asked.get(event.stage) == event.request:
                     del self._asked[event.stage]
                 self.sim.counts[f"changes of protection: {event.kind}"] += 1
-                if event.kind == "protected":
+                # One decision may see that it is done, and then that workers are lost.
+                if event.kind == "protected" and not any(later.kind == "loss" for later in events[number:]):
                     self._check_done(event.stage)
         still = {self.sim.plan.stages[stage].name for stage in self.sim.controller.board.wishes.open}
         if self.sim.controller.phase == "running" and still != set(self._asked):
