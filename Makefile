@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-postgres test test-kafka kafka sim soak lint micro setup clean
+.PHONY: run run-kafka run-postgres test test-kafka kafka sim soak oldest lint micro setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -38,6 +38,10 @@ sim: setup
 soak: setup
 	@PYTHONPATH=. $(BIN)/python tests/spark/soak.py $(if $(WHAT),--what $(WHAT)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
+# With the oldest releases of other packages that setup.cfg allows, in an environment of their own.
+oldest: setup
+	@$(BIN)/python tests/oldest.py
+
 lint: setup
 	@$(BIN)/python tests/run.py lint
 
@@ -58,4 +62,4 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-oldest build *.egg-info
