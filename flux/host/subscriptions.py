@@ -65,6 +65,8 @@ class Subscriptions:
             waits += len(begun) if begun else 0
         in_all = sum([len(noted) for inbound in self.streams.values() for noted in inbound.waiting.values()])
         assert in_all == waits, f"{waits} slices wait for replicas, {in_all} are noted"
+        for stream, inbound in self.streams.items():
+            inbound.validate_marks(self.hosted_by(stream))
 
     # ---- the table
 

@@ -26,6 +26,11 @@ class Marks:
         self.newest = Mark(-1, 0)
         self.due = 0
         self._kept: list[Mark] = []  # by sequence
+        self._left_out = False  # marks below the first one that is kept
+
+    def validate(self, applied: int) -> None:
+        """AssertionError if a source could not go on after any mark, and would be read again from its start."""
+        assert not self._left_out or self._kept[0].sequence < applied, f"no mark is below {applied}: {self._kept}"
 
     def keep(self, applied: Callable[[], int]) -> None:
         """Keep the newest mark. ``applied()``: the sequence through which all batches are applied here."""
@@ -33,6 +38,7 @@ class Marks:
         if len(self._kept) > MARKS_MAX // 2:
             # The newest mark that is applied stays, and all later ones.
             below = bisect_left(self._kept, applied(), key=lambda mark: mark.sequence) - 1
+            self._left_out |= below > 0
             del self._kept[: max(below, 0)]
         if len(self._kept) > MARKS_MAX:
             self._thin()
@@ -42,6 +48,7 @@ class Marks:
         """Add the marks of another consumer of the stream."""
         known = {mark.sequence: mark for mark in (*others, *self._kept)}
         self._kept = [known[sequence] for sequence in sorted(known)]
+        self._left_out = False  # the other may be behind all marks that there ever were
         if self._kept and self._kept[-1].sequence > self.newest.sequence:
             self.newest = self._kept[-1]
             self.due = self.newest.sequence + 1

@@ -170,6 +170,10 @@ class Inbound:
             if waiting:
                 assert waiting[0] <= waiting[-1] < self.received[partition], f"partition {partition} out of order"
 
+    def validate_marks(self, hosted: Collection[int]) -> None:
+        if hosted:
+            self.marks.validate(self._applied_by_all(hosted))
+
     # ---- handshake
 
     def greet(self, incarnation: int, connection: Hashable, nonce: int, epoch: int = 0, read_from: int = -1) -> None:
@@ -225,11 +229,6 @@ class Inbound:
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         if hosted:
             self.received.reach(message.sequence + 1)
-        mark = message.mark if self.numbered else Mark(message.sequence, message.checksum) if self._marked else None
-        if mark is not None and mark.sequence > self.marks.newest.sequence:
-            self.marks.newest = mark
-            if mark.sequence >= self.marks.due:
-                self.marks.keep(lambda: self._applied_by_all(hosted))
         packet.pending = sum(slice_.held for _, slice_ in slices)
         if packet.pending:
             self.held_bytes += nbytes
@@ -238,6 +237,12 @@ class Inbound:
             self.ack_due = True
         for partition, slice_ in slices:
             self.waiting.setdefault(partition, deque()).append(slice_.first)
+        # Only now is it noted that nobody has applied this message.
+        mark = message.mark if self.numbered else Mark(message.sequence, message.checksum) if self._marked else None
+        if mark is not None and mark.sequence > self.marks.newest.sequence:
+            self.marks.newest = mark
+            if mark.sequence >= self.marks.due:
+                self.marks.keep(lambda: self._applied_by_all(hosted))
         return slices
 
     def _slices(

@@ -183,3 +183,14 @@ def test_a_mark_below_a_copy_on_its_way_is_kept(copied: bool) -> None:
             inbound.copies[1, 7, 5] = 50
         apply(inbound, take(inbound, data(number, number, {1: 1, 3: 1}, checksum=1000 + number)))
     assert any(40 < mark.sequence < 50 for mark in inbound.marks.shown()) == copied
+
+
+def test_a_mark_below_what_is_applied_is_kept_whenever_batches_come() -> None:
+    """Else a source that is read again begins at its very start: a batch that has come is not yet applied."""
+    inbound = greeted()
+    for number in range(100):
+        taken = take(inbound, data(number, number, {1: 1, 3: 1}, checksum=1000 + number))
+        inbound.validate_marks(HOSTED)
+        applied = number - 1
+        assert applied < 1 or any(mark.sequence < applied for mark in inbound.marks.shown()), f"batch {number}"
+        apply(inbound, taken)

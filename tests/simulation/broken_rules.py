@@ -27,6 +27,7 @@ from flux.replicas.replica import Replica
 from flux.replicas.starvation import Starvation
 from flux.replicas.transfers import Transfers
 from flux.stream.log import Log
+from flux.stream.marks import Marks
 from flux.stream.producer import Producer
 from flux.stream.received import Received
 from flux.stream.receiver import Inbound
@@ -108,6 +109,12 @@ def begins_where_all_is_received(patch: Patch) -> None:
                 cursor.acked = acked[worker]
 
     patch.setattr(Producer, "floor", broken)
+
+
+def keeps_marks_as_if_what_has_come_were_applied(patch: Patch) -> None:
+    """A consumer forgets the marks of a source's stream below what it has received."""
+    keep = Marks.keep
+    patch.setattr(Marks, "keep", lambda self, applied: keep(self, lambda: self.newest.sequence))
 
 
 def resumes_who_does_not_know_the_new_replica(patch: Patch) -> None:

@@ -484,6 +484,7 @@ VARIANTS = [
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, (373,), NUMBERED),
     Variant(lives.forgets_copies_that_are_asked_early, STILL, (159, 323), LIVES),
     Variant(rules.says_the_last_word_once, STUCK, (3472742008,)),
+    Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN, (54, 147)),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
 ]
 
