@@ -115,6 +115,7 @@ class Subscriptions:
         others = self._hosted.besides(replica)
         for inbound in self.of(replica):
             inbound.received.join(replica.partition, 0, others)
+            inbound.marks.come_from_behind()
 
     def adopt(self, replica: Replica, positions: Iterable[Position]) -> None:
         """A replica has come to life that has applied its streams through these positions."""

@@ -48,10 +48,14 @@ class Marks:
         """Add the marks of another consumer of the stream."""
         known = {mark.sequence: mark for mark in (*others, *self._kept)}
         self._kept = [known[sequence] for sequence in sorted(known)]
-        self._left_out = False  # the other may be behind all marks that there ever were
+        self.come_from_behind()
         if self._kept and self._kept[-1].sequence > self.newest.sequence:
             self.newest = self._kept[-1]
             self.due = self.newest.sequence + 1
+
+    def come_from_behind(self) -> None:
+        """A replica here may be behind all marks that there ever were: until it has passed one, there is none for it."""
+        self._left_out = False
 
     def shown(self) -> list[Mark]:
         if self.newest.sequence < 0 or (self._kept and self._kept[-1] == self.newest):

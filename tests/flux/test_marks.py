@@ -51,6 +51,14 @@ def test_marks_of_another_consumer_are_added_by_sequence() -> None:
     assert marks.shown() == [Mark(0, 1000), Mark(1, 1001), Mark(2, 1002), Mark(7, 1007)]
 
 
+def test_a_replica_that_begins_behind_all_marks_is_no_fault_of_theirs() -> None:
+    marks = received(100, 0)
+    with pytest.raises(AssertionError, match="no mark is below 0"):
+        marks.validate(0)
+    marks.come_from_behind()
+    marks.validate(0)
+
+
 # ---- the whole way: one worker reads a source, two others have long queues, and the reader is lost
 
 
