@@ -26,6 +26,8 @@ VALUES = 1024
 TICK_S = 0.01
 #: Rows of one batch while keys are loaded, and of one as fast as it goes.
 LOAD_ROWS, FLAT_ROWS = 65_536, 8_192
+#: Small batches are made together, about so many rows: what a source computes is no part of what is measured.
+MADE_ROWS = 4096
 #: Rows of one look at what is expected.
 COUNTED_ROWS = 1 << 20
 START, FLAT, HOLD, END = "start", "flat", "hold", "end"
@@ -34,7 +36,8 @@ START, FLAT, HOLD, END = "start", "flat", "hold", "end"
 @dataclass
 class Script:
     """What the source gives. ``keys``: 0 to this, exclusive; ``load``: each of them once before everything else;
-    ``zipf``: key k is drawn with a probability like 1 / (k + 1) ** zipf, 0: all alike."""
+    ``zipf``: key k is drawn with a probability like 1 / (k + 1) ** zipf, 0: all alike; ``look_s``: how often readers look
+    for what the driver says, 0: with every batch."""
 
     rate: float
     partitions: int
@@ -42,6 +45,7 @@ class Script:
     load: bool = False
     zipf: float = 0.0
     tick_s: float = TICK_S
+    look_s: float = 0.0
     folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="flux-bench-"))
 
     @property
@@ -94,6 +98,9 @@ class Script:
     def read(self, partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
         begins: float | None = None
         flat: float | None = None
+        end: float | None = None
+        held, looked = 0.0, -math.inf
+        made_from, made = 0, _batch(np.empty(0, np.int64), np.empty(0, np.int64))
         for number in itertools.count(start):
             if number < self.loads:
                 yield self._load(partition, number)
@@ -102,22 +109,44 @@ class Script:
                 begins = self.said(START)
                 if begins is None:
                     yield None
-            flat = self.said(FLAT) if flat is None else flat
-            if flat is None or number < flat:
+            while True:
+                now = time.time()
                 due = begins + (number - self.loads + 1) * self.tick_s
-                while time.time() < due or time.time() < (self.said(HOLD) or 0.0):
-                    yield None
-                rows, due_ns = self.per_batch, round(due * 1e9)
-            else:
-                rows, due_ns = FLAT_ROWS, 0
-            end = self.said(END)
+                paced = flat is None or number < flat
+                if now - looked >= self.look_s and (now >= due or not paced):
+                    looked = now
+                    flat = self.said(FLAT) if flat is None else flat
+                    held, end = self.said(HOLD) or 0.0, self.said(END)
+                    paced = flat is None or number < flat
+                if not paced or now >= max(due, held):
+                    break
+                yield None
             if end is not None and number >= end:
                 return
-            yield _batch(self._draw(partition, self._first_row(number, flat), rows), due_ns)
+            if not paced:
+                yield _batch(*self._rows(partition, self._first_row(number, flat), FLAT_ROWS))
+                continue
+            at = (number - made_from) * self.per_batch
+            if not 0 <= at < made.num_rows:
+                made_from, at = number, 0
+                made = self._made(partition, number, max(MADE_ROWS // self.per_batch, 1), begins)
+            yield made.slice(at, self.per_batch)
+
+    def _made(self, partition: int, first: int, batches: int, begins: float) -> pa.RecordBatch:
+        """The rows of so many batches that are due one after the other."""
+        numbers = np.arange(first - self.loads + 1, first - self.loads + 1 + batches)
+        due_ns = np.round((begins + numbers * self.tick_s) * 1e9).astype(np.int64)
+        keys = self._draw(partition, self._first_row(first, None), batches * self.per_batch)
+        return _batch(keys, np.repeat(due_ns, self.per_batch))
+
+    def _rows(self, partition: int, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys, and when they are due: at no time."""
+        return self._draw(partition, first, rows), np.zeros(rows, np.int64)
 
     def _load(self, partition: int, number: int) -> pa.RecordBatch:
         keys = np.arange(number * LOAD_ROWS, (number + 1) * LOAD_ROWS, dtype=np.int64) * self.partitions + partition
-        return _batch(keys[keys < self.keys], 0)
+        keys = keys[keys < self.keys]
+        return _batch(keys, np.zeros(len(keys), np.int64))
 
     def _first_row(self, number: int, flat: float | None) -> int:
         """Rows drawn before this batch."""
@@ -151,6 +180,6 @@ def _mixed(number: np.ndarray) -> np.ndarray:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _batch(keys: np.ndarray, due_ns: int) -> pa.RecordBatch:
-    columns = [keys, np.full(len(keys), due_ns), keys % VALUES]
+def _batch(keys: np.ndarray, due_ns: np.ndarray) -> pa.RecordBatch:
+    columns = [keys, due_ns, keys % VALUES]
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)

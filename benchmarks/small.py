@@ -28,6 +28,8 @@ KEYS = 10_000
 EXECUTORS = 3
 #: The first seconds are not counted: connections are made, code is compiled, pages are touched for the first time.
 WARM_UP_S = 3.0
+#: How often sources look for what this process says: with every small batch it would be a good part of what is measured.
+LOOK_S = 0.02
 #: Rates that are tried: the first, and how close to each other those that pass and that fail are at the end.
 FIRST_RATE, CLOSE = 500.0, 1.1
 
@@ -98,7 +100,7 @@ def _measure(
     console: Console,
     **options: Any,
 ) -> tuple[dict[str, Any], Line]:
-    script = Script(batches_per_s * batch_rows, sources, KEYS, tick_s=sources / batches_per_s)
+    script = Script(batches_per_s * batch_rows, sources, KEYS, tick_s=sources / batches_per_s, look_s=LOOK_S)
     assert script.per_batch == batch_rows
     counts = flux.stage(key="key", partitions=partitions, replicas=replicas, output_mode="update")(Counts)
     arrivals = flux.stage(key="key", partitions=EXECUTORS, replicas=replicas)(sink(KEYS, partitions))
@@ -115,7 +117,7 @@ def _measure(
         time.sleep(seconds)
         span = (begin, time.time())
         cores = (_cpu_s(query) - before) / (span[1] - span[0])
-        script.say(END, script.batch_due_at(span[1]))
+        script.say(END, script.batch_due_at(time.time() + 10 * LOOK_S))
         seen = collect(query, script)
         exactness = seen.exactness(script.expected())
     finally:

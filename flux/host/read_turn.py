@@ -25,12 +25,13 @@ class ReadTurn:
         self._least = 0
         self._due = self._end = 0.0
 
-    def begins(self, idle: bool, now: float) -> bool:
-        """Whether sources are to be read now. ``idle``: there is nothing to apply."""
+    def begins(self, idle: bool, now: float, interval_s: float = 0.0) -> bool:
+        """Whether sources are to be read now. ``idle``: there is nothing to apply; ``interval_s``: since when they may have been
+        left alone, which makes it more."""
         if not idle and now < self._due:
             return False
         self._least = BATCHES if idle else 1
-        self._due, self._end = now + STARVED_S, now + READ_S
+        self._due, self._end = now + STARVED_S, now + max(READ_S, interval_s / 2)
         return True
 
     def goes_on(self, batches: int, now: float) -> bool:

@@ -27,6 +27,7 @@ from flux.dataflow.sources import Positioned
 from flux.dataflow.user_code import closed, user_traceback
 from flux.errors import UsageError, UserCodeError
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
+from flux.host.pace import next_multiple
 from flux.host.read_turn import ReadTurn
 from flux.stream.positions import ReaderPosition, packed, unpacked
 from flux.stream.producer import Producer
@@ -72,6 +73,7 @@ class Reading:
         self.first_row_at: float | None = None
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
+        self.interval_s = 0.0  # what the sources have by now is read at multiples of the wall clock; 0: at once
         #: Wakes whoever waits until ``due``; may be called by any thread. None: nobody can be woken.
         self.bell: Callable[[], None] | None = None
         self._plan = plan
@@ -82,6 +84,7 @@ class Reading:
         self._in_turn: int | None = None  # batches read in this turn; None: there is none under way
         self._idle_until = 0.0
         self._idle_s = 0.0
+        self._paused_until = 0.0
         self._done_at = 0.0
 
     # ---- the table
@@ -119,7 +122,7 @@ class Reading:
     def due(self, now: float) -> float:
         """When to read again; infinite while nothing may be read: what makes room is a message."""
         wanted = [self._asked_at(key) for key in self._rotation if self.wants(key)]
-        return max(now, min(wanted)) if wanted else inf
+        return max(now, min(wanted), self._paused_until) if wanted else inf
 
     def _asked_at(self, key: SourcePartition) -> float:
         source = self._open.get(key)
@@ -134,7 +137,7 @@ class Reading:
             self._done_at = now + DONE_EVERY_S
             self._tell_done()
         if self._in_turn is None:
-            if not self._turn.begins(idle, now):
+            if now < self._paused_until or not self._turn.begins(idle, now, self.interval_s):
                 return False
             self._in_turn = 0
         if self._turn.goes_on(self._in_turn, now) and self._read_next(now, created, note):
@@ -157,6 +160,9 @@ class Reading:
                     self._idle_s = 0.0
                     return True
                 polled |= not self._open[key].rings
+        if self.interval_s and all(streams.has_room for streams in self.sources.values()):
+            self._idle_until = self._paused_until = next_multiple(self.interval_s, created) - (created - now)
+            return False
         if not polled:
             return False
         self._idle_s = min(2 * self._idle_s or self.idle_s, self.idle_max_s)

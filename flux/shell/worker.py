@@ -22,6 +22,7 @@ from flux.host.effects import ToConnection
 from flux.host.gathering import Gathering
 from flux.host.newest_table import NewestTable
 from flux.host.notes import KIND, TURN, TURNS, WAITS
+from flux.host.pace import Pace
 from flux.host.partners import partners
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import load as load_of
@@ -101,6 +102,7 @@ class Worker:
         self._sinks = Sinks(plan, self._bell.ring)
         self._newest = NewestTable(plan.settings.resend_timeout)
         self._gathering = Gathering()
+        self._pace = Pace()
         self._rested_s = 0.0
         self._lifeline: Lifeline | None = None
         self._heart = Heart(plan.settings.heartbeat_interval)
@@ -218,7 +220,10 @@ class Worker:
             self._receive(core, ready)
         if received:  # what others wait for does not wait for the steps that can be applied by now
             self._flush(core, time.monotonic())
-        self._gathering.worked(time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps)
+        worked_s, rows, steps = time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps
+        self._gathering.worked(worked_s, rows, steps)
+        self._pace.turn(worked_s, waited_s, rows, steps)
+        core.reading.interval_s = self._pace.interval_s
 
     # ---- in
 

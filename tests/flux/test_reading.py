@@ -127,6 +127,30 @@ def test_a_reader_that_knows_says_itself_when_it_has_nothing() -> None:
         turn(core, 5.0)
 
 
+def test_at_intervals_all_that_the_sources_have_is_read_together() -> None:
+    """What one has a little later waits for the next multiple of the interval."""
+    given: dict[int, list[pa.RecordBatch | None]] = {0: [rows(1), rows(2), None, rows(3)], 1: [None, rows(4), None]}
+    core = reading(lambda p: iter(given[p]), partitions=2)
+    core.reading.interval_s = 0.016
+    assert turn(core, 1.0, each_s=0.0001) == 3, "also what is there a moment after the other had nothing"
+    assert core.reading.due(1.0003) == pytest.approx(1.008), "multiples of 16 ms"
+    assert turn(core, 1.0079) == 0
+    assert turn(core, 1.0081) == 3, "the last batch, and both ends"
+
+
+def test_a_source_that_waits_for_room_is_not_kept_waiting_by_an_interval() -> None:
+    core = reading(lambda p: iter([rows(*range(50))] * 3), log_max_bytes=600)
+    core.reading.interval_s = 0.016
+    assert turn(core, 1.0) == 2
+    list(core.poll(1.001))
+    while core.work(1.001):
+        pass
+    list(core.poll(1.001))
+    list(core.poll(1.007))
+    assert core.reading.due(1.007) == 1.007
+    assert turn(core, 1.007) == 2, "the third batch, and the end"
+
+
 def test_a_source_whose_log_is_full_is_not_read() -> None:
     core = reading(lambda p: iter([rows(*range(50))] * 9), log_max_bytes=600)
     assert turn(core, 1.0) == 2, "up to the bound and one batch"

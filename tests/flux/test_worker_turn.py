@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flux.host.gathering import Gathering
+from flux.host.pace import Pace
 from flux.shell import worker
 from flux.shell.worker import WORK_S, Worker
 
@@ -52,7 +53,7 @@ class Turning(Worker):
         nothing = SimpleNamespace(check=lambda: None, acquire=lambda: None, release=lambda: None)
         self._sinks: Any = nothing
         self._watch: Any = SimpleNamespace(quiet=nothing)
-        self._gathering = Gathering()
+        self._gathering, self._pace = Gathering(), Pace()
         self._turns, self._rested_s, self._beat_at = 0, 0.0, 0.0
         self.sockets: Any = SimpleNamespace(wait=lambda _: [None] * receives)
 

@@ -1,0 +1,54 @@
+"""How often a worker with small batches asks its sources."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flux.host.gathering import SMALL_ROWS
+from flux.host.pace import BUSY, IDLE, INTERVALS_S, WINDOW_S, Pace, next_multiple
+
+
+def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: int = 10) -> float:
+    """The interval after so many windows in which the worker was busy for such a share of the time."""
+    for _ in range(windows):
+        pace.turn(share * WINDOW_S * 1.01, (1 - share) * WINDOW_S * 1.01, rows, steps)
+    return pace.interval_s
+
+
+def test_a_worker_that_small_steps_keep_busy_asks_less_and_less_often_up_to_a_bound() -> None:
+    pace = Pace()
+    assert [after(pace, BUSY + 0.1) for _ in INTERVALS_S] == [*INTERVALS_S[1:], INTERVALS_S[-1]]
+
+
+def test_one_that_has_time_asks_at_once_again_and_one_between_goes_on_as_it_does() -> None:
+    pace = Pace()
+    slow = after(pace, BUSY + 0.1, windows=3)
+    assert after(pace, (BUSY + IDLE) / 2, windows=9) == slow
+    assert after(pace, IDLE - 0.1, windows=9) == 0
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(SMALL_ROWS * 10 + 1, 10), (0, 0)])
+def test_large_steps_and_none_at_all_lead_to_no_interval(rows: int, steps: int) -> None:
+    pace = Pace()
+    after(pace, 1.0, windows=2)
+    assert after(pace, 1.0, windows=9, rows=rows, steps=steps) == 0
+
+
+def test_short_turns_are_judged_together() -> None:
+    pace = Pace()
+    for _ in range(8):
+        pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1)
+    assert pace.interval_s == 0, "not long enough to tell"
+    for _ in range(4):
+        pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1)
+    assert pace.interval_s == INTERVALS_S[1]
+
+
+@given(st.sampled_from(INTERVALS_S[1:]), st.floats(1.7e9, 1.9e9))
+def test_workers_whose_clocks_agree_read_at_the_same_time(interval_s: float, wall: float) -> None:
+    at = next_multiple(interval_s, wall)
+    assert wall < at + 1e-6
+    assert at <= wall + interval_s + 1e-6
+    assert min(abs(at - next_multiple(shorter, at - shorter / 2)) for shorter in INTERVALS_S[1:]) < 1e-6, "all meet"
