@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from controller.server import Server
 from controller.wording import count
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import DataFrameSourcePlan, Plan
 from flux.dataflow.readers import Readers
 from flux.dataflow.sources import DataFrameSource, Source
 from flux.durable.place import Place
@@ -26,6 +26,7 @@ from flux.shell.loop import Rendezvous
 from flux.shell.transport import Keys
 from spark_integration import active
 from spark_integration.console import put_bar_away, put_bar_back
+from spark_integration.cuts import cutting_by, partitions_of
 from spark_integration.elastic import ASK_SPARK_S, LOOK_S, Elastic
 from spark_integration.executor import ingress_function
 from spark_integration.jobs import Jobs
@@ -160,14 +161,24 @@ class Run:
     # ---- reading
 
     def _start_ingress(self, index: int, source: DataFrameSource) -> None:
-        name = self._plan.sources[index].name
+        about = self._plan.sources[index]
+        assert isinstance(about, DataFrameSourcePlan)
+        name, cut_by = about.name, about.cut_by
         feed = ingress_function(self._plan, self.rendezvous, index)
 
-        def read() -> list[Any]:
-            df = for_bulk_transfer(source.dataframe, self._plan.settings.batch_max_rows)
+        def planned() -> DataFrame:
+            df = for_bulk_transfer(source.dataframe, self._plan.settings.batch_max_rows, cut_by)
             # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
             df = df.toDF(*(f"c{position}" for position in range(len(df.columns))))
-            return list(df.mapInArrow(feed, "partition int, rows long").collect())
+            return df.mapInArrow(feed, "partition int, rows long")
+
+        def read() -> list[Any]:
+            if cut_by is None:
+                return list(planned().collect())
+            with cutting_by(source.dataframe.sparkSession, cut_by):
+                df = planned()
+                partitions_of(df)
+            return list(df.collect())
 
         def done(rows: list[Any]) -> None:
             partitions = sorted(row.partition for row in rows)

@@ -7,6 +7,7 @@ keeps memory bounded at full speed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -31,15 +32,15 @@ def _width(kind: DataType) -> int:
     return widths.get(kind.typeName(), 64)
 
 
-def for_bulk_transfer(df: DataFrame, batch_max_rows: int) -> DataFrame:
-    """The same DataFrame in a cloned session with settings for mapInArrow. Where Spark does not let us clone (Spark
-    Connect, another release), the DataFrame itself: slower, and right."""
+def for_bulk_transfer(df: DataFrame, batch_max_rows: int, more: Mapping[str, str] | None = None) -> DataFrame:
+    """The same DataFrame in a cloned session with settings for mapInArrow, and ``more``. Where Spark does not let us clone
+    (Spark Connect, another release), the DataFrame itself: slower, and right."""
     spark = df.sparkSession
     rows = min(max(BATCH_BYTES // row_bytes(df.schema), ROWS_MIN), ROWS_MAX, batch_max_rows)
     try:
         clone = spark._jsparkSession.cloneSession()
         conf = clone.sessionState().conf()
-        for key, value in _transfer_settings(rows).items():
+        for key, value in (_transfer_settings(rows) | dict(more or {})).items():
             conf.setConfString(key, value)
         plan = df._jdf.queryExecution().logical()
         rebound = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(clone, plan)

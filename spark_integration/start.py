@@ -22,6 +22,7 @@ from flux.dataflow.sink import FlowTo, flow_of
 from flux.dataflow.sources import DataFrameSource, Source, StreamSource
 from flux.errors import UsageError
 from spark_integration import active
+from spark_integration.cuts import with_cuts
 from spark_integration.first_start import compile_once
 from spark_integration.flux_format import register
 from spark_integration.follow import follow
@@ -132,6 +133,7 @@ def _started(
             compile_once()
         plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
         if location is not None:
+            plan, kept = with_cuts(plan, sources, kept, location.kept)
             location.take(plan, kept)
         query = Query(spark, plan, need, sources, name, None if location is None else location.place)
         if shared:

@@ -5,7 +5,7 @@ Built and checked by ``controller.dag``; everything here is data that any proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,7 +44,10 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class DataFrameSourcePlan(SourcePlan):
-    """Read by the tasks of a Spark job. How many partitions it has shows when that runs."""
+    """Read by the tasks of a Spark job. How many partitions it has shows when that runs. ``cut_by``: settings of Spark by which
+    it is cut into partitions in every life of the query (design: cuts); None: those of the session."""
+
+    cut_by: Mapping[str, str] | None = None
 
     @property
     def worker_partitions(self) -> int:
