@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.aggregate import Aggregate, columns_read
 from flux.dataflow.api import Flow, FunctionOperator
 from flux.dataflow.chained import Chain
 from flux.dataflow.collect import Collect
@@ -132,6 +132,9 @@ class _Compiler:
         for given in flows:
             if isinstance(given, FlowTo):
                 self._add_sink(self._stage_ids[id(given.flow)], given.sink)
+        for source in self.sources:
+            if isinstance(source, DataFrameSourcePlan):
+                self._read_in_part(source)
         stages = [
             replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
             for stage in self.stages
@@ -178,9 +181,11 @@ class _Compiler:
         inputs = [self._input(given) for given in flow.inputs]
         schemas = tuple(schema for _, schema in inputs)
         output = self._output_schema(name, operator, schemas, stage.key)
+        read = [_some_of(schema, columns_read(operator, schema, stage.key)) for schema in schemas]
+        schemas = tuple(schema for schema, _ in read)
         edges_in = [
-            self._add_edge(origin, len(self.stages), number, stage.key, schema, partitions)
-            for number, (origin, schema) in enumerate(inputs)
+            self._add_edge(origin, len(self.stages), number, stage.key, schema, partitions, columns)
+            for number, ((origin, _), (schema, columns)) in enumerate(zip(inputs, read, strict=True))
         ]
         self._stage_ids[id(flow)] = len(self.stages)
         self.stages.append(
@@ -330,19 +335,33 @@ class _Compiler:
         key: tuple[str, ...],
         schema: pa.Schema,
         partitions: int,
+        columns: tuple[int, ...] | None = None,
     ) -> int:
         edge_id = len(self.edges)
         where = edge_id, consumer, number, tuple(position(schema, column) for column in key), schema, partitions
         match origin:
             case StagePlan():
-                self.edges.append(FromStage(*where, origin.partitions, origin.id))
+                self.edges.append(FromStage(*where, origin.partitions, origin.id, columns=columns))
             case WorkerSourcePlan():
-                self.edges.append(FromSource(*where, origin.partitions, origin.id))
+                self.edges.append(FromSource(*where, origin.partitions, origin.id, columns=columns))
             case StreamSourcePlan():
-                self.edges.append(FromMicroBatches(*where, 0, origin.id))
+                self.edges.append(FromMicroBatches(*where, 0, origin.id, columns=columns))
             case _:
-                self.edges.append(FromDataFrame(*where, 0, origin.id))
+                self.edges.append(FromDataFrame(*where, 0, origin.id, columns=columns))
         return edge_id
+
+    def _read_in_part(self, source: DataFrameSourcePlan) -> None:
+        """Spark need not read the columns of a DataFrame that no stage looks at, nor bring them to Python."""
+        edges = [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source.id]
+        wanted = [edge.columns for edge in edges]
+        if not wanted or None in wanted:
+            return
+        read = tuple(sorted({column for columns in wanted for column in columns or ()}))
+        schema, columns = _some_of(source.schema, read)
+        self.sources[source.id] = replace(source, schema=schema, columns=columns)
+        for edge in edges:
+            places = tuple(read.index(column) for column in edge.columns or ())
+            self.edges[edge.id] = replace(edge, columns=_some_of(schema, places)[1])
 
     @staticmethod
     def _leaves(edge: EdgePlan, stage: StagePlan) -> bool:
@@ -358,6 +377,13 @@ class _Compiler:
             candidate, number = f"{name}#{number}", number + 1
         self._names.add(candidate)
         return candidate
+
+
+def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Schema, tuple[int, ...] | None]:
+    """The schema of these columns, and which they are; None: all of them."""
+    if columns is None or len(columns) == len(schema):
+        return schema, None
+    return pa.schema([schema.field(column) for column in columns]), columns
 
 
 def _passing() -> Operator:

@@ -56,7 +56,8 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     then = "".join(f", then {type(each).__name__} in the same steps" for each in others)
     yield f"stage {stage.name}: {_what(stage, operator)}{then}"
     for edge_id in stage.edges_in:
-        yield f"    reads {_origin(plan, plan.edges[edge_id])}, {_routing(plan.edges[edge_id])}"
+        edge = plan.edges[edge_id]
+        yield f"    reads {_origin(plan, edge)}, {_routing(edge)}{_in_part(edge)}"
     yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan.durable)}"
     if isinstance(operator, Aggregate):
         when = (
@@ -92,6 +93,10 @@ def _routing(edge: EdgePlan) -> str:
     if not edge.key:
         return "batches in rotation"
     return f"rows by hash of {', '.join(edge.schema.field(position).name for position in edge.key)}"
+
+
+def _in_part(edge: EdgePlan) -> str:
+    return "" if edge.columns is None else f"; no columns but {some(edge.schema.names, COLUMNS_MAX, 'columns')}"
 
 
 def _copies(stage: StagePlan, durable: bool) -> str:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
 
 from flux.dataflow.plan import DataFrameSourcePlan, Plan, SourcePlan
@@ -23,16 +24,15 @@ from flux.dataflow.sources import DataFrameSource, Source
 from flux.errors import UsageError
 from spark_integration.jobs import reason_of
 from spark_integration.prepare import Kept
-from spark_integration.session import for_bulk_transfer
+from spark_integration.session import Settings, for_reading
 
-ADAPTIVE = "spark.sql.adaptive.enabled"
+ADAPTIVE, SHUFFLED = "spark.sql.adaptive.enabled", "spark.sql.shuffle.partitions"
 LEAVES, FILES_LEAST = "spark.sql.leafNodeDefaultParallelism", "spark.sql.files.minPartitionNum"
-#: What else Spark goes by, where it is set or has a default.
-_OTHERS = (
+#: By which files are cut besides.
+_OF_FILES = (
     "spark.sql.files.maxPartitionBytes",
     "spark.sql.files.openCostInBytes",
     "spark.sql.files.maxPartitionNum",
-    "spark.sql.shuffle.partitions",
 )
 _planning = threading.Lock()
 
@@ -48,61 +48,77 @@ def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | N
             return about
         was = before.get(about.name)
         settings = was["settings"] if was else settings_of(source.dataframe.sparkSession)
-        partitions = _partitions_when_cut(source.dataframe, settings, plan.settings.batch_max_rows, about.name)
+        made = replace(about, cut_by=settings)
+        partitions = _partitions(made, source.dataframe, plan.settings.batch_max_rows)
         if was and was["partitions"] != partitions:
             raise UsageError(_other_number(about.name, was, partitions))
         said[about.name] = {"settings": settings, "partitions": partitions}
-        return replace(about, cut_by=settings)
+        return made
 
     made = tuple(map(cut, plan.sources, sources))
     return replace(plan, sources=made), {**kept, "sources": {**kept["sources"], **said}}
 
 
-def settings_of(spark: SparkSession) -> dict[str, str]:
-    """By which this session would cut a DataFrame now, without adaptive execution."""
+def settings_of(spark: SparkSession) -> dict[str, str | None]:
+    """By which this session would cut a DataFrame now, without adaptive execution. None: not set."""
+    return {ADAPTIVE: "false", SHUFFLED: _get(spark, SHUFFLED)} | _of_files(spark)
+
+
+def _of_files(spark: SparkSession) -> dict[str, str | None]:
     leaves = spark.conf.get(LEAVES, None) or str(spark.sparkContext.defaultParallelism)
-    found = {ADAPTIVE: "false", LEAVES: leaves, FILES_LEAST: spark.conf.get(FILES_LEAST, None) or leaves}
-    others = {key: _get(spark, key) for key in _OTHERS}
-    return found | {key: value for key, value in others.items() if value is not None}
+    found = {LEAVES: leaves, FILES_LEAST: spark.conf.get(FILES_LEAST, None) or leaves}
+    return found | {key: _get(spark, key) for key in _OF_FILES}
 
 
 def _get(spark: SparkSession, key: str) -> str | None:
     """With Spark's default; None: it has none."""
-    value = spark.conf.get(key, None)
     try:
-        return str(spark.conf.get(key)) if value is None else value
+        value = spark.conf.get(key)
     except Exception:  # whatever this release of Spark raises where nothing is set
         return None
+    return None if value is None or value == "<undefined>" else str(value)
 
 
 @contextmanager
-def cutting_by(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Whatever is planned meanwhile is cut by these settings. Files are cut by the session that found them, whichever plans."""
+def cutting_by(spark: SparkSession, settings: Settings) -> Iterator[None]:
+    """Files that are planned meanwhile are cut by these settings: they go by the session that found them, whichever plans. Where
+    it would cut them in this way by itself, nothing of it is touched."""
+    others = {key: settings.get(key) for key, now in _of_files(spark).items() if settings.get(key) != now}
+    if not others:
+        yield
+        return
     with _planning:
-        before = {key: spark.conf.get(key, None) for key in settings}
+        before = {key: spark.conf.get(key, None) for key in others}
         try:
-            for key, value in settings.items():
-                spark.conf.set(key, value)
+            for key, value in others.items():
+                _set(spark, key, value)
             yield
         finally:
-            for key, was in before.items():
-                if was is None:
-                    spark.conf.unset(key)
-                else:
-                    spark.conf.set(key, was)
+            for key, value in others.items():
+                if spark.conf.get(key, None) == value:  # else somebody has set it meanwhile
+                    _set(spark, key, before[key])
+
+
+def _set(spark: SparkSession, key: str, value: str | None) -> None:
+    if value is None:
+        spark.conf.unset(key)
+    else:
+        spark.conf.set(key, value)
 
 
 def partitions_of(df: DataFrame) -> int:
-    """The DataFrame is planned and cut for good by this call; nothing of it is read, unless a part of it is broadcast."""
+    """The DataFrame is planned and cut for good by this call. Nothing of it is read but what Spark has to know before: what it
+    broadcasts, subqueries, and a sample of what it sorts."""
     return int(df._jdf.queryExecution().toRdd().getNumPartitions())
 
 
-def _partitions_when_cut(df: DataFrame, settings: Mapping[str, str], batch_max_rows: int, name: str) -> int:
+def _partitions(about: DataFrameSourcePlan, df: DataFrame, batch_max_rows: int) -> int:
+    assert about.cut_by is not None
     try:
-        with cutting_by(df.sparkSession, settings):
-            return partitions_of(for_bulk_transfer(df, batch_max_rows, settings))
-    except Py4JError as error:
-        raise UsageError(f"source {name}: Spark cannot plan the DataFrame: {reason_of(error)}") from error
+        with cutting_by(df.sparkSession, about.cut_by):
+            return partitions_of(for_reading(df, about.columns, batch_max_rows, about.cut_by))
+    except (Py4JError, CapturedException) as error:
+        raise UsageError(f"source {about.name}: Spark cannot plan the DataFrame: {reason_of(error)}") from error
 
 
 def _other_number(name: str, was: Mapping[str, Any], partitions: int) -> str:

@@ -32,7 +32,7 @@ from spark_integration.executor import ingress_function
 from spark_integration.jobs import Jobs
 from spark_integration.prepare import forget
 from spark_integration.retries import Retries
-from spark_integration.session import for_bulk_transfer, session_stopped
+from spark_integration.session import for_reading, session_stopped
 from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
 from spark_integration.streaming import Streams
 from spark_integration.unread import Unread
@@ -167,9 +167,7 @@ class Run:
         feed = ingress_function(self._plan, self.rendezvous, index)
 
         def planned() -> DataFrame:
-            df = for_bulk_transfer(source.dataframe, self._plan.settings.batch_max_rows, cut_by)
-            # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
-            df = df.toDF(*(f"c{position}" for position in range(len(df.columns))))
+            df = for_reading(source.dataframe, about.columns, self._plan.settings.batch_max_rows, cut_by)
             return df.mapInArrow(feed, "partition int, rows long")
 
         def read() -> list[Any]:

@@ -7,13 +7,15 @@ keeps memory bounded at full speed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
 
+#: Settings of a session by name; None: it is not set there.
+Settings = Mapping[str, str | None]
 #: Aim of one batch from Spark to Python.
 BATCH_BYTES = 4 << 20
 ROWS_MIN, ROWS_MAX = 1_024, 65_536
@@ -32,7 +34,19 @@ def _width(kind: DataType) -> int:
     return widths.get(kind.typeName(), 64)
 
 
-def for_bulk_transfer(df: DataFrame, batch_max_rows: int, more: Mapping[str, str] | None = None) -> DataFrame:
+def for_reading(
+    df: DataFrame, columns: Sequence[int] | None, batch_max_rows: int, cut_by: Settings | None = None
+) -> DataFrame:
+    """The DataFrame as an ingress job reads it: these of its columns, None: all, in a session for mapInArrow, with settings that
+    say how it is cut. mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice."""
+    names = [f"c{position}" for position in range(len(df.columns))]
+    df = df.toDF(*names)
+    if columns is not None:
+        df = df.select([names[position] for position in columns])
+    return for_bulk_transfer(df, batch_max_rows, cut_by)
+
+
+def for_bulk_transfer(df: DataFrame, batch_max_rows: int, more: Settings | None = None) -> DataFrame:
     """The same DataFrame in a cloned session with settings for mapInArrow, and ``more``. Where Spark does not let us clone
     (Spark Connect, another release), the DataFrame itself: slower, and right."""
     spark = df.sparkSession
@@ -40,8 +54,11 @@ def for_bulk_transfer(df: DataFrame, batch_max_rows: int, more: Mapping[str, str
     try:
         clone = spark._jsparkSession.cloneSession()
         conf = clone.sessionState().conf()
-        for key, value in (_transfer_settings(rows) | dict(more or {})).items():
-            conf.setConfString(key, value)
+        for key, value in {**_transfer_settings(rows), **(more or {})}.items():
+            if value is None:
+                conf.unsetConf(key)
+            else:
+                conf.setConfString(key, value)
         plan = df._jdf.queryExecution().logical()
         rebound = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(clone, plan)
         return DataFrame(rebound, SparkSession(spark.sparkContext, clone))

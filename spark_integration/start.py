@@ -133,6 +133,7 @@ def _started(
             compile_once()
         plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
         if location is not None:
+            location.check(plan)
             plan, kept = with_cuts(plan, sources, kept, location.kept)
             location.take(plan, kept)
         query = Query(spark, plan, need, sources, name, None if location is None else location.place)

@@ -80,6 +80,17 @@ class Location:
         """What sources and sinks have settled; None: nothing yet."""
         return None if self.about is None else self.about.get("kept", {})
 
+    def check(self, plan: Plan) -> None:
+        """UsageError: the directory is another plan's, and in what they differ."""
+        if self.about is None:
+            return
+        differences = list(_differences(_grown(self.about["plan"], plan), description(plan), ""))
+        if differences:
+            raise UsageError(
+                f"checkpointLocation={str(self.place)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
+                "that it was made by, or give another directory"
+            )
+
     def take(self, plan: Plan, kept: Kept | None = None) -> None:
         """The directory is this plan's from now on, and keeps what its sources and sinks have settled. UsageError: it is another
         one's, and in what they differ."""
@@ -106,12 +117,7 @@ class Location:
                     f"checkpointLocation={str(self.place)!r} was empty, and is that of a query now that was just started"
                 ) from None
             return
-        differences = list(_differences(_grown(self.about["plan"], plan), described, ""))
-        if differences:
-            raise UsageError(
-                f"checkpointLocation={str(self.place)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
-                "that it was made by, or give another directory"
-            )
+        self.check(plan)
         growing = {source.name for source in plan.sources if _may_grow(source)}
         said = {name: each for name, each in (kept or {}).get("sources", {}).items() if name in growing}
         known = self.kept or {}

@@ -296,6 +296,24 @@ class Aggregate(Operator):
         return pa.RecordBatch.from_arrays([*keys, *values], schema=self._output)
 
 
+def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Positions of the columns of an input that the operator looks at, at least one, because rows are counted by it (design:
+    columns-read). None: perhaps of all, because it is no aggregate, or one with methods of its own."""
+    if not isinstance(operator, Aggregate) or _has_methods(type(operator)):
+        return None
+    named = [*key, *(measure.column for measure in operator._measures.values() if measure.column is not None)]
+    read = {position(schema, column) for column in named}
+    narrow = (at for at, type_ in enumerate(schema.types) if pa.types.is_primitive(type_))
+    return tuple(sorted(read or {next(narrow, 0)})) if len(schema) else None
+
+
+def _has_methods(kind: type[Aggregate]) -> bool:
+    """Whether a class defines more than measures and settings, itself or in a base on the way to Aggregate."""
+    below = kind.__mro__[: kind.__mro__.index(Aggregate)]
+    own = [value for each in below for value in vars(each).values()]
+    return any(callable(value) or isinstance(value, property | classmethod) for value in own)
+
+
 def _field(schema: pa.Schema, column: str, who: str) -> pa.Field:
     found = positions(schema, column)
     if len(found) != 1:

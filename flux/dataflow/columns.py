@@ -25,6 +25,11 @@ def position(schema: pa.Schema, column: str) -> int:
     return at
 
 
+def picked(batch: pa.RecordBatch, columns: Sequence[int] | None) -> pa.RecordBatch:
+    """The batch with these of its columns alone, a view; None: all."""
+    return batch if columns is None else batch.select(columns)
+
+
 def check_key(key: Sequence[str], schema: pa.Schema, case_sensitive: bool = False) -> None:
     """SchemaError or KeyTypeError unless each key column is there once and can be hashed."""
     for column in key:

@@ -44,10 +44,12 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class DataFrameSourcePlan(SourcePlan):
-    """Read by the tasks of a Spark job. How many partitions it has shows when that runs. ``cut_by``: settings of Spark by which
-    it is cut into partitions in every life of the query (design: cuts); None: those of the session."""
+    """Read by the tasks of a Spark job. How many partitions it has shows when that runs. ``columns``: those of the DataFrame
+    that are read, by position, which are all in ``schema``; None: all. ``cut_by``: settings of Spark by which it is cut into
+    partitions in every life of the query (design: cuts); None: those of the session."""
 
-    cut_by: Mapping[str, str] | None = None
+    columns: tuple[int, ...] | None = None
+    cut_by: Mapping[str, str | None] | None = None
 
     @property
     def worker_partitions(self) -> int:
@@ -113,7 +115,8 @@ class EdgePlan:
     """To input number ``input`` of a stage. Where it comes from is its class, one of those below.
 
     ``key`` has the positions of the key columns in ``schema``; empty: whole batches go to partitions in rotation.
-    ``producers``: streams that the plan knows of; all there are, if ``producers_known``."""
+    ``producers``: streams that the plan knows of; all there are, if ``producers_known``. ``columns``: those of the origin's rows
+    that travel, by position; None: all."""
 
     id: int
     consumer: int
@@ -122,6 +125,7 @@ class EdgePlan:
     schema: pa.Schema
     partitions: int
     producers: int
+    columns: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     from_stage: ClassVar[bool] = False
     producers_known: ClassVar[bool] = True

@@ -108,7 +108,7 @@ class Housing:
             edge = self._plan.edges[edge_id]
             stream = StreamId(edge_id, key.partition)
             producer = self.producer(stream, edge, incarnation, bases[index] if bases else 0)
-            outlets.append(Outlet(producer, edge.key))
+            outlets.append(Outlet(producer, edge.key, edge.columns, edge.schema))
         kind = self._hosted.kind_here(key)
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, kind)
         if self._plan.durable:

@@ -20,7 +20,7 @@ INTERVALS_S = (0.0, 0.002, 0.004, 0.008)
 #: How long a worker is watched before it is judged.
 WINDOW_S = 0.1
 #: A worker is busy, or has time, with a larger or smaller share of its time than this. An interval twice as long takes less than
-#: half of the work away, so no share leads to one interval and then back.
+#: half of the work away, so the longer ones do not come and go.
 BUSY, IDLE = 0.5, 0.2
 
 

@@ -160,7 +160,7 @@ class Reading:
                     self._idle_s = 0.0
                     return True
                 polled |= not self._open[key].rings
-        if self.interval_s and all(streams.has_room for streams in self.sources.values()):
+        if self.interval_s and all(self.sources[key].has_room for key in self._rotation):
             self._idle_until = self._paused_until = next_multiple(self.interval_s, created) - (created - now)
             return False
         if not polled:

@@ -213,7 +213,7 @@ def restore(copy: StateCopy, replica: Replica) -> None:
     replica.adopt(copy.state.replica)
     for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
         for entry in output.entries:
-            _append(outlet.producer, entry, replica.stage.output_schema)
+            _append(outlet.producer, entry, outlet.schema or replica.stage.output_schema)
         outlet.producer.finished = output.finished
         outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
 

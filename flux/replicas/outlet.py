@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from flux.dataflow.batches import conform, given_batches, split
+from flux.dataflow.columns import picked
 from flux.dataflow.operator import Batches
 from flux.dataflow.plan import StagePlan
 from flux.errors import SchemaError, UserCodeError
@@ -18,12 +19,16 @@ from partitioning.cluster import cluster_by_key, whole
 
 @dataclass(frozen=True)
 class Outlet:
-    """Where output goes: the stream of this partition on one outgoing edge. ``key`` empty: rotate over partitions."""
+    """Where output goes: the stream of this partition on one outgoing edge. ``key`` empty: rotate over partitions. ``columns``
+    that travel, of which ``schema`` is; None: all, and that of the output."""
 
     producer: Producer
     key: tuple[int, ...]
+    columns: tuple[int, ...] | None = None
+    schema: pa.Schema | None = None
 
     def send(self, batch: pa.RecordBatch, created: float) -> None:
+        batch = picked(batch, self.columns)
         by_rank, partitions = self.producer.by_rank, self.producer.partitions
         if self.key:
             data = cluster_by_key(batch, self.key, partitions, by_rank)

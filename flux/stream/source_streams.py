@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from flux.dataflow.columns import picked
 from flux.dataflow.plan import EdgePlan
 from flux.stream.checksum import extend
 from flux.stream.earlier import Beginning
@@ -46,6 +47,9 @@ class SourceStreams:
         self.ended = False
         self.first: int | None = None if seeks else 0  # element to begin with; None: workers have not said yet
         self._positions = positions
+        wanted = [edge.columns for edge in edges]
+        # What nobody looks at may be other when it is read again.
+        self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
         for producer in producers:
             producer.earlier.numbered = positions
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
@@ -118,10 +122,10 @@ class SourceStreams:
             self._append_numbered(batch, created, position)
             return
         # The checksum is of the rows as read, because their clustering depends on the table of the moment.
-        self._checksum = extend(self._checksum, batch)
+        self._checksum = extend(self._checksum, picked(batch, self._read))
         for edge, producer in zip(self.edges, self.producers, strict=True):
             turn = producer.stream.producer + producer.next_sequence
-            producer.append(_clustered(batch, edge, producer, turn), created, self._checksum)
+            producer.append(_clustered(picked(batch, edge.columns), edge, producer, turn), created, self._checksum)
 
     def until_cut(self, rows: int) -> int:
         """How many of the next rows may be one batch. Batches that are counted are never cut."""
@@ -137,11 +141,12 @@ class SourceStreams:
 
     def _append_numbered(self, batch: pa.RecordBatch, created: float, position: bytes) -> None:
         first = self.producers[0].next_sequence
-        checksum, numbered = extend(0, batch), with_numbers(batch, first)
+        checksum = extend(0, picked(batch, self._read))
         if position:
             self._newest = first + batch.num_rows - 1, position
         for edge, producer in zip(self.edges, self.producers, strict=True):
             turn = producer.stream.producer + first // ROTATION_ROWS
+            numbered = with_numbers(picked(batch, edge.columns), first)
             producer.append(_clustered(numbered, edge, producer, turn), created, checksum, position)
 
     def applied(self) -> bytes:

@@ -30,6 +30,7 @@ QUIET = 1
 class Count(flux.Aggregate):
     n = flux.count()
     total = flux.sum("v")
+    last = flux.max("word")  # so that all columns travel
 
 
 def batches(seed: int) -> list[pa.RecordBatch]:
@@ -42,14 +43,16 @@ def batches(seed: int) -> list[pa.RecordBatch]:
     ]
 
 
-def expected(given: list[pa.RecordBatch]) -> list[dict[str, int]]:
+def expected(given: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     n: collections.Counter[int] = collections.Counter()
     total: collections.Counter[int] = collections.Counter()
+    last: dict[int, str] = {}
     for batch in given:
         for row in batch.to_pylist():
             n[row["k"]] += 1
             total[row["k"]] += row["v"]
-    return sorted(({"k": k, "n": n[k], "total": total[k]} for k in n), key=repr)
+            last[row["k"]] = max(last.get(row["k"], ""), row["word"])
+    return sorted(({"k": k, "n": n[k], "total": total[k], "last": last[k]} for k in n), key=repr)
 
 
 @contextmanager

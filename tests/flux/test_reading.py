@@ -138,6 +138,13 @@ def test_at_intervals_all_that_the_sources_have_is_read_together() -> None:
     assert turn(core, 1.0081) == 3, "the last batch, and both ends"
 
 
+def test_a_source_that_has_ended_changes_nothing_for_the_others() -> None:
+    core = reading(lambda p: iter([rows(1), None, rows(2)] if p else []), partitions=2)
+    core.reading.interval_s = 0.016
+    assert turn(core, 1.0, each_s=0.0001) == 2, "an end, and a batch"
+    assert core.reading.due(1.0002) == pytest.approx(1.008)
+
+
 def test_a_source_that_waits_for_room_is_not_kept_waiting_by_an_interval() -> None:
     core = reading(lambda p: iter([rows(*range(50))] * 3), log_max_bytes=600)
     core.reading.interval_s = 0.016

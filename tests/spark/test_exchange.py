@@ -22,6 +22,16 @@ WAIT_S = 180.0
 # ---- shapes of a dataflow
 
 
+def test_spark_computes_no_column_that_no_stage_looks_at(spark: Any) -> None:
+    """The columns that are left out stand before, between and behind those that are read, one of them twice and with a dot."""
+    df = numbers(spark)
+    never = F.raise_error(F.lit("nobody looks at this column")).cast("string")
+    wide = df.select(never.alias("k.k"), *df.columns, never.alias("k.k"), never.alias("text"))
+    assert_same(ByK(wide).toDF(), by_k(df))
+    with pytest.raises(flux.FluxError, match="nobody looks at this column"):
+        flux.stage(lambda batch: batch)(wide).toDF().count()
+
+
 def test_a_chain_of_three_stages_gives_the_answer_of_two_group_bys(spark: Any) -> None:
     df = numbers(spark)
     assert_same(ByGroup(grouped(ByK(df))).toDF(), by_group(df))
