@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 KEYS = 1_000_000
 ROWS_PER_FILE = 1_000_000
-#: Rows of one batch read from a file.
-READ_ROWS = 131_072
+#: Rows of one batch read from a file. The batches are counted, so none may be beyond spark.flux.batch.maxBytes.
+READ_ROWS, READ_ROWS_WIDE = 131_072, 65_536
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Shape:
     name: str
     key: str
     schema: pa.Schema
+    read_rows: int = READ_ROWS
 
 
 NARROW = Shape(
@@ -49,6 +50,7 @@ WIDE = Shape(
             ("note", pa.string()),
         ]
     ),
+    READ_ROWS_WIDE,
 )
 SHAPES = {shape.name: shape for shape in (NARROW, WIDE)}
 
@@ -85,15 +87,15 @@ def _rows(shape: Shape, start: int, rows: int, seed: int) -> pa.Table:
     return pa.table({name: pa.array(column) for name, column in columns.items()}).cast(shape.schema)
 
 
-def reader(paths: list[str], partitions: int):  # type: ignore[no-untyped-def]
-    """A source for the workers: partition p reads every ``partitions``-th file."""
+def reader(paths: list[str], partitions: int, read_rows: int = READ_ROWS):  # type: ignore[no-untyped-def]
+    """A source for the workers: partition p reads every ``partitions``-th file, ``read_rows`` at a time."""
 
     def read_parquet(partition: int, start: int) -> Iterator[pa.RecordBatch]:
         for path in paths[partition::partitions]:
             with pq.ParquetFile(path) as file:
-                batches = -(-file.metadata.num_rows // READ_ROWS)
+                batches = -(-file.metadata.num_rows // read_rows)
                 if start < batches:
-                    yield from islice(file.iter_batches(batch_size=READ_ROWS, use_threads=False), start, None)
+                    yield from islice(file.iter_batches(batch_size=read_rows, use_threads=False), start, None)
                 start = max(start - batches, 0)
 
     return read_parquet

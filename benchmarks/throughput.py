@@ -138,7 +138,7 @@ def measure(
     alone = flux.stage(key=shape.key, partitions=partitions)
     totals = (alone if passed else protected)(Totals)
     if source == "worker":
-        given: Any = flux.source(data.reader(paths, workers), shape.schema, partitions=workers)
+        given: Any = flux.source(data.reader(paths, workers, shape.read_rows), shape.schema, partitions=workers)
     else:
         given = spark.read.parquet(*paths)
     started = time.time()
