@@ -12,7 +12,15 @@ from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.api import FunctionOperator
 from flux.dataflow.chained import Chain, chain_of
 from flux.dataflow.operator import Operator
-from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.dataflow.plan import (
+    DataFrameSourcePlan,
+    EdgePlan,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    StreamSourcePlan,
+    WorkerSourcePlan,
+)
 from flux.dataflow.sink import guarantee
 from flux.replicas.kinds import replicated
 from flux.settings import Settings
@@ -49,6 +57,8 @@ def _source(source: SourcePlan) -> Iterator[str]:
         again = "from where it stopped" if source.seeks else "from its start"
         yield f"    {count(source.partitions, 'partition')}, read in the workers; after a loss again {again}"
     yield f"    gives {_columns(source.schema)}"
+    if isinstance(source, DataFrameSourcePlan) and source.columns is not None:
+        yield "    its other columns are not read: no stage looks at them"
 
 
 def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:

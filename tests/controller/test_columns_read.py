@@ -85,6 +85,7 @@ def test_spark_reads_no_column_of_a_dataframe_that_no_stage_looks_at() -> None:
         ((0, 1), ["Key", "x"]),
         ((0, 2), ["Key", "y"]),
     ]
+    assert "    gives Key string, x int64, y int64\n    its other columns are not read" in explain(plan)
     (alone,) = compiled(keyed(Xs)(rows())).edges
     assert (alone.columns, alone.schema.names) == (None, ["Key", "x"])
 
