@@ -61,7 +61,8 @@ def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | N
 
 def settings_of(spark: SparkSession) -> dict[str, str | None]:
     """By which this session would cut a DataFrame now, without adaptive execution. None: not set."""
-    return {ADAPTIVE: "false", SHUFFLED: _get(spark, SHUFFLED)} | _of_files(spark)
+    with _planning:
+        return {ADAPTIVE: "false", SHUFFLED: _get(spark, SHUFFLED)} | _of_files(spark)
 
 
 def _of_files(spark: SparkSession) -> dict[str, str | None]:
@@ -83,11 +84,8 @@ def _get(spark: SparkSession, key: str) -> str | None:
 def cutting_by(spark: SparkSession, settings: Settings) -> Iterator[None]:
     """Files that are planned meanwhile are cut by these settings: they go by the session that found them, whichever plans. Where
     it would cut them in this way by itself, nothing of it is touched."""
-    others = {key: settings.get(key) for key, now in _of_files(spark).items() if settings.get(key) != now}
-    if not others:
-        yield
-        return
-    with _planning:
+    with _planning:  # held also where nothing is touched: what another has set for a moment is not the session's own
+        others = {key: settings.get(key) for key, now in _of_files(spark).items() if settings.get(key) != now}
         before = {key: spark.conf.get(key, None) for key in others}
         try:
             for key, value in others.items():

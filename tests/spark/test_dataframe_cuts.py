@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -104,6 +106,39 @@ def test_a_query_goes_on_with_other_cores_although_spark_would_cut_its_files_oth
     assert "refused" not in first
     assert "has 6 partitions, and had 3 when the query was started for the first time" in last["refused"]
     assert "spark.default.parallelism=3" in last["refused"]
+
+
+class Session:
+    """As much of one as says how files are cut: six cores, and nothing set."""
+
+    def __init__(self) -> None:
+        self.set: dict[str, str] = {}
+        self.sparkContext = SimpleNamespace(defaultParallelism=6)
+        self.conf = SimpleNamespace(
+            get=lambda key, default=None: self.set.get(key, default), set=self.set.__setitem__, unset=self.set.pop
+        )
+
+
+def test_reads_that_are_planned_at_the_same_time_do_not_take_the_settings_of_one_for_the_sessions_own() -> None:
+    """A query may read two DataFrames: the second was cut by six cores if the first was through before it."""
+    session: Any = Session()
+    by = {LEAVES: "3", FILES_LEAST: "3"}
+    seen: list[Any] = []
+
+    def second() -> None:
+        with cutting_by(session, by):
+            first_is_over.wait(WAIT_S)
+            seen.append(dict(session.set))
+        seen.append(settings_of(session)[LEAVES])
+
+    first_is_over, thread = threading.Event(), threading.Thread(target=second)
+    with cutting_by(session, by):
+        thread.start()
+        thread.join(0.3)
+    first_is_over.set()
+    thread.join(WAIT_S)
+    assert seen == [by, "6"]
+    assert session.set == {}
 
 
 def test_settings_hold_while_something_is_planned_and_no_longer(spark: Any, tmp_path: Path) -> None:
