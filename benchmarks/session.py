@@ -25,6 +25,7 @@ def start(
         SparkSession.builder.master(f"local-cluster[{executors},{cores},{memory_mb}]")
         .appName("flux bench")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.daemon.module", "spark_integration.daemon")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.executor.memory", f"{memory_mb}m")
     )

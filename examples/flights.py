@@ -116,6 +116,7 @@ def start_spark(master: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("Flux: flights")
     for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress"):
         builder = builder.config(key, "false")
+    builder = builder.config("spark.python.daemon.module", "spark_integration.daemon")  # workers start fast
     builder = builder.config(
         "spark.task.maxFailures", "100"
     )  # a killed worker comes back as the next attempt of its task

@@ -62,7 +62,7 @@ class Elastic:
         count = len(slots)
         self._jobs.run(
             what,
-            lambda: self._spark.range(0, count, 1, count).mapInArrow(run, "stats string").collect(),
+            lambda: self._spark.sparkContext.parallelize(range(count), count).mapPartitions(run).collect(),
             lambda _: over("its tasks ended before the query"),
             lambda _, reason: over(reason),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import psutil
 import pyarrow as pa
@@ -27,17 +27,18 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def worker_function(plan: Plan, rendezvous: Rendezvous, slots: Sequence[int]) -> ArrowFunction:
-    """One long-running task for each of ``slots``, in the order of the job's partitions; last statistics out."""
+def worker_function(
+    plan: Plan, rendezvous: Rendezvous, slots: Sequence[int]
+) -> Callable[[Iterable[int]], Iterator[str]]:
+    """One long-running task for each of ``slots``, in the order of the job's partitions; last statistics out, as JSON."""
     slots = list(slots)
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(numbers: Iterable[int]) -> Iterator[str]:
         context = _context()
-        for _ in batches:  # nothing that the partition's id does not say as well
+        for _ in numbers:  # nothing that the partition's id does not say as well
             pass
         slot = slots[context.partitionId()]
-        stats = Worker(plan, rendezvous).run(slot, context.taskAttemptId(), name_of_executor())
-        yield pa.RecordBatch.from_pydict({"stats": [json.dumps(stats)]})
+        yield json.dumps(Worker(plan, rendezvous).run(slot, context.taskAttemptId(), name_of_executor()))
 
     return run
 

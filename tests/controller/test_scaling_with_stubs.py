@@ -72,8 +72,10 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]
     monkeypatch.setattr(elastic.Elastic, "_ask_spark", lambda self: None)
     configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
     spark = SimpleNamespace(
-        range=lambda start, end, step, count: SimpleNamespace(mapInArrow=lambda run, schema: jobs.frame(run, count)),
-        sparkContext=SimpleNamespace(getConf=lambda: configuration),
+        sparkContext=SimpleNamespace(
+            getConf=lambda: configuration,
+            parallelize=lambda numbers, count: SimpleNamespace(mapPartitions=lambda run: jobs.frame(run, count)),
+        ),
     )
     rendezvous = server.start()
     tasks = elastic.Elastic(spark, plan, server, jobs, lambda slots: None)
