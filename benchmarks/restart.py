@@ -7,6 +7,7 @@ is told apart.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -156,7 +157,8 @@ class Killed:
         finally:
             family = [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]
             for process in family:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # some end when others do
+                    process.kill()
             driver.wait()
             psutil.wait_procs(family, 10)
         self._sparks.append(said["spark_s"])
