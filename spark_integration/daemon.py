@@ -11,38 +11,70 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 import traceback
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 #: What Spark starts for its tasks. Other daemons, for sources and streaming queries, need nothing of Flux.
 TASKS = "pyspark.worker"
+#: Of what was written while everything was loaded, so much is passed on: nobody reads a pipe of Spark's yet, and it holds 64 KiB.
+SAID_BYTES = 16_384
 
 
 def main(arguments: Sequence[str]) -> None:
     """In place of ``python -m pyspark.daemon``, until Spark ends it."""
     sys.path[:] = without_archives(sys.path)
     if arguments[:1] == [TASKS]:
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # Spark reads a port from the standard output
+        with set_aside():
+            try:
                 load()
-        except Exception:  # what is missing is missed by the tasks that need it, in an error of their own
-            traceback.print_exc()
+            except BaseException:  # what is missing is missed by the tasks that need it, in an error of their own
+                traceback.print_exc()
     from pyspark import daemon
 
     daemon.manager()
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """``sys.path`` without the archives that Spark puts first, if the same release is installed: from an archive, Python compiles
-    every module anew in each process. With them, if it is another one or none."""
-    archives = [entry for entry in path if os.path.basename(entry) == "pyspark.zip" or _is_py4j(entry)]
-    rest = [entry for entry in path if entry not in archives]
-    archived = next((_version_in(entry) for entry in archives if entry.endswith("pyspark.zip")), None)
-    found = next((_version_at(entry) for entry in rest if _version_at(entry) is not None), None)
-    has_py4j = any((Path(entry) / "py4j").is_dir() for entry in rest)
-    return rest if archived is not None and archived == found and has_py4j else list(path)
+    """``sys.path`` without the archives that Spark puts first, if the same releases are installed and come next: from an archive,
+    Python compiles every module anew in each process. With them, if others are installed or none."""
+    archives = {"pyspark": "", "py4j": ""}
+    for entry in path:
+        name = os.path.basename(entry)
+        if name == "pyspark.zip":
+            archives["pyspark"] = entry
+        elif name.startswith("py4j-") and name.endswith("-src.zip"):
+            archives["py4j"] = entry
+    rest = [entry for entry in path if entry not in archives.values()]
+    for package, archive in archives.items():
+        archived = _version_in(archive, package)
+        if archived is None or archived != _version_at(rest, package):
+            return list(path)
+    return rest
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """What is written to the standard output and to that of errors meanwhile, also by libraries, comes on the latter afterwards:
+    Spark reads a number from the former, and the latter only then."""
+    with tempfile.TemporaryFile() as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [os.dup(1), os.dup(2)]
+        for fd in (1, 2):
+            os.dup2(file.fileno(), fd)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for fd, old in zip((1, 2), kept, strict=True):
+                os.dup2(old, fd)
+                os.close(old)
+            file.seek(max(file.seek(0, os.SEEK_END) - SAID_BYTES, 0))
+            os.write(2, file.read())
 
 
 def load() -> None:
@@ -61,31 +93,33 @@ def _load() -> None:
 
     import spark_integration.executor  # noqa: F401
     from flux.shell import pulse
-    from partitioning.warm_up import warm_up
+    from partitioning.warm_up import is_warm, warm_up
 
-    warm_up()
-    pulse.warm_up()
     # Otherwise all workers would draw the same numbers. Python's own generator takes care of itself.
     os.register_at_fork(after_in_child=numpy.random.seed)
+    if is_warm():  # compiling takes long, and all tasks of the executor would wait for it
+        warm_up()
+        pulse.warm_up()
 
 
-def _is_py4j(entry: str) -> bool:
-    return os.path.basename(entry).startswith("py4j-") and entry.endswith("-src.zip")
-
-
-def _version_in(archive: str) -> bytes | None:
+def _version_in(archive: str, package: str) -> bytes | None:
     try:
         with zipfile.ZipFile(archive) as opened:
-            return opened.read("pyspark/version.py")
+            return opened.read(f"{package}/version.py")
     except (OSError, KeyError, zipfile.BadZipFile):
         return None
 
 
-def _version_at(folder: str) -> bytes | None:
-    try:
-        return (Path(folder) / "pyspark" / "version.py").read_bytes()
-    except OSError:
-        return None
+def _version_at(path: Sequence[str], package: str) -> bytes | None:
+    """Of the one that Python would take."""
+    for entry in path:
+        where = Path(entry) / package
+        if where.is_dir() or where.with_suffix(".py").exists():
+            try:
+                return (where / "version.py").read_bytes()
+            except OSError:
+                return None
+    return None
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from spark_integration.decommission import Decommissioning
 from spark_integration.executor import worker_function
 from spark_integration.jobs import Jobs
 from spark_integration.settings import Room, live_slots, task_slots
+from spark_integration.tasks import await_executors, collect_in_tasks
 
 log = logging.getLogger("flux")
 
@@ -53,7 +54,13 @@ class Elastic:
         """A Spark job with a task for each of these slots."""
         run = worker_function(self._plan, rendezvous, slots)
         what = f"workers in {named('slot', slots)}" if self._started else "workers"
-        self._started = True
+        first, self._started = not self._started, True
+
+        def tasks() -> None:
+            if first:
+                await_executors(self._spark, self._plan, self._server.ended)
+            if not self._server.ended.is_set():
+                collect_in_tasks(self._spark, run, count)
 
         def over(reason: str) -> None:
             self._untold.difference_update(slots)
@@ -62,7 +69,7 @@ class Elastic:
         count = len(slots)
         self._jobs.run(
             what,
-            lambda: self._spark.sparkContext.parallelize(range(count), count).mapPartitions(run).collect(),
+            tasks,
             lambda _: over("its tasks ended before the query"),
             lambda _, reason: over(reason),
         )

@@ -67,7 +67,8 @@ class Jobs:
 def reason_of(error: BaseException) -> str:
     """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
     line = line_of((isinstance(error, CapturedException) and error._desc) or str(error)) or type(error).__name__
-    return f"{line}{OTHER_PYTHON}" if re.search(r"No module named '(flux|spark_integration)\b", line) else line
+    without = re.search(r"No module named '(flux|spark_integration)\b|spark_integration\.daemon's stdout", line)
+    return f"{line}{OTHER_PYTHON}" if without else line
 
 
 def line_of(text: str) -> str:

@@ -47,15 +47,12 @@ class StubJobs:
         self.threads.append(thread)
         thread.start()
 
-    def frame(self, run: Callable[[int, int], Any], count: int) -> Any:
-        def collect() -> None:
-            tasks = [threading.Thread(target=run, args=(n, next(self.attempts)), daemon=True) for n in range(count)]
-            for task in tasks:
-                task.start()
-            for task in tasks:
-                task.join(LIMIT_S)
-
-        return SimpleNamespace(collect=collect)
+    def collect(self, spark: Any, run: Callable[[int, int], Any], count: int) -> None:
+        tasks = [threading.Thread(target=run, args=(n, next(self.attempts)), daemon=True) for n in range(count)]
+        for task in tasks:
+            task.start()
+        for task in tasks:
+            task.join(LIMIT_S)
 
 
 @pytest.fixture
@@ -69,13 +66,12 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]
         return lambda n, attempt: Worker(plan, rendezvous).run(slots[n], attempt, f"executor {attempt}")
 
     monkeypatch.setattr(elastic, "worker_function", function)
+    monkeypatch.setattr(elastic, "await_executors", lambda spark, plan, over: None)
+    monkeypatch.setattr(elastic, "collect_in_tasks", jobs.collect)
     monkeypatch.setattr(elastic.Elastic, "_ask_spark", lambda self: None)
     configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
     spark = SimpleNamespace(
-        sparkContext=SimpleNamespace(
-            getConf=lambda: configuration,
-            parallelize=lambda numbers, count: SimpleNamespace(mapPartitions=lambda run: jobs.frame(run, count)),
-        ),
+        sparkContext=SimpleNamespace(getConf=lambda: configuration),
     )
     rendezvous = server.start()
     tasks = elastic.Elastic(spark, plan, server, jobs, lambda slots: None)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import py4j
 import pyspark
 import pytest
 
-from spark_integration.daemon import without_archives
+from spark_integration.daemon import SAID_BYTES, without_archives
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 180.0
 
 PROGRAM = """
-import faulthandler, json, os, signal, sys
+import faulthandler, json, os, shutil, signal, sys
+import psutil
 faulthandler.dump_traceback_later(120, exit=True)  # it says where it is if it hangs
 import flux
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from striking import strike, until
+from striking import rows_in, strike, until
 
 spark = (
     SparkSession.builder.master("local[4,8]")
@@ -52,6 +55,11 @@ def forked():
     return spark.sparkContext.parallelize(range(4), 4).mapPartitions(body).collect()
 
 
+def sql():
+    parent = F.udf(lambda number: os.getppid(), "long")
+    return [row.parent for row in spark.range(1).select(parent("id").alias("parent")).collect()]
+
+
 class Sums(flux.Aggregate):
     rows = flux.count()
     total = flux.sum("n")
@@ -59,8 +67,11 @@ class Sums(flux.Aggregate):
 
 said = {"forked": forked()}
 numbers = spark.range(0, 2_000_000, 1, 3).select((F.col("id") % 1000).alias("key"), F.col("id").alias("n"))
+shutil.rmtree(spark.sparkContext._temp_dir)  # as those do who clean up temporary folders
 query = flux.stage(key="key", partitions=4, replicas=2)(Sums)(numbers).start(spark=spark, workers=2, keep_output=True)
-until(lambda: (query.lastProgress or {}).get("numInputRows"), "rows")
+until(lambda: rows_in(query), "rows", 60)
+workers = [member.about.pid for member in query.members().values()]
+said["daemons"] = sorted({psutil.Process(pid).ppid() for pid in workers} | set(sql()))
 strike(query, signal.SIGKILL)
 found = {row.key: (row.rows, row.total) for row in query.toDF().collect()}
 expected = {
@@ -78,52 +89,42 @@ spark.stop()
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("reuse", ["true", "false"])
 def test_workers_are_forked_with_flux_loaded_and_survive_a_kill(tmp_path: Path, reuse: str) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    environment = {
-        **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "spark")]),
-    }
-    done = subprocess.run(
-        [sys.executable, str(program), reuse], env=environment, capture_output=True, text=True, timeout=WAIT_S
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = _said(tmp_path, PROGRAM, reuse)
     assert len({each["pid"] for each in said["forked"]}) == 4
     assert all(each["loaded"] for each in said["forked"])
     assert all(each["threads"] == 1 for each in said["forked"])
     assert len({each["drawn"] for each in said["forked"]}) == 4, "workers draw the same random numbers"
     assert {each["pyspark"] for each in said["forked"]} == {pyspark.__file__}
+    assert len(said["daemons"]) == 1, (
+        "workers and tasks of SQL are forked by different daemons, each of which loads Flux"
+    )
     assert said["equal"]
     assert said["keys"] == 1000
     assert said["udf"] == [[1], [2], [3]]
 
 
 def test_archives_of_the_same_release_are_left_out(tmp_path: Path) -> None:
-    installed, archive, other = tmp_path / "site", tmp_path / "pyspark.zip", tmp_path / "py4j-1-src.zip"
-    (installed / "pyspark").mkdir(parents=True)
-    (installed / "py4j").mkdir()
-    (installed / "pyspark" / "version.py").write_text("4.3.0")
-    _archive(archive, "4.3.0")
-    path = ["work", str(archive), str(other), "jobs-src.zip", str(installed)]
-    assert without_archives(path) == ["work", "jobs-src.zip", str(installed)]
+    path = _installed(tmp_path)
+    assert without_archives(["work", *path[:2], "jobs-src.zip", *path[2:]]) == ["work", "jobs-src.zip", path[2]]
 
 
-@pytest.mark.parametrize("missing", ["py4j", "pyspark", "release", "archive", "damaged"])
-def test_archives_stay_where_the_same_is_not_installed(tmp_path: Path, missing: str) -> None:
-    installed, archive = tmp_path / "site", tmp_path / "pyspark.zip"
-    installed.mkdir()
-    if missing != "pyspark":
-        (installed / "pyspark").mkdir()
-        (installed / "pyspark" / "version.py").write_text("4.2.9" if missing == "release" else "4.3.0")
-    if missing != "py4j":
-        (installed / "py4j").mkdir()
-    if missing == "damaged":
-        archive.write_bytes(b"no archive")
-    elif missing != "archive":
-        _archive(archive, "4.3.0")
-    path = ["", str(archive), "py4j-1-src.zip", str(installed)]
+FAULTS = {
+    "py4j is not installed": lambda folder: shutil.rmtree(folder / "site" / "py4j"),
+    "pyspark is not installed": lambda folder: shutil.rmtree(folder / "site" / "pyspark"),
+    "another pyspark": lambda folder: (folder / "site" / "pyspark" / "version.py").write_text("4.2.9"),
+    "another py4j": lambda folder: (folder / "site" / "py4j" / "version.py").write_text("2"),
+    "no archive": lambda folder: (folder / "pyspark.zip").unlink(),
+    "a damaged archive": lambda folder: (folder / "py4j-1-src.zip").write_bytes(b"no archive"),
+    "a folder of that name before": lambda folder: (folder / "mine" / "pyspark").mkdir(parents=True),
+    "a module of that name before": lambda folder: _write(folder / "mine" / "py4j.py"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_archives_stay_where_the_same_is_not_installed(tmp_path: Path, fault: str) -> None:
+    path = _installed(tmp_path)
+    FAULTS[fault](tmp_path)
+    path = ["", *path[:2], str(tmp_path / "mine"), path[2]]
     assert without_archives(path) == path
 
 
@@ -136,6 +137,98 @@ def test_the_archives_of_this_installation_are_left_out() -> None:
     assert without_archives([*archives, installed]) == [installed]
 
 
-def _archive(path: Path, version: str) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("pyspark/version.py", version)
+AT_ONCE = """
+import json
+import flux
+from pyspark.sql import SparkSession
+from spark_integration.tasks import executors_there
+
+said = []
+for number in range(2):  # the second session has a warm JVM of a driver, and executors that are still starting
+    spark = SparkSession.builder.master("local-cluster[2,2,1024]").config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    there = executors_there(spark)
+    numbers = spark.range(0, 1000, 1, 1).selectExpr("id % 10 AS key", "id")
+    sums = flux.stage(key="key", partitions=2, replicas=2)(type("Sums", (flux.Aggregate,), {"rows": flux.count()}))
+    said.append({"there": there, "rows": sums(numbers).toDF(spark=spark, workers=2).agg({"rows": "sum"}).collect()[0][0]})
+    spark.stop()
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_query_that_is_started_before_the_executors_have_joined_waits_for_them(tmp_path: Path) -> None:
+    """All workers went to the first one, and the query failed for want of another."""
+    said = _said(tmp_path, AT_ONCE)
+    assert any(each["there"] < 2 for each in said), "the executors were there before"
+    assert [each["rows"] for each in said] == [1000, 1000]
+
+
+TALKS = """
+import os, sys
+import spark_integration.daemon as daemon
+import pyspark.daemon
+
+def load():
+    os.write(1, b"from a library")
+    print("from Python")
+    os.write(2, b"x" * 200_000)
+    raise {error}
+
+daemon.load = load
+pyspark.daemon.manager = lambda: os.write(1, b"PORT")
+daemon.main(["pyspark.worker"])
+"""
+
+
+@pytest.mark.parametrize("error", ["SystemExit(1)", "ImportError('what is missing')", "KeyboardInterrupt"])
+def test_what_is_said_while_loading_neither_garbles_the_port_nor_stands_in_the_way(error: str) -> None:
+    done = subprocess.run([sys.executable, "-c", TALKS.format(error=error)], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.stdout == b"PORT"
+    assert error.partition("(")[0].encode() in done.stderr
+    assert len(done.stderr) <= SAID_BYTES
+
+
+def test_kernels_that_are_not_compiled_yet_are_left_to_the_workers() -> None:
+    """All tasks of the executor wait for the daemon."""
+    program = (
+        "import partitioning.warm_up as kernels, flux.shell.pulse as pulse\n"
+        "kernels.is_warm = lambda: False\n"
+        "kernels.warm_up = pulse.warm_up = lambda: print('compiled')\n"
+        "from spark_integration.daemon import load; load(); print('loaded')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    assert said.splitlines()[-1] == "loaded"
+    assert "compiled" not in said
+
+
+def _said(folder: Path, text: str, *arguments: str) -> Any:
+    """What the last line of a program's output says."""
+    program = folder / "program.py"
+    program.write_text(text)
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "spark")]),
+    }
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _installed(folder: Path) -> list[str]:
+    """Archives and an installation of the same releases, as on ``sys.path``."""
+    found = []
+    for package, archive, version in (("pyspark", "pyspark.zip", "4.3.0"), ("py4j", "py4j-1-src.zip", "1")):
+        _write(folder / "site" / package / "version.py", version)
+        with zipfile.ZipFile(folder / archive, "w") as opened:
+            opened.writestr(f"{package}/version.py", version)
+        found.append(str(folder / archive))
+    return [*found, str(folder / "site")]
+
+
+def _write(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
