@@ -68,7 +68,7 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     for edge_id in stage.edges_in:
         edge = plan.edges[edge_id]
         yield f"    reads {_origin(plan, edge)}, {_routing(edge)}{_in_part(edge)}"
-    yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan.durable)}"
+    yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan)}"
     if isinstance(operator, Aggregate):
         when = (
             "once, at the end of the input" if stage.output_mode == "complete" else "after every step that changes it"
@@ -109,14 +109,15 @@ def _in_part(edge: EdgePlan) -> str:
     return "" if edge.columns is None else f"; no columns but {some(edge.schema.names, COLUMNS_MAX, 'columns')}"
 
 
-def _copies(stage: StagePlan, durable: bool) -> str:
+def _copies(stage: StagePlan, plan: Plan) -> str:
     if not replicated(stage):
-        return "1 replica" + ("" if durable else ": the loss of its executor ends the query")
+        return "1 replica" + ("" if plan.durable else ": the loss of its worker ends the query")
     others = (
         count(stage.replicas - 1, "standby") if stage.recovery == STANDBY else f"{stage.replicas - 1} {stage.recovery}"
     )
     kept = "" if stage.recovery == ACTIVE else f", of which {others}"
-    return f"{stage.replicas} replicas{kept}: survives the loss of {count(stage.replicas - 1, 'executor')}"
+    lost = count(stage.replicas - 1, "worker" if plan.settings.same_executor else "executor")
+    return f"{stage.replicas} replicas{kept}: survives the loss of {lost}"
 
 
 def _policies(plan: Plan, workers: int) -> Iterator[str]:

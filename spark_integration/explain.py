@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -12,7 +13,12 @@ from controller.explain import explain
 from flux.dataflow.api import Flow
 from flux.dataflow.sink import FlowTo
 from spark_integration.schema import to_arrow
-from spark_integration.settings import is_case_sensitive, read_settings
+from spark_integration.settings import (
+    has_one_executor,
+    is_case_sensitive,
+    read_settings,
+    says_where_copies_go,
+)
 from spark_integration.start import session_of, sources_of
 
 
@@ -20,6 +26,8 @@ def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **opti
     """Checks what ``start`` checks, but for task slots; runs nothing. Raises what it would raise."""
     session = spark or session_of(sources_of(flows))
     settings = read_settings(session, options)
+    if has_one_executor(session) and not says_where_copies_go(session, options):
+        settings = replace(settings, same_executor=True)
     plan = compile_plan(
         flows,
         settings,

@@ -47,7 +47,7 @@ def test_every_source_and_stage_has_its_key_partitions_and_replicas() -> None:
         "    gives dest string, delay double",
         "stage late_only: function",
         "    reads source flights, batches in rotation",
-        "    32 partitions, 1 replica: the loss of its executor ends the query",
+        "    32 partitions, 1 replica: the loss of its worker ends the query",
         "    gives dest string, delay double",
         "stage Delays: aggregate, flights = count(), delay = mean(delay)",
         "    reads stage late_only, rows by hash of dest",
@@ -58,6 +58,12 @@ def test_every_source_and_stage_has_its_key_partitions_and_replicas() -> None:
     assert "    workers: as many as there is room for" in policies
     assert "    copies: on different executors; repaired 1 partition of a stage at a time" in policies
     assert "    balance: policy pairing every 1 s, up to 1 move and 64 MiB per second" in policies
+
+
+def test_copies_on_one_executor_do_not_survive_its_loss() -> None:
+    flow = Sink(Delays(DataFrameSource("flights", FLIGHTS)))
+    text = explained(flow, replicas_allow_same_executor=True)
+    assert "    16 partitions, 2 replicas: survives the loss of 1 worker" in text.splitlines()
 
 
 def test_settings_show_in_the_policies() -> None:
