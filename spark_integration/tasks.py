@@ -57,17 +57,13 @@ def await_executors(spark: SparkSession, plan: Plan, over: threading.Event) -> N
     to the first one, and stay there. Not longer than ``EXECUTORS_S``, or until ``over``."""
     copies = max((stage.replicas for stage in plan.stages), default=1)
     most = executors_at_most(spark)
-    if plan.settings.same_executor or grows_on_demand(spark) or (most is not None and most < copies):
+    if copies < 2 or plan.settings.same_executor or grows_on_demand(spark) or (most is not None and most < copies):
         return
     end = time.monotonic() + EXECUTORS_S
     while (there := executors_there(spark, READY_S)) < copies and not over.is_set():
         if time.monotonic() > end:
-            log.warning(
-                "%s joined within %g s, and copies are to be on %d different ones",
-                count(there, "executor"),
-                EXECUTORS_S,
-                copies,
-            )
+            joined = count(there, "executor")
+            log.warning("%s joined within %g s, and copies are to be on %d", joined, EXECUTORS_S, copies)
             return
         over.wait(LOOK_S)
 
