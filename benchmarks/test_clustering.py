@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.cluster import cluster_by_key, whole
+from partitioning.cluster import Clustering
 
 ROWS = 131_072
 _RNG = np.random.default_rng(1)
@@ -27,16 +27,18 @@ def report(benchmark: Any, rows: int) -> None:
         benchmark.extra_info["M rows/s"] = round(rows / benchmark.stats.stats.median / 1e6)
 
 
-@pytest.mark.parametrize("rows", [8_192, ROWS])
+@pytest.mark.parametrize("rows", [64, 8_192, ROWS])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_cluster_into_64_partitions(benchmark: Any, batch: str, rows: int) -> None:
     rows_given = BATCHES[batch].slice(0, rows)
-    cluster_by_key(rows_given, [0], 64)  # loads the kernels
-    benchmark.pedantic(lambda: cluster_by_key(rows_given, [0], 64), rounds=50, warmup_rounds=5)
+    clustering = Clustering(rows_given.schema, [0], 64)
+    clustering.by_key(rows_given)  # loads the kernels
+    benchmark.pedantic(lambda: clustering.by_key(rows_given), rounds=50, warmup_rounds=5)
     report(benchmark, rows)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_copy_to_one_partition(benchmark: Any, batch: str) -> None:
-    benchmark.pedantic(lambda: whole(BATCHES[batch], 0, 64), rounds=50, warmup_rounds=5)
+    clustering = Clustering(BATCHES[batch].schema, [], 64)
+    benchmark.pedantic(lambda: clustering.whole(BATCHES[batch], 0), rounds=50, warmup_rounds=5)
     report(benchmark, ROWS)

@@ -16,68 +16,112 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from partitioning import kernels
+from partitioning.columns import BYTES, fixed_bytes, kind_of, raw
 from partitioning.hashing import hash_columns
-from partitioning.scheme import check_partitions, partition_ids
+from partitioning.scheme import check_partitions
+
+_take_rows, _UNCHECKED = pc.get_function("take"), pc.TakeOptions(boundscheck=False)
+_ROW_NUMBER = pa.int32()
 
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
     """batch    rows grouped by consumer partition, stable within each; owns its memory
-    by_rank  int32[P]: the partition at each rank; rows of by_rank[0] come first. A compact one leaves out partitions
-             without rows
-    offsets  int64[P+1]: rows of partition by_rank[r] are offsets[r] to offsets[r+1], exclusive
-    nbytes   bytes of the rows themselves, not of a larger parent of theirs"""
+    by_rank  int32[p]: the partitions with rows, in their order: what is kept and sent of a small batch must not grow with
+             the number of partitions
+    offsets  int64[p+1]: rows of partition by_rank[r] are offsets[r] to offsets[r+1], exclusive
+    nbytes   about the bytes of the rows themselves, not of a larger parent of theirs"""
 
     batch: pa.RecordBatch
     by_rank: np.ndarray
     offsets: np.ndarray
     nbytes: int
 
-    def __post_init__(self) -> None:
-        assert len(self.offsets) == len(self.by_rank) + 1, "one offset per rank and one at the end"
-        assert self.offsets[-1] == self.batch.num_rows, "the offsets must cover the batch"
-
     @property
     def partitions(self) -> int:
         return len(self.by_rank)
 
-    def compact(self) -> Clustered:
-        """Of the partitions with rows alone: what is kept and sent of a small batch must not grow with the number of
-        partitions."""
-        ranks = np.flatnonzero(self.offsets[1:] != self.offsets[:-1])
-        if len(ranks) == len(self.by_rank):
-            return self
-        offsets = np.append(self.offsets[ranks], self.offsets[-1])
-        return Clustered(self.batch, self.by_rank[ranks], offsets, self.nbytes)
-
     def rows_of(self, partition: int) -> pa.RecordBatch:
         """The rows of one partition, a view."""
-        (rank,) = np.flatnonzero(self.by_rank == partition)
+        if partition not in self.by_rank:
+            return self.batch.slice(0, 0)
+        rank = int(np.argmax(self.by_rank == partition))
         start, end = int(self.offsets[rank]), int(self.offsets[rank + 1])
         return self.batch.slice(start, end - start)
+
+
+class Clustering:
+    """Clusters the batches of one stream: what does not depend on the rows is looked up once. For one thread."""
+
+    def __init__(self, schema: pa.Schema, key_indices: Sequence[int], partitions: int) -> None:
+        check_partitions(partitions)
+        self.partitions = partitions
+        self._keys = tuple(key_indices)
+        types = schema.types
+        self._schema = schema
+        self._views = [i for i, type_ in enumerate(types) if type_.id in _UNVIEWED]
+        self._shares = any(_may_share(type_) for type_ in types)
+        widths = [fixed_bytes(type_) for type_ in types]
+        self._row_bytes = None if None in widths else sum(width or 0 for width in widths)
+        key = kind_of(types[self._keys[0]]) if len(self._keys) == 1 else None
+        self._one_word = key is not None and key < BYTES
+        self._as_numbered = np.arange(partitions, dtype=np.int32)
+        self._order = self._as_numbered
+        self._next_row = np.empty(partitions, np.int64)
+        self._present = np.empty(partitions, np.int32)
+        self._offsets = np.empty(partitions + 1, np.int64)
+
+    def by_key(self, batch: pa.RecordBatch, by_rank: np.ndarray | None = None) -> Clustered:
+        """Send each row to the partition that its key hashes to; partitions in the order of ``by_rank``. Raises KeyTypeError
+        for unfit keys."""
+        if self.partitions == 1:
+            return self.whole(batch, 0)
+        if by_rank is None:
+            self._order = self._as_numbered
+        elif by_rank is not self._order:  # the table does not change every day, and checking costs more than sorting
+            self._order = _checked_order(by_rank, self.partitions)
+        rows = np.empty(batch.num_rows, np.int32)
+        ids = np.empty(batch.num_rows, np.uint16)
+        if self._one_word:
+            key = batch.column(self._keys[0])
+            kernels.partition_words(ids, self.partitions, *raw(key))
+        else:
+            hashes = hash_columns([batch.column(i) for i in self._keys])
+            kernels.reduce_hashes(hashes, self.partitions, ids)
+        present = kernels.counting_sort(ids, self._order, self._next_row, rows, self._present, self._offsets)
+        taken = self._take(batch, rows)
+        # Copies: what a batch keeps must not grow with the number of partitions.
+        return Clustered(
+            taken, self._present[:present].copy(), self._offsets[: present + 1].copy(), self._bytes_of(taken)
+        )  # fmt: skip
+
+    def whole(self, batch: pa.RecordBatch, partition: int) -> Clustered:
+        """Send every row to one partition (streams without a key)."""
+        copy = owned(batch)
+        if not copy.num_rows:
+            return Clustered(copy, np.empty(0, np.int32), np.zeros(1, np.int64), 0)
+        by_rank, offsets = np.array([partition], np.int32), np.array([0, copy.num_rows], np.int64)
+        return Clustered(copy, by_rank, offsets, self._bytes_of(copy))
+
+    def _bytes_of(self, batch: pa.RecordBatch) -> int:
+        return int(batch.nbytes if self._row_bytes is None else batch.num_rows * self._row_bytes)
+
+    def _take(self, batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+        for i in self._views:  # take is not implemented for views of strings
+            batch = _with_type(batch, i, _UNVIEWED[self._schema.field(i).type.id])
+        # Arrow's own take: its pool keeps the pages of large buffers, which numpy gives back and faults in again.
+        numbers = pa.Array.from_buffers(_ROW_NUMBER, len(rows), [None, pa.py_buffer(rows)])
+        taken = _take_rows.call([batch, numbers], _UNCHECKED)
+        for i in self._views:
+            taken = _with_type(taken, i, self._schema.field(i).type)
+        return owned(taken) if self._shares else taken
 
 
 def cluster_by_key(
     batch: pa.RecordBatch, key_indices: Sequence[int], partitions: int, by_rank: np.ndarray | None = None
 ) -> Clustered:
-    """Send each row to the partition that its key hashes to. Raises KeyTypeError for unfit keys."""
-    if partitions == 1:
-        return whole(batch, 0, 1, by_rank)
-    by_rank = _checked_order(by_rank, partitions)
-    ids = partition_ids(hash_columns([batch.column(i) for i in key_indices]), partitions)
-    rows = np.empty(len(ids), np.int32)
-    offsets = np.empty(partitions + 1, np.int64)
-    kernels.counting_sort(ids, by_rank, offsets, np.zeros(partitions, np.int64), rows)
-    clustered = _take(batch, rows)
-    return Clustered(clustered, by_rank, offsets, clustered.nbytes)
-
-
-def whole(batch: pa.RecordBatch, partition: int, partitions: int, by_rank: np.ndarray | None = None) -> Clustered:
-    """Send every row to one partition (streams without a key)."""
-    by_rank = _checked_order(by_rank, partitions)
-    copy = owned(batch)
-    offsets = np.where(np.arange(partitions + 1) <= np.flatnonzero(by_rank == partition)[0], 0, copy.num_rows)
-    return Clustered(copy, by_rank, offsets.astype(np.int64), copy.nbytes)
+    """One batch, see ``Clustering.by_key``."""
+    return Clustering(batch.schema, key_indices, partitions).by_key(batch, by_rank)
 
 
 def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -90,30 +134,12 @@ def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
-def _checked_order(by_rank: np.ndarray | None, partitions: int) -> np.ndarray:
-    check_partitions(partitions)
-    if by_rank is None:
-        return np.arange(partitions, dtype=np.int32)
+def _checked_order(by_rank: np.ndarray, partitions: int) -> np.ndarray:
     by_rank = np.ascontiguousarray(by_rank, np.int32)
     # A wrong order would make the sort write outside of its arrays.
     if len(by_rank) != partitions or not np.array_equal(np.sort(by_rank), np.arange(partitions)):
         raise ValueError(f"by_rank must be a permutation of the {partitions} partitions")
     return by_rank
-
-
-def _take(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
-    schema = batch.schema
-    views = [i for i, type_ in enumerate(schema.types) if type_.id in _UNVIEWED]
-    if views:  # take is not implemented for views of strings
-        for i in views:
-            batch = _with_type(batch, i, _UNVIEWED[schema.field(i).type.id])
-        taken = _take(batch, rows)
-        for i in views:
-            taken = _with_type(taken, i, schema.field(i).type)
-        return taken
-    # Arrow's own take: its pool keeps the pages of large buffers, which numpy gives back and faults in again.
-    taken = pc.take(batch, pa.array(rows), boundscheck=False)
-    return owned(taken) if any(_may_share(type_) for type_ in schema.types) else taken
 
 
 def _with_type(batch: pa.RecordBatch, i: int, type_: pa.DataType) -> pa.RecordBatch:

@@ -80,6 +80,15 @@ def kind_of(type_: pa.DataType) -> int | None:
     return _KINDS.get(type_.id)
 
 
+def fixed_bytes(type_: pa.DataType) -> int | None:
+    """Bytes of each value; None if they are not the same for all, or not whole."""
+    try:
+        bits = type_.bit_width
+    except ValueError:
+        return None
+    return None if bits % 8 else bits // 8
+
+
 class FixedColumn(NamedTuple):
     """A fixed-width column as kernels take it: addresses of the values and of the validity map (0: every row is valid), first
     row, kind."""

@@ -218,22 +218,49 @@ def reduce_hashes(hashes: Array, partitions: int, ids: Array) -> None:
 
 
 @kernel
-def counting_sort(ids: Array, order: Array, offsets: Array, next_row: Array, rows: Array) -> None:
-    """Stable: rows[offsets[r]:offsets[r+1]] are those with ids == order[r]. next_row: all zero, scratch."""
+def partition_words(ids: Array, partitions: int, values: int, validity: int, offset: int, kind: int) -> None:
+    """The same for a single fixed-width key column, without its hashes in between."""
+    p = np.uint64(partitions)
+    n = ids.size
+    if validity == 0 and kind == INT64:
+        for i in range(n):
+            ids[i] = ((_mix(SEED ^ _u64(values + 8 * (offset + i))) >> _U32) * p) >> _U32
+        return
+    for i in range(n):
+        j = offset + i
+        if validity != 0 and _bit(validity, j) == 0:
+            h = _mix(SEED ^ NULL_WORD)
+        elif kind == DECIMAL:
+            h = _mix(_mix(SEED ^ _u64(values + 16 * j)) ^ _u64(values + 16 * j + 8))
+        else:
+            h = _mix(SEED ^ _word(values, kind, j))
+        ids[i] = ((h >> _U32) * p) >> _U32
+
+
+@kernel
+def counting_sort(ids: Array, order: Array, next_row: Array, rows: Array, present: Array, offsets: Array) -> int:
+    """Stable: rows[offsets[r]:offsets[r+1]] are those with ids == present[r], which are the ``order`` without those that no row
+    has. Returns how many. next_row: scratch."""
+    next_row[:] = 0
     for i in range(ids.size):
         next_row[ids[i]] += 1
     total = 0
+    found = 0
     for r in range(order.size):
         p = order[r]
-        offsets[r] = total
         size = next_row[p]
-        next_row[p] = total
-        total += size
-    offsets[order.size] = total
+        if size:
+            present[found] = p
+            offsets[found] = total
+            next_row[p] = total
+            total += size
+            found += 1
+    offsets[found] = total
     for i in range(ids.size):
         p = ids[i]
         rows[next_row[p]] = i
         next_row[p] += 1
+    return found
 
 
 # ---- exact key tables ----------------------------------------------------------------------------

@@ -34,7 +34,8 @@ def warm_up() -> None:
     strings = pa.array([str(number) for number in range(rows)])
     decimals = pa.array([Decimal(1)] * rows, pa.decimal128(9, 2))
     batch = pa.record_batch({"number": numbers, "string": strings})
-    cluster_by_key(batch, [0, 1], 2)
+    for key in ([0, 1], [0]):
+        cluster_by_key(batch, key, 2)
     for columns in ([numbers], [strings], [numbers, strings]):
         index = KeyIndex([pa.field("key", column.type) for column in columns])
         index.slots(columns)

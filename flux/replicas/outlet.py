@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -14,28 +13,36 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import SchemaError, UserCodeError
 from flux.settings import Settings
 from flux.stream.producer import Producer
-from partitioning.cluster import cluster_by_key, whole
+from partitioning.cluster import Clustering
 
 
-@dataclass(frozen=True)
 class Outlet:
     """Where output goes: the stream of this partition on one outgoing edge. ``key`` empty: rotate over partitions. ``columns``
     that travel, of which ``schema`` is; None: all, and that of the output."""
 
-    producer: Producer
-    key: tuple[int, ...]
-    columns: tuple[int, ...] | None = None
-    schema: pa.Schema | None = None
+    def __init__(
+        self,
+        producer: Producer,
+        key: tuple[int, ...],
+        columns: tuple[int, ...] | None = None,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        self.producer = producer
+        self.columns = columns
+        self.schema = schema
+        self._key = key
+        self._clustering: Clustering | None = None
 
     def send(self, batch: pa.RecordBatch, created: float) -> None:
         batch = picked(batch, self.columns)
-        by_rank, partitions = self.producer.by_rank, self.producer.partitions
-        if self.key:
-            data = cluster_by_key(batch, self.key, partitions, by_rank)
+        producer, clustering = self.producer, self._clustering
+        if clustering is None:
+            clustering = self._clustering = Clustering(batch.schema, self._key, producer.partitions)
+        if self._key:
+            data = clustering.by_key(batch, producer.by_rank)
         else:
-            turn = (self.producer.stream.producer + self.producer.next_sequence) % partitions
-            data = whole(batch, turn, partitions, by_rank)
-        self.producer.append(data, created)
+            data = clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)
+        producer.append(data, created)
 
 
 def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) -> Iterator[pa.RecordBatch]:

@@ -167,7 +167,6 @@ class Producer:
         """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept). Of numbered rows
         the checksum of these alone, and the ``position`` behind them."""
         assert not self.finished
-        data = data.compact()
         rows, begin = data.batch.num_rows, self.log.end
         self.rows += rows
         if position is None:
@@ -202,8 +201,10 @@ class Producer:
         self._checksum = entry.checksum
         self.log.append(entry)
         self.earlier.on_made(entry)
-        if (self._acked[entry.touches] >= entry.sequence).all():
-            self._evict()  # a retried task makes batches again that are applied already
+        touches, acked = entry.touches, self._acked
+        # The first is asked alone: it is enough for all but a retried task, which makes batches again that are applied already.
+        if not len(touches) or (acked[touches[0]] >= entry.sequence and (acked[touches] >= entry.sequence).all()):
+            self._evict()
 
     def validate(self) -> None:
         """What holds between any two events. AssertionError says what does not."""

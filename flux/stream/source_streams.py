@@ -15,7 +15,7 @@ from flux.stream.earlier import Beginning
 from flux.stream.numbered import ROTATION_ROWS, with_numbers
 from flux.stream.positions import ReaderPosition, position_before, unpacked
 from flux.stream.producer import Producer
-from partitioning.cluster import Clustered, cluster_by_key, whole
+from partitioning.cluster import Clustered, Clustering
 
 #: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
 AGAIN = 8
@@ -47,6 +47,7 @@ class SourceStreams:
         self.ended = False
         self.first: int | None = None if seeks else 0  # element to begin with; None: workers have not said yet
         self._positions = positions
+        self._clusterings: list[Clustering | None] = [None] * len(edges)
         wanted = [edge.columns for edge in edges]
         # What nobody looks at may be other when it is read again.
         self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
@@ -123,9 +124,18 @@ class SourceStreams:
             return
         # The checksum is of the rows as read, because their clustering depends on the table of the moment.
         self._checksum = extend(self._checksum, picked(batch, self._read))
-        for edge, producer in zip(self.edges, self.producers, strict=True):
+        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
             turn = producer.stream.producer + producer.next_sequence
-            producer.append(_clustered(picked(batch, edge.columns), edge, producer, turn), created, self._checksum)
+            producer.append(self._clustered(picked(batch, edge.columns), at, turn), created, self._checksum)
+
+    def _clustered(self, batch: pa.RecordBatch, at: int, turn: int) -> Clustered:
+        """For the edge at this place. ``turn``: whose turn it is where there is no key."""
+        edge, clustering = self.edges[at], self._clusterings[at]
+        if clustering is None:
+            clustering = self._clusterings[at] = Clustering(batch.schema, edge.key, edge.partitions)
+        if edge.key:
+            return clustering.by_key(batch, self.producers[at].by_rank)
+        return clustering.whole(batch, turn % edge.partitions)
 
     def until_cut(self, rows: int) -> int:
         """How many of the next rows may be one batch. Batches that are counted are never cut."""
@@ -144,10 +154,10 @@ class SourceStreams:
         checksum = extend(0, picked(batch, self._read))
         if position:
             self._newest = first + batch.num_rows - 1, position
-        for edge, producer in zip(self.edges, self.producers, strict=True):
+        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
             turn = producer.stream.producer + first // ROTATION_ROWS
             numbered = with_numbers(picked(batch, edge.columns), first)
-            producer.append(_clustered(numbered, edge, producer, turn), created, checksum, position)
+            producer.append(self._clustered(numbered, at, turn), created, checksum, position)
 
     def applied(self) -> bytes:
         """The newest position, packed, that all replicas of all consumers have applied the rows before (design:
@@ -172,9 +182,3 @@ class SourceStreams:
         self.ended = True
         for producer in self.producers:
             producer.finish(created)
-
-
-def _clustered(batch: pa.RecordBatch, edge: EdgePlan, producer: Producer, turn: int) -> Clustered:
-    if edge.key:
-        return cluster_by_key(batch, edge.key, edge.partitions, producer.by_rank)
-    return whole(batch, turn % edge.partitions, edge.partitions, producer.by_rank)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clustered import clustered
 from one_worker import Feeder, planned
 from scripted import STREAM, Plain, feed, made, work
 from test_transfers import Two
@@ -32,7 +33,6 @@ from flux.replicas.waiting import Waiting
 from flux.stream.producer import NEVER, Producer
 from flux.stream.receiver import Counters, Inbound
 from flux.wire.messages import Data, OrderEntry, PartitionOrder, Resume
-from partitioning.cluster import whole
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -77,7 +77,7 @@ def turned(log: OrderLog) -> None:
 def without_its_end(made: Producer) -> None:
     made.log._entries.clear()
     made.finished = False
-    made.append(whole(pa.record_batch({"x": [1]}), 0, 2), 0.0)
+    made.append(clustered(pa.record_batch({"x": [1]}), [0], [1]), 0.0)
     made.finished = True
 
 

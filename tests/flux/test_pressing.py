@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clustered import clustered
 
 from flux.errors import RefusedError
 from flux.stream.producer import Producer, ToWorker
 from flux.wire.messages import Ack, Hello, Press, Resume
-from partitioning.cluster import whole
 from partitioning.ids import STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -31,7 +31,7 @@ def made(*rows: tuple[ReplicaAt, ...], log_bytes: int = 1000, **more: Any) -> Pr
 
 def batch(producer: Producer, rows: int = 10, partition: int = 0) -> None:
     given = pa.record_batch({"x": pa.array(range(rows), pa.int64())})
-    producer.append(whole(given, partition, producer.partitions, producer.by_rank), 0.0)
+    producer.append(clustered(given, [partition], [given.num_rows]), 0.0)
 
 
 def resume(producer: Producer, worker: int, reads: bool, through: int = -1, behind: Any = ()) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from clustered import clustered
 
 from flux.errors import NonDeterministicInputError, RefusedError
 from flux.stream.earlier import START, Beginning
@@ -35,9 +36,8 @@ def producer(log_bytes_max: int = 1 << 20, incarnation: int = 0) -> Producer:
 
 def batch(*counts: int) -> Clustered:
     """So many rows of 8 bytes for partitions 0, 1, 2."""
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    rows = pa.record_batch({"x": pa.array(np.arange(offsets[-1]), pa.int64())})
-    return Clustered(rows, np.arange(3, dtype=np.int32), offsets, rows.nbytes)
+    rows = pa.record_batch({"x": pa.array(np.arange(sum(counts)), pa.int64())})
+    return clustered(rows, range(3), counts)
 
 
 def resume(worker: int, needed: int = 0, nonce: int = 1, granted: int = 1 << 20, epoch: int = 0, **more: Any) -> Resume:
@@ -94,7 +94,7 @@ def test_partitions_that_lie_next_to_each_other_travel_as_one_frame() -> None:
     assert p.by_rank.tolist() == [0, 2, 1]
     welcomed(p)
     rows = pa.record_batch({"x": pa.array(range(6), pa.int64())})
-    p.append(Clustered(rows, p.by_rank, np.array([0, 2, 5, 6]), rows.nbytes), 0.0)
+    p.append(clustered(rows, p.by_rank, [2, 3, 1]), 0.0)
     (message,) = messages(p, 10)
     assert (message.partitions, message.rows, message.runs) == ([0, 2], [2, 3], [2])
 
@@ -472,6 +472,5 @@ def test_what_an_earlier_life_gave_and_a_checkpoint_lacks_is_not_applied() -> No
 
 def alone(*counts: int) -> Clustered:
     """As ``batch``, for as many partitions as there are numbers."""
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    rows = pa.record_batch({"x": pa.array(np.arange(offsets[-1]), pa.int64())})
-    return Clustered(rows, np.arange(len(counts), dtype=np.int32), offsets, rows.nbytes)
+    rows = pa.record_batch({"x": pa.array(np.arange(sum(counts)), pa.int64())})
+    return clustered(rows, range(len(counts)), counts)

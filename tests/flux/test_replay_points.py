@@ -16,7 +16,7 @@ from flux.replicas.copy_state import decode
 from flux.replicas.replay_points import BOUNDARIES_MAX, ReplayPoints
 from flux.settings import Settings
 from flux.stream.producer import Producer
-from partitioning.cluster import whole
+from partitioning.cluster import Clustering
 from partitioning.ids import StreamId
 
 ROWS = pa.schema([("key", pa.int64())])
@@ -44,7 +44,7 @@ def primary(needs: Any = None) -> Any:
 
 def step(replica: Any) -> None:
     producer = replica.outlets[0].producer
-    producer.append(whole(BATCH, replica.applied % 2, 2, producer.by_rank), 0.0)
+    producer.append(Clustering(BATCH.schema, [], 2).whole(BATCH, replica.applied % 2), 0.0)
     replica.applied += 1
 
 

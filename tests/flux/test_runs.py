@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from clustered import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import made, scripted, work
@@ -22,7 +23,6 @@ from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, 
 from flux.wire.codec import decode_answer, decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
 from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume
-from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -56,8 +56,7 @@ class Stream:
         self.rows.append(list(counts))
         values = [value(number, p, row) for p in by_rank for row in range(counts[p])]
         rows = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
-        offsets = np.concatenate([[0], np.cumsum(np.array(counts)[by_rank])]).astype(np.int64)
-        self.producer.append(Clustered(rows, by_rank, offsets, rows.nbytes), float(number))
+        self.producer.append(clustered(rows, by_rank, [counts[p] for p in by_rank]), float(number))
 
     def resume(self, worker: int, needed: dict[int, int], nonce: int = 1) -> list[tuple[Data, list[pa.RecordBatch]]]:
         self.producer.on_answer(worker, Resume(0, 0, nonce, 0, [*needed.items()], -1, [], self.granted), 0.0)  # type: ignore[list-item]
@@ -184,8 +183,7 @@ def test_the_header_of_a_run_is_bounded() -> None:
     assert producer.by_rank is not None
     for number in range(batches):
         rows = pa.record_batch([pa.array([number], pa.int64())], schema=SCHEMA)
-        offsets = np.array([0] * (number + 1) + [1] * (partitions - number))
-        producer.append(Clustered(rows, producer.by_rank, offsets, 8), 0.0)
+        producer.append(clustered(rows, producer.by_rank[number : number + 1], [1]), 0.0)
     needed = [(partition, 0) for partition in range(partitions)]
     producer.on_answer(10, Resume(0, 0, 1, 0, needed, -1, [], 1 << 30), 0.0)  # type: ignore[arg-type]
     sent = [effect.message for effect in producer.poll(0.0)]
@@ -199,7 +197,7 @@ def test_batches_that_were_clustered_by_another_table_travel_alone() -> None:
     other = np.array([3, 2, 1, 0], np.int32)
     rows = pa.record_batch([pa.array([value(1, p, 0) for p in other], pa.int64())], schema=SCHEMA)
     stream.rows.append([1, 1, 1, 1])
-    stream.producer.append(Clustered(rows, other, np.arange(5), rows.nbytes), 1.0)
+    stream.producer.append(clustered(rows, other, [1, 1, 1, 1]), 1.0)
     stream.append(1, 1, 1, 1)
     sent = stream.resume(10, {0: 0, 2: 0, 3: 0})
     assert [m.sequence for m, _ in sent] == [0, 1, 2]
@@ -261,7 +259,7 @@ def test_batches_with_many_bytes_travel_alone_and_a_run_has_few() -> None:
     assert producer.by_rank is not None
     for size in [20_000] * 40 + [RUN_BYTES] * 2:
         rows = pa.record_batch([pa.array(["x" * size])], schema=wide)
-        producer.append(Clustered(rows, producer.by_rank, np.array([0, 1, 1, 1, 1]), rows.nbytes), 0.0)
+        producer.append(clustered(rows, producer.by_rank, [1, 0, 0, 0]), 0.0)
     producer.on_answer(10, Resume(0, 0, 1, 0, [(0, 0), (2, 0), (3, 0)], -1, [], 1 << 30), 0.0)  # type: ignore[list-item]
     sent = [e for e in producer.poll(0.0) if isinstance(e.message, Data) and e.worker == 10]
     sizes = [sum(batch.nbytes for batch in effect.batches) for effect in sent]

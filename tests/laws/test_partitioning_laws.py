@@ -82,8 +82,11 @@ def test_clustering_is_a_stable_permutation_that_keeps_equal_keys_together(
     assert sorted(came) == list(range(rows))
     assert repr(clustered.batch.to_pylist()) == repr(batch.take(pa.array(came, pa.int64())).to_pylist())
     home: dict[tuple, int] = {}
-    for rank, partition in enumerate(order):
+    given = clustered.by_rank.tolist()
+    assert given == [partition for partition in order if partition in given]
+    for rank, partition in enumerate(given):
         part = came[clustered.offsets[rank] : clustered.offsets[rank + 1]]
+        assert part
         assert part == sorted(part)
         for key in rows_of([c.take(pa.array(part, pa.int64())) for c in columns]):
             assert home.setdefault(key, partition) == partition

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.cluster import Clustered, cluster_by_key, owned, whole
+from partitioning.cluster import Clustered, Clustering, cluster_by_key, owned
 from partitioning.hashing import hash_columns
 from partitioning.scheme import partition_ids
 
@@ -18,15 +18,25 @@ def numbered(rows: int) -> pa.RecordBatch:
     return pa.record_batch({"key": rng.integers(0, 50, rows), "row": np.arange(rows)})
 
 
-def check(clustered: Clustered, batch: pa.RecordBatch, keys: list[int], partitions: int) -> None:
-    """Every row is there once, in its partition, in the order in which it came."""
+def whole(batch: pa.RecordBatch, partition: int, partitions: int) -> Clustered:
+    return Clustering(batch.schema, [], partitions).whole(batch, partition)
+
+
+def check(
+    clustered: Clustered, batch: pa.RecordBatch, keys: list[int], partitions: int, order: np.ndarray | None = None
+) -> None:
+    """Every row is there once, in its partition, in the order in which it came; partitions without rows are left out."""
     ids = partition_ids(hash_columns([batch.column(i) for i in keys]), partitions)
-    rank = np.argsort(clustered.by_rank)
+    order = np.arange(partitions) if order is None else order
+    rank = np.argsort(order)
     rows = batch.to_pylist()
     assert clustered.batch.to_pylist() == [rows[i] for i in np.argsort(rank[ids], kind="stable")]
     assert clustered.batch.schema.equals(batch.schema, check_metadata=True)
-    assert np.diff(clustered.offsets).tolist() == np.bincount(rank[ids], minlength=partitions).tolist()
-    assert clustered.nbytes == clustered.batch.nbytes
+    counts = np.bincount(rank[ids], minlength=partitions)
+    assert clustered.by_rank.tolist() == order[counts > 0].tolist()
+    assert np.diff(clustered.offsets).tolist() == counts[counts > 0].tolist()
+    validity = sum(-(-batch.num_rows // 8) for column in clustered.batch.columns if column.null_count)
+    assert clustered.batch.nbytes - validity <= clustered.nbytes <= clustered.batch.nbytes
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 64, 4096])
@@ -43,7 +53,7 @@ def test_partitions_of_one_worker_can_be_put_next_to_each_other() -> None:
     batch = numbered(1000)
     order = np.array([3, 1, 0, 2], np.int32)
     clustered = cluster_by_key(batch, [0], 4, order)
-    check(clustered, batch, [0], 4)
+    check(clustered, batch, [0], 4, order)
     assert clustered.batch.slice(0, int(clustered.offsets[1])).equals(clustered.rows_of(3))
 
 
@@ -53,10 +63,47 @@ def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
         cluster_by_key(numbered(10), [0], 3, np.array(order, np.int32))
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        pa.array([3, None, 1, 2] * 9),
+        pa.array([1.5, None, -0.0, 0.0] * 9),
+        pa.array([decimal.Decimal("1.5"), None, decimal.Decimal(7)] * 12, pa.decimal128(20, 1)),
+        pa.array([True, None, False] * 12),
+        pa.array(np.arange(36, dtype=np.int16)),
+    ],
+    ids=lambda key: str(key.type),
+)
+def test_a_key_of_one_column_goes_where_its_hash_says(key: pa.Array) -> None:
+    """It has a way of its own, without hashes in between."""
+    batch = pa.record_batch({"key": key, "row": np.arange(36)})
+    for part in (batch, batch.slice(5, 20)):
+        check(cluster_by_key(part, [0], 8), part, [0], 8)
+
+
+def test_another_order_is_checked_and_followed_by_the_same_clustering() -> None:
+    batch = numbered(500)
+    clustering = Clustering(batch.schema, [0], 4)
+    for order in ([3, 1, 0, 2], [0, 1, 2, 3], [2, 0, 3, 1]):
+        given = np.array(order, np.int32)
+        for _ in range(2):
+            check(clustering.by_key(batch, given), batch, [0], 4, given)
+    with pytest.raises(ValueError, match="permutation of the 4 partitions"):
+        clustering.by_key(batch, np.array([0, 1, 2, 2], np.int32))
+    check(clustering.by_key(batch), batch, [0], 4)
+
+
+def test_what_a_batch_keeps_does_not_grow_with_the_partitions() -> None:
+    clustered = cluster_by_key(numbered(10), [0], 4096)
+    for kept in (clustered.by_rank, clustered.offsets):
+        assert len(kept) <= 11
+        assert kept.base is None or kept.base.nbytes <= 88
+
+
 def test_no_rows_make_a_batch_with_empty_slices() -> None:
     for partitions in (1, 4):
         clustered = cluster_by_key(numbered(0), [0], partitions)
-        assert clustered.offsets.tolist() == [0] * (partitions + 1)
+        assert clustered.offsets.tolist() == [0]
         assert clustered.batch.num_rows == clustered.nbytes == 0
 
 
@@ -112,8 +159,9 @@ def test_nbytes_is_that_of_the_rows_and_not_of_the_larger_batch_that_they_were_c
 
 def test_rows_without_a_key_all_go_to_one_partition() -> None:
     batch = numbered(5)
-    clustered = whole(batch, 2, 4, np.array([3, 2, 1, 0], np.int32))
-    assert clustered.offsets.tolist() == [0, 0, 5, 5, 5]
+    clustered = whole(batch, 2, 4)
+    assert clustered.by_rank.tolist() == [2]
+    assert clustered.offsets.tolist() == [0, 5]
     assert clustered.rows_of(2).equals(batch)
     assert clustered.rows_of(3).num_rows == 0
     assert clustered.batch.column(1).buffers()[1].address != batch.column(1).buffers()[1].address

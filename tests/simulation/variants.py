@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import flux.replicas.outlet
-import flux.stream.source_streams
 from controller.replicas.membership import Membership
 from controller.replicas.repairs import Repairs
 from flux.host.effects import LOCAL
@@ -26,7 +24,7 @@ from flux.replicas.replica import Replica
 from flux.replicas.waiting import Waiting
 from flux.stream.producer import NEVER, Producer
 from flux.stream.receiver import Inbound
-from partitioning.cluster import whole
+from partitioning.cluster import Clustering
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
@@ -184,11 +182,10 @@ def applies_the_newest_first(patch: Patch) -> None:
 
 
 def sends_a_key_to_two_partitions(patch: Patch) -> None:
-    def broken(batch: Any, key: Any, partitions: int, order: Any = None) -> Any:
-        return whole(batch, batch.num_rows % partitions, partitions, order)
+    def broken(self: Clustering, batch: Any, order: Any = None) -> Any:
+        return self.whole(batch, batch.num_rows % self.partitions)
 
-    patch.setattr(flux.replicas.outlet, "cluster_by_key", broken)
-    patch.setattr(flux.stream.source_streams, "cluster_by_key", broken)
+    patch.setattr(Clustering, "by_key", broken)
 
 
 # ---- variants of what keeps replicas alike
