@@ -37,6 +37,10 @@ class Clustered:
     offsets: np.ndarray
     nbytes: int
 
+    def __post_init__(self) -> None:
+        assert len(self.offsets) == len(self.by_rank) + 1, "one offset per rank and one at the end"
+        assert self.offsets[-1] == self.batch.num_rows, "the offsets must cover the batch"
+
     @property
     def partitions(self) -> int:
         return len(self.by_rank)
@@ -62,7 +66,8 @@ class Clustering:
         self._views = [i for i, type_ in enumerate(types) if type_.id in _UNVIEWED]
         self._shares = any(_may_share(type_) for type_ in types)
         widths = [fixed_bytes(type_) for type_ in types]
-        self._row_bytes = None if None in widths else sum(width or 0 for width in widths)
+        # The width of a dictionary is that of the numbers in it, and what is shared is most of it.
+        self._row_bytes = None if self._shares or None in widths else sum(width or 0 for width in widths)
         key = kind_of(types[self._keys[0]]) if len(self._keys) == 1 else None
         self._one_word = key is not None and key < BYTES
         self._as_numbered = np.arange(partitions, dtype=np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -16,29 +17,23 @@ from flux.stream.producer import Producer
 from partitioning.cluster import Clustering
 
 
+@dataclass
 class Outlet:
     """Where output goes: the stream of this partition on one outgoing edge. ``key`` empty: rotate over partitions. ``columns``
     that travel, of which ``schema`` is; None: all, and that of the output."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        key: tuple[int, ...],
-        columns: tuple[int, ...] | None = None,
-        schema: pa.Schema | None = None,
-    ) -> None:
-        self.producer = producer
-        self.columns = columns
-        self.schema = schema
-        self._key = key
-        self._clustering: Clustering | None = None
+    producer: Producer
+    key: tuple[int, ...]
+    columns: tuple[int, ...] | None = None
+    schema: pa.Schema | None = None
+    _clustering: Clustering | None = field(default=None, init=False)
 
     def send(self, batch: pa.RecordBatch, created: float) -> None:
         batch = picked(batch, self.columns)
         producer, clustering = self.producer, self._clustering
         if clustering is None:
-            clustering = self._clustering = Clustering(batch.schema, self._key, producer.partitions)
-        if self._key:
+            clustering = self._clustering = Clustering(batch.schema, self.key, producer.partitions)
+        if self.key:
             data = clustering.by_key(batch, producer.by_rank)
         else:
             data = clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)

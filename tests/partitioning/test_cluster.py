@@ -157,6 +157,21 @@ def test_nbytes_is_that_of_the_rows_and_not_of_the_larger_batch_that_they_were_c
     assert whole(part, 0, 4).batch.get_total_buffer_size() < 1000
 
 
+def test_nbytes_counts_what_lies_in_dictionaries() -> None:
+    """Their type has a width, that of the numbers in them: logs and credit would be bounded by these alone."""
+    texts = pa.array(["x" * 100_000, "y" * 100_000]).dictionary_encode()
+    batch = pa.record_batch({"key": [1, 2], "text": texts})
+    for clustered in (cluster_by_key(batch, [0], 4), whole(batch, 0, 4)):
+        assert clustered.nbytes >= 200_000
+
+
+def test_offsets_that_do_not_fit_the_rows_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="cover the batch"):
+        Clustered(numbered(3), np.array([0], np.int32), np.array([0, 2]), 0)
+    with pytest.raises(AssertionError, match="one offset per rank"):
+        Clustered(numbered(3), np.array([0], np.int32), np.array([0, 2, 3]), 0)
+
+
 def test_rows_without_a_key_all_go_to_one_partition() -> None:
     batch = numbered(5)
     clustered = whole(batch, 2, 4)
