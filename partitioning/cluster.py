@@ -114,12 +114,17 @@ class Clustering:
     def _take(self, batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
         for i in self._views:  # take is not implemented for views of strings
             batch = _with_type(batch, i, _UNVIEWED[self._schema.field(i).type.id])
-        # Arrow's own take: its pool keeps the pages of large buffers, which numpy gives back and faults in again.
-        numbers = pa.Array.from_buffers(_ROW_NUMBER, len(rows), [None, pa.py_buffer(rows)])
-        taken = _take_rows.call([batch, numbers], _UNCHECKED)
+        taken = take(batch, rows)
         for i in self._views:
             taken = _with_type(taken, i, self._schema.field(i).type)
         return owned(taken) if self._shares else taken
+
+
+def take(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+    """These rows, by int32 numbers, which must be below that of the batch's rows."""
+    # Arrow's own take: its pool keeps the pages of large buffers, which numpy gives back and faults in again.
+    numbers = pa.Array.from_buffers(_ROW_NUMBER, len(rows), [None, pa.py_buffer(rows)])
+    return _take_rows.call([batch, numbers], _UNCHECKED)
 
 
 def cluster_by_key(

@@ -270,6 +270,66 @@ def counting_sort(ids: Array, order: Array, next_row: Array, rows: Array, presen
 
 
 @kernel
+def choose_run(
+    partitions: Array, offsets: Array, slices: Array, nbytes: Array, sequences: Array, hosts: Array, wanted_from: Array,
+    rank_of: Array,
+) -> Any:  # fmt: skip
+    """What a worker gets of batches that are clustered by partition, see ``flux.stream.runs.Span``: numbers of the rows, sorted
+    by rank and then by batch; which ranks they are of, and how many rows of each; how many of each batch for each rank, of the
+    batches that have any; which these are; and their share of all bytes. ``wanted_from``: for each partition, if any."""
+    mine = np.zeros(len(partitions), np.bool_)
+    low, high = len(rank_of), -1
+    first = 0
+    for e in range(len(slices)):
+        for s in range(first, first + slices[e]):
+            p = partitions[s]
+            if hosts[p] and (len(wanted_from) == 0 or wanted_from[p] <= sequences[e]):
+                mine[s] = True
+                low, high = min(low, rank_of[p]), max(high, rank_of[p])
+        first += slices[e]
+    between = max(high - low + 1, 0)
+    place, next_row = np.full(between, -1, np.int64), np.zeros(between, np.int64)
+    rows_of = np.zeros(len(slices), np.int64)
+    first = 0
+    for e in range(len(slices)):
+        for s in range(first, first + slices[e]):
+            if mine[s]:
+                count = offsets[s + e + 1] - offsets[s + e]
+                next_row[rank_of[partitions[s]] - low] += count
+                rows_of[e] += count
+        first += slices[e]
+    width = np.count_nonzero(next_row)
+    ranks, rows = np.empty(width, np.int32), np.empty(width, np.int64)
+    at = row = 0
+    for between_at in range(between):
+        if next_row[between_at]:
+            ranks[at], rows[at], place[between_at] = low + between_at, next_row[between_at], at
+            next_row[between_at] = row
+            row += rows[at]
+            at += 1
+    which = np.flatnonzero(rows_of)
+    counts, numbers = np.zeros(len(which) * width, np.int64), np.empty(row, np.int32)
+    first = start = at = in_all = 0
+    for e in range(len(slices)):
+        last = first + slices[e]
+        for s in range(first, last):
+            if mine[s]:
+                r = rank_of[partitions[s]] - low
+                begin, end = offsets[s + e], offsets[s + e + 1]
+                counts[at * width + place[r]] += end - begin
+                for i in range(start + begin, start + end):
+                    numbers[next_row[r]] = i
+                    next_row[r] += 1
+        size = offsets[last + e]
+        if rows_of[e]:
+            at += 1
+            in_all += nbytes[e] * rows_of[e] // size
+        start += size
+        first = last
+    return numbers, ranks, rows, counts, which, in_all
+
+
+@kernel
 def find_words(
     values: int, validity: int, offset: int, kind: int, first: int, out: Array,
     table: Array, table_words: Array, words: Array, meta: Array,

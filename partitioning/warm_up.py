@@ -48,6 +48,8 @@ def warm_up() -> None:
             made.result()
     kernels.count_rows(slots, np.zeros(1, np.int64))
     kernels.touched(slots, np.zeros(1, np.int64), 1, np.empty(rows, np.int32))
+    number, one = np.zeros(1, np.int64), np.zeros(1, np.int32)
+    kernels.choose_run(one, np.array([0, 1]), number + 1, number, number, np.ones(1, bool), number, one)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 
 

@@ -13,7 +13,7 @@ from flux.stream.consumers import Ranks
 from flux.stream.cursor import Cursor
 from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
-from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, pack
+from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
 from flux.wire.messages import RUN_BATCHES, Data
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -21,92 +21,111 @@ from partitioning.ids import StreamId
 #: Credit for a message beside its rows, so that credit also bounds the number of small messages.
 MESSAGE_BYTES = 256
 
+_FROM_ANY = np.zeros(0, np.int64)
+
 Sent = tuple[Data, tuple[pa.RecordBatch, ...]]
+
+
+class Spans:
+    """The last span: the workers that a stream goes to are often as far as each other, and get runs of the same batches."""
+
+    def __init__(self) -> None:
+        self._key = (0, 0, 0)
+        self._span: Span | None = None
+
+    def of(self, entries: list[LogEntry]) -> Span:
+        key = entries[0].sequence, entries[-1].sequence, len(entries)
+        if self._span is None or self._key != key:
+            self._key = key
+            batches = [entry.element.data for entry in entries if isinstance(entry.element, Rows)]
+            self._span = span(batches, [entry.sequence for entry in entries])
+        return self._span
+
+    def forget(self) -> None:
+        self._span = None
 
 
 class Outgoing:
     """From ``add`` and at last ``rest`` come messages, in the order of the entries. ``nbytes`` of what is still kept, which
     is no more than the credit allows."""
 
-    def __init__(self, stream: StreamId, cursor: Cursor, ranks: Ranks, run_max_rows: int) -> None:
+    def __init__(self, stream: StreamId, cursor: Cursor, ranks: Ranks, run_max_rows: int, spans: Spans) -> None:
         """``run_max_rows``: of one run; 0: every entry travels alone."""
         self.nbytes = 0
         self._stream = stream
         self._cursor = cursor
         self._ranks = ranks
+        self._small_rows = min(SMALL_ROWS, run_max_rows)
         self._run_max_rows = run_max_rows
-        self._kept: list[tuple[LogEntry, np.ndarray]] = []
-        self._rows = self._touched = 0
+        self._spans = spans
+        self._kept: list[LogEntry] = []
+        self._rows = 0
 
-    def add(self, entry: LogEntry, mine: np.ndarray) -> Iterator[Sent]:
-        """``mine``: which of the partitions that the entry touches this worker has."""
+    def add(self, entry: LogEntry) -> Iterator[Sent]:
         rows = entry.element.data.batch.num_rows if isinstance(entry.element, Rows) else -1
-        touched = int(np.count_nonzero(mine))
-        small = 0 <= rows <= min(SMALL_ROWS, self._run_max_rows) and entry.nbytes <= RUN_BYTES // RUN_LEAST
-        if self._kept and not (small and self._takes(rows, touched, entry.nbytes)):
+        small = 0 <= rows <= self._small_rows and entry.nbytes <= SMALL_BYTES
+        if self._kept and not (small and self._takes(rows, entry.nbytes)):
             yield from self.rest()
         if small:
-            self._kept.append((entry, mine))
+            self._kept.append(entry)
             self._rows += rows
-            self._touched += touched
             self.nbytes += entry.nbytes + MESSAGE_BYTES  # as if each went alone, which a new table may lead to
         else:
-            yield self._alone(entry, mine)
+            yield from self._alone(entry)
 
-    def _takes(self, rows: int, touched: int, nbytes: int) -> bool:
+    def _takes(self, rows: int, nbytes: int) -> bool:
         """Whether one more fits into the run."""
-        several = len(self._kept) + 1
         return (
-            several <= RUN_BATCHES
+            len(self._kept) < RUN_BATCHES
             and self._rows + rows <= self._run_max_rows
-            and several * (self._touched + touched) <= RUN_CELLS
             and self.nbytes + nbytes <= RUN_BYTES
         )
 
     def rest(self) -> Iterator[Sent]:
-        kept, self._kept, self._rows, self._touched, self.nbytes = self._kept, [], 0, 0, 0
-        if len(kept) < RUN_LEAST:
-            for entry, mine in kept:
-                yield self._alone(entry, mine)
+        kept, self._kept, self._rows, self.nbytes = self._kept, [], 0, 0
+        return self._together(kept)
+
+    def _together(self, entries: list[LogEntry]) -> Iterator[Sent]:
+        if len(entries) < RUN_LEAST:
+            for entry in entries:
+                yield from self._alone(entry)
             return
-        parts: list[Part] = []
-        for entry, mine in kept:
-            part = self._part(entry, mine)
-            if part is None:  # clustered by a table before this one
-                yield from self._together(parts)
-                parts = []
-                yield self._alone(entry, mine)
-            else:
-                parts.append(part)
-        yield from self._together(parts)
-
-    def _together(self, parts: list[Part]) -> Iterator[Sent]:
-        if not parts:
+        at, wanted_from = self._cursor.at, _FROM_ANY
+        if entries[0].sequence < self._cursor.catching_up_to:
+            wanted_from = np.zeros(len(at.hosts), np.int64)
+            wanted_from[at.partitions] = self._cursor.wanted_from
+        packed = pack(self._spans.of(entries), at.hosts, wanted_from, self._ranks)
+        if packed is None:
             return
-        packed, last = pack(parts), parts[-1]
-        partitions = self._ranks.by_rank[packed.ranks].tolist()
-        message = self._message(
-            last.sequence, partitions, packed.rows, [len(partitions)], sum(part.nbytes for part in parts), Rows.kind,
-            last.checksum, min(part.created for part in parts), [part.sequence for part in parts], packed.counts,
-            last.mark,
-        )  # fmt: skip
-        yield message, (packed.batch,)
+        mine = [entries[at] for at in packed.which]
+        if len(mine) < RUN_LEAST:
+            yield from self._alone(mine[0])
+        elif len(packed.counts) > RUN_CELLS:
+            middle = len(entries) // 2
+            yield from self._together(entries[:middle])
+            yield from self._together(entries[middle:])
+        else:
+            last, width = mine[-1], len(packed.partitions)
+            message = self._message(
+                last.sequence, packed.partitions, packed.rows, [width], packed.nbytes, Rows.kind,
+                last.checksum, min([entry.created for entry in mine]), [entry.sequence for entry in mine], packed.counts,
+                last.mark,
+            )  # fmt: skip
+            yield message, (packed.batch,)
 
-    def _part(self, entry: LogEntry, mine: np.ndarray) -> Part | None:
-        """What this worker gets of an entry; None: its rows lie in another order than those of its neighbours."""
-        assert isinstance(entry.element, Rows)
-        data = entry.element.data
-        places = np.flatnonzero(mine)
-        ranks = self._ranks.rank_of[data.by_rank[places]].tolist()
-        if any(rank > after for rank, after in pairwise(ranks)):
-            return None
-        rows = (data.offsets[places + 1] - data.offsets[places]).tolist()
-        batches = [batch for _, batch in _pieces(data, places)]
-        nbytes = entry.nbytes * sum(rows) // data.batch.num_rows
-        counts = list(zip(ranks, rows, strict=True))
-        return Part(entry.sequence, counts, batches, nbytes, entry.checksum, entry.created, entry.mark)
+    def _wanted(self, entry: LogEntry) -> np.ndarray:
+        """bool: which of the partitions that the entry touches are here and do not have it."""
+        cursor = self._cursor
+        mine: np.ndarray = cursor.at.hosts[entry.touches]
+        if entry.sequence < cursor.catching_up_to:
+            wanted = cursor.wanted_from[np.searchsorted(cursor.at.partitions, entry.touches[mine])]
+            mine[mine] = wanted <= entry.sequence
+        return mine
 
-    def _alone(self, entry: LogEntry, mine: np.ndarray) -> Sent:
+    def _alone(self, entry: LogEntry) -> Iterator[Sent]:
+        mine = self._wanted(entry)
+        if not np.count_nonzero(mine):
+            return
         partitions: list[int] = []
         rows: list[int] = []
         pieces: list[tuple[int, pa.RecordBatch]] = []
@@ -122,7 +141,7 @@ class Outgoing:
             entry.sequence, partitions, rows, [several for several, _ in pieces], nbytes, entry.element.kind,
             entry.checksum, entry.created, [], [], entry.mark,
         )  # fmt: skip
-        return message, tuple(batch for _, batch in pieces)
+        yield message, tuple(batch for _, batch in pieces)
 
     def _message(
         self, sequence: int, partitions: list[int], rows: list[int], runs: list[int], nbytes: int, *more: Any

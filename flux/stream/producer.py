@@ -22,7 +22,7 @@ from flux.stream.cursor import NOBODY, OWES, UNKNOWN, Cursor
 from flux.stream.earlier import Beginning, Earlier
 from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
-from flux.stream.outgoing import Outgoing
+from flux.stream.outgoing import Outgoing, Spans
 from flux.stream.pressing import Pressing
 from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, end_mark
 from partitioning.cluster import Clustered
@@ -85,6 +85,7 @@ class Producer:
         self._epoch = -1
         self._consumers: Consumers | None = None
         self._pressing = Pressing(stream, resend_s)
+        self._spans = Spans()
         self._changes = -1  # of the consumers, as far as the cursors follow them
         self._cursors: dict[int, Cursor] = {}
         self._acks = np.full((partitions, 1), NOBODY, np.int64)  # of each replica, see ConsumersAt.slots
@@ -429,6 +430,7 @@ class Producer:
                 self.log, self.finished or self.resting, self._acks, self._consumers, now
             ):
                 yield ToWorker(worker, press)
+        self._spans.forget()
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:
                 yield from self._data(worker, cursor, now)
@@ -473,19 +475,11 @@ class Producer:
         # Entries without rows for this worker may have been evicted while it was out of credit.
         cursor.next = max(cursor.next, self.log.base)
         end = min(self.log.end, self.release_from)
-        out = Outgoing(self.stream, cursor, self._consumers.ranks, self._run_max_rows)
+        out = Outgoing(self.stream, cursor, self._consumers.ranks, self._run_max_rows, self._spans)
         while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
             entry = self.log[cursor.next]
             cursor.next = entry.sequence + 1
-            mine = cursor.at.hosts[entry.touches]
-            if not np.count_nonzero(mine):
-                continue
-            if entry.sequence < cursor.catching_up_to:
-                wanted = cursor.wanted_from[np.searchsorted(cursor.at.partitions, entry.touches[mine])]
-                mine[mine] = wanted <= entry.sequence
-                if not np.count_nonzero(mine):
-                    continue
-            for sent in out.add(entry, mine):
+            for sent in out.add(entry):
                 yield ToWorker(worker, *sent)
         for sent in out.rest():
             yield ToWorker(worker, *sent)

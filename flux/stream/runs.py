@@ -16,41 +16,52 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from flux.wire.messages import Mark
+from flux.stream.consumers import Ranks
+from partitioning import kernels
+from partitioning.cluster import Clustered, take
 
 #: A batch with more rows for a worker travels alone: little is gained by a copy of it.
 SMALL_ROWS = 512
-#: Fewer batches travel one by one: to pack and to unpack them costs as much.
-RUN_LEAST = 4
+#: Fewer batches travel one by one.
+RUN_LEAST = 2
 #: Batches of a run times partitions: so many numbers its header has at most.
 RUN_CELLS = 8192
+#: A batch with more bytes travels alone as well.
+SMALL_BYTES = 64 << 10
 #: Bytes of a run: a frame far below what a port accepts, a small part of a stream's credit, which returns as one.
 RUN_BYTES = 256 << 10
 
 
-class Part(NamedTuple):
-    """The rows of one batch for one worker, in the order of the ranks of their partitions, which ascend. ``counts``: rank and
-    rows of each partition."""
+class Span(NamedTuple):
+    """Batches one behind the other, each clustered by partition, whatever the order of the partitions in each. Each worker gets
+    a run that is chosen from it.
 
-    sequence: int
-    counts: list[tuple[int, int]]
-    batches: list[pa.RecordBatch]
-    nbytes: int
-    checksum: int
-    created: float
-    mark: Mark | None = None
+    batch       all their rows
+    partitions  int32[s]: of each slice, batch by batch
+    offsets     int64[s+n]: of the slices of each batch within that batch, and its end
+    slices      int64[n]: how many each batch has
+    nbytes      int64[n]: of each batch
+    sequences   int64[n]: their numbers in the stream"""
+
+    batch: pa.RecordBatch
+    partitions: np.ndarray
+    offsets: np.ndarray
+    slices: np.ndarray
+    nbytes: np.ndarray
+    sequences: np.ndarray
 
 
 class Packed(NamedTuple):
-    """A run as it travels: one batch, and how many of its rows are for each rank. ``counts``: of each batch of the run for each
-    rank, batch by batch."""
+    """A run as it travels: one batch, partition by partition and in each in the order of the stream. ``which`` batches of the
+    span have rows in it; ``rows`` of each partition; ``counts``: of each of those batches for each partition, batch by batch."""
 
     batch: pa.RecordBatch
-    ranks: list[int]
+    which: list[int]
+    partitions: list[int]
     rows: list[int]
     counts: list[int]
+    nbytes: int
 
 
 class Run(NamedTuple):
@@ -86,27 +97,34 @@ class Run(NamedTuple):
         return Run(self.sequences[:at], self.rows[:at]), self.from_(at)
 
 
-def pack(parts: Sequence[Part]) -> Packed:
-    """The rows stay in the order of the batches: to sort them by partition is the receiver's affair."""
-    ranks = sorted({rank for part in parts for rank, _ in part.counts})
-    place, width = {rank: at for at, rank in enumerate(ranks)}, len(ranks)
-    counts = [0] * (width * len(parts))
-    for number, part in enumerate(parts):
-        for rank, rows in part.counts:
-            counts[number * width + place[rank]] = rows
-    batch = pa.concat_batches([batch for part in parts for batch in part.batches])
-    return Packed(batch, ranks, [sum(counts[at::width]) for at in range(width)], counts)
+def span(batches: Sequence[Clustered], sequences: Sequence[int]) -> Span:
+    return Span(
+        pa.concat_batches([each.batch for each in batches]),
+        np.concatenate([each.by_rank for each in batches]),
+        np.concatenate([each.offsets for each in batches]),
+        np.array([len(each.by_rank) for each in batches]),
+        np.array([each.nbytes for each in batches]),
+        np.array(sequences),
+    )
+
+
+def pack(span: Span, hosts: np.ndarray, wanted_from: np.ndarray, ranks: Ranks) -> Packed | None:
+    """The rows for a worker that ``hosts`` these partitions, which are sorted by their ranks, and of each partition those
+    ``wanted_from`` a batch on; empty: of all batches. None: there are none."""
+    numbers, found, rows, counts, which, nbytes = kernels.choose_run(
+        span.partitions, span.offsets, span.slices, span.nbytes, span.sequences, hosts, wanted_from, ranks.rank_of
+    )
+    if not len(which):
+        return None
+    batch = take(span.batch, numbers)
+    return Packed(batch, which.tolist(), ranks.by_rank[found].tolist(), rows.tolist(), counts.tolist(), int(nbytes))
 
 
 def unpack(
     batch: pa.RecordBatch, sequences: list[int], rows: Sequence[int], counts: list[int]
 ) -> Iterator[tuple[Run, pa.RecordBatch]]:
     """For each partition of a run, which has so many ``rows`` in all: which batches have rows for it, and these."""
-    width = len(rows)
-    if width > 1:
-        whose = np.repeat(np.tile(np.arange(width), len(sequences)), counts)
-        batch = pc.take(batch, pa.array(np.argsort(whose, kind="stable")), boundscheck=False)
-    start = 0
+    width, start = len(rows), 0
     for at, total in enumerate(rows):
         of_each = counts[at::width]
         if 0 in of_each:

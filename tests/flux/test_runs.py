@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import made, scripted, work
 
-import flux.stream.outgoing
 from flux.errors import NonDeterministicInputError, ProtocolError
 from flux.host.subscriptions import _in_messages
+from flux.stream.consumers import Ranks
 from flux.stream.elements import End
 from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, Packet, RowSlice, WordSlice
-from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_ROWS, Part, Run, pack, unpack
+from flux.stream.runs import RUN_BYTES, RUN_CELLS, SMALL_ROWS, Run, pack, span, unpack
 from flux.wire.codec import decode_answer, decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
 from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume
@@ -31,12 +31,6 @@ PARTITIONS = 4
 ROWS = ((ReplicaAt(10, 0),), (ReplicaAt(11, 0),), (ReplicaAt(10, 0),), (ReplicaAt(11, 0), ReplicaAt(10, 0)))
 TABLE = Table(0, (ROWS,), (), {10: "", 11: ""})
 SCHEMA = pa.schema([("x", pa.int64())])
-
-
-@pytest.fixture(autouse=True)
-def as_in_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulator makes more runs."""
-    monkeypatch.setattr(flux.stream.outgoing, "RUN_LEAST", RUN_LEAST)
 
 
 class Stream:
@@ -166,11 +160,11 @@ def test_a_run_is_no_longer_than_a_step_and_the_credit_allow() -> None:
     assert [m.batches for m, _ in short.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2, 3, 4]], "one goes beyond it"
 
 
-def test_few_batches_travel_one_by_one() -> None:
+def test_a_batch_that_waits_alone_is_no_run() -> None:
     stream = Stream()
-    for _ in range(RUN_LEAST - 1):
-        stream.append(2, 0, 0, 0)
-    assert [(m.sequence, m.batches) for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [(0, []), (1, []), (2, [])]
+    for rows in (0, 2, 0):
+        stream.append(rows, 1, 0, 0)
+    assert [(m.sequence, m.batches) for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [(1, [])]
 
 
 def test_the_header_of_a_run_is_bounded() -> None:
@@ -191,7 +185,7 @@ def test_the_header_of_a_run_is_bounded() -> None:
     assert 1 < max(len(m.counts) for m in sent if isinstance(m, Data)) <= RUN_CELLS
 
 
-def test_batches_that_were_clustered_by_another_table_travel_alone() -> None:
+def test_a_run_has_batches_that_were_clustered_by_another_table() -> None:
     stream = Stream()
     stream.append(1, 1, 1, 1)
     other = np.array([3, 2, 1, 0], np.int32)
@@ -200,9 +194,21 @@ def test_batches_that_were_clustered_by_another_table_travel_alone() -> None:
     stream.producer.append(clustered(rows, other, [1, 1, 1, 1]), 1.0)
     stream.append(1, 1, 1, 1)
     sent = stream.resume(10, {0: 0, 2: 0, 3: 0})
-    assert [m.sequence for m, _ in sent] == [0, 1, 2]
+    assert [m.batches for m, _ in sent] == [[0, 1, 2]]
     found = taken(inbound(0, 0, 0), sent)
     assert all(values(found[p]) == stream.expected(p) for p in HOSTED)
+
+
+def test_a_worker_that_catches_up_gets_runs_and_nothing_twice() -> None:
+    stream = Stream()
+    for _ in range(6):
+        stream.append(1, 1, 2, 1)
+    sent = stream.resume(10, {0: 5, 2: 2, 3: 4})
+    assert [m.batches for m, _ in sent] == [[2, 3, 4, 5]]
+    counters = Counters()
+    found = taken(inbound(5, 2, 4), sent, counters)
+    assert {p: values(found[p]) for p in HOSTED} == {p: stream.expected(p, at) for p, at in ((0, 5), (2, 2), (3, 4))}
+    assert counters.duplicate == 0, "it travels only where it is wanted"
 
 
 def test_a_replica_cuts_its_slices_as_the_order_says() -> None:
@@ -243,12 +249,28 @@ def test_an_order_that_names_a_batch_without_rows_in_the_run_shows_another_input
         replica.step(1.0)
 
 
-def test_pack_and_unpack_are_inverse() -> None:
-    batch = pa.record_batch([pa.array([7, 8], pa.int64())], schema=SCHEMA)
-    packed = pack([Part(n, [(1, 2)], [batch], 8, 0, 0.0) for n in (3, 5)])
-    assert packed.ranks == [1]
-    ((run, rows),) = unpack(packed.batch, [3, 5], packed.rows, packed.counts)
-    assert (run.sequences, run.rows, rows.column("x").to_pylist()) == ([3, 5], [2, 2], [7, 8, 7, 8])
+def test_what_is_packed_for_a_worker_is_unpacked_there() -> None:
+    """Partitions 1 and 2 of three, the second before the first."""
+    by_rank = np.array([2, 1, 0], np.int32)
+    ranks = Ranks(by_rank, by_rank.argsort().astype(np.int32))
+    batches = [[0, 2, 2], [0, 0], [1, 1, 2]]  # partition of each row
+    given = []
+    for number, of_rows in enumerate(batches):
+        order = [2, 1, 0]
+        rows = [10 * number + partition for partition in order for p in of_rows if p == partition]
+        batch = pa.record_batch([pa.array(rows, pa.int64())], schema=SCHEMA)
+        given.append(clustered(batch, order, [of_rows.count(partition) for partition in order]))
+    hosts = np.array([False, True, True])
+    packed = pack(span(given, [3, 5, 6]), hosts, np.zeros(0, np.int64), ranks)
+    assert packed is not None
+    assert (packed.which, packed.partitions) == ([0, 2], [2, 1])
+    found = [
+        (run.sequences, run.rows, rows.column("x").to_pylist())
+        for run, rows in unpack(packed.batch, [3, 6], packed.rows, packed.counts)
+    ]
+    assert found == [([3, 6], [2, 1], [2, 2, 22]), ([6], [2], [21, 21])]
+    assert packed.nbytes == given[0].nbytes * 2 // 3 + given[2].nbytes
+    assert pack(span(given[:1], [3]), hosts, np.array([4, 4, 4]), ranks) is None, "all have it"
 
 
 def test_batches_with_many_bytes_travel_alone_and_a_run_has_few() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-import flux.stream.outgoing
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
 from flux.host.effects import ToConnection
@@ -32,9 +31,6 @@ from tests.simulation.faults import Faults
 from tests.simulation.network import Identity
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
 from tests.simulation.standby_watch import watch_standbys
-
-#: So that there are many runs of batches.
-flux.stream.outgoing.RUN_LEAST = 2
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
