@@ -8,7 +8,7 @@ partition; and it owns its memory, because Spark writes over the buffers of batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,24 +81,54 @@ class Clustering:
         for unfit keys."""
         if self.partitions == 1:
             return self.whole(batch, 0)
-        if by_rank is None:
-            self._order = self._as_numbered
-        elif by_rank is not self._order:  # the table does not change every day, and checking costs more than sorting
-            self._order = _checked_order(by_rank, self.partitions)
+        self._go_by(by_rank)
         rows = np.empty(batch.num_rows, np.int32)
-        ids = np.empty(batch.num_rows, np.uint16)
-        if self._one_word:
-            key = batch.column(self._keys[0])
-            kernels.partition_words(ids, self.partitions, *raw(key))
-        else:
-            hashes = hash_columns([batch.column(i) for i in self._keys])
-            kernels.reduce_hashes(hashes, self.partitions, ids)
+        ids = self._ids(batch)
         present = kernels.counting_sort(ids, self._order, self._next_row, rows, self._present, self._offsets)
         taken = self._take(batch, rows)
         # Copies: what a batch keeps must not grow with the number of partitions.
         return Clustered(
             taken, self._present[:present].copy(), self._offsets[: present + 1].copy(), self._bytes_of(taken)
         )  # fmt: skip
+
+    def each_by_key(
+        self, batch: pa.RecordBatch, sizes: Sequence[int], by_rank: np.ndarray | None = None
+    ) -> list[Clustered]:
+        """The same of small batches that lie one behind the other, of so many rows each, at a fraction of the cost. They share
+        memory, which is held until the last of them is gone."""
+        if self.partitions == 1 or self._shares or len(sizes) == 1:
+            return [self.by_key(each, by_rank) for each in pieces(batch, sizes)]
+        self._go_by(by_rank)
+        ids, total, several = self._ids(batch), batch.num_rows, len(sizes)
+        ends = np.cumsum(sizes)
+        rows, found = np.empty(total, np.int32), np.empty(several, np.int64)
+        present, offsets = np.empty(total, np.int32), np.empty(total + several, np.int64)
+        kernels.counting_sorts(ids, ends, self._order, self._next_row, rows, present, offsets, found)
+        made: list[Clustered] = []
+        at = 0
+        for number, (part, count) in enumerate(
+            zip(pieces(self._take(batch, rows), sizes), found.tolist(), strict=True)
+        ):
+            last = at + count
+            starts = offsets[at + number : last + number + 1]
+            made.append(Clustered(part, present[at:last], starts, self._bytes_of(part)))
+            at = last
+        return made
+
+    def _go_by(self, by_rank: np.ndarray | None) -> None:
+        if by_rank is None:
+            self._order = self._as_numbered
+        elif by_rank is not self._order:  # the table does not change every day, and checking costs more than sorting
+            self._order = _checked_order(by_rank, self.partitions)
+
+    def _ids(self, batch: pa.RecordBatch) -> np.ndarray:
+        """uint16: the partition of each row."""
+        ids = np.empty(batch.num_rows, np.uint16)
+        if self._one_word:
+            kernels.partition_words(ids, self.partitions, *raw(batch.column(self._keys[0])))
+        else:
+            kernels.reduce_hashes(hash_columns([batch.column(i) for i in self._keys]), self.partitions, ids)
+        return ids
 
     def whole(self, batch: pa.RecordBatch, partition: int) -> Clustered:
         """Send every row to one partition (streams without a key)."""
@@ -118,6 +148,14 @@ class Clustering:
         for i in self._views:
             taken = _with_type(taken, i, self._schema.field(i).type)
         return owned(taken) if self._shares else taken
+
+
+def pieces(batch: pa.RecordBatch, sizes: Iterable[int]) -> Iterator[pa.RecordBatch]:
+    """Its rows in batches of these sizes, as views."""
+    start = 0
+    for rows in sizes:
+        yield batch.slice(start, rows)
+        start += rows
 
 
 def take(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:

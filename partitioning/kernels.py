@@ -263,6 +263,22 @@ def counting_sort(ids: Array, order: Array, next_row: Array, rows: Array, presen
     return found
 
 
+@kernel
+def counting_sorts(
+    ids: Array, ends: Array, order: Array, next_row: Array, rows: Array, present: Array, offsets: Array, found: Array
+) -> None:
+    """Of batches one behind the other, which end at these rows, each for itself, and the next one's present and offsets behind
+    those of the one before. found: how many are present in each."""
+    start = at = 0
+    for e in range(len(ends)):
+        end = ends[e]
+        found[e] = counting_sort(ids[start:end], order, next_row, rows[start:end], present[at:], offsets[at + e :])
+        for i in range(start, end):
+            rows[i] += start
+        start = end
+        at += found[e]
+
+
 # ---- exact key tables ----------------------------------------------------------------------------
 # A table holds slots (-1: empty) at hashed places, by linear probing, at most half full. ``meta`` is [keys,
 # slot of null or -1, bytes used, bytes wanted]. A kernel stops at the row for which there is no room and

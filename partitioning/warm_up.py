@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from partitioning import kernels
 from partitioning.accumulators import accumulator
-from partitioning.cluster import cluster_by_key
+from partitioning.cluster import Clustering, cluster_by_key
 from partitioning.keyed_state import KeyIndex
 from partitioning.slot_tables import KEYS_MIN
 
@@ -36,6 +36,7 @@ def warm_up() -> None:
     batch = pa.record_batch({"number": numbers, "string": strings})
     for key in ([0, 1], [0]):
         cluster_by_key(batch, key, 2)
+        Clustering(batch.schema, key, 2).each_by_key(batch, [rows - 1, 1])
     for columns in ([numbers], [strings], [numbers, strings]):
         index = KeyIndex([pa.field("key", column.type) for column in columns])
         index.slots(columns)

@@ -16,14 +16,18 @@ BATCHES = 4
 #: Small batches are read for so long, however many they are: else a source of many would fall behind by one step after
 #: the other.
 READ_S = 0.002
+#: And for twice as long each time that this was too short, up to so long: the more of them begin their way together, the less
+#: each costs, so a worker catches up the faster the further it is behind.
+READ_MAX_S = 0.016
 
 
 class ReadTurn:
-    """``begins``, then ``goes_on`` before every further batch."""
+    """``begins``, then ``goes_on`` before every further batch, and at last ``ended``."""
 
     def __init__(self) -> None:
         self._least = 0
         self._due = self._end = 0.0
+        self._read_s = READ_S
 
     def begins(self, idle: bool, now: float, interval_s: float = 0.0) -> bool:
         """Whether sources are to be read now. ``idle``: there is nothing to apply; ``interval_s``: since when they may have been
@@ -31,9 +35,13 @@ class ReadTurn:
         if not idle and now < self._due:
             return False
         self._least = BATCHES if idle else 1
-        self._due, self._end = now + STARVED_S, now + max(READ_S, interval_s / 2)
+        self._due, self._end = now + max(STARVED_S, 2 * self._read_s), now + max(self._read_s, interval_s / 2)
         return True
 
     def goes_on(self, batches: int, now: float) -> bool:
         """Whether to read one more after so many in this turn."""
         return batches < self._least or now < self._end
+
+    def ended(self, behind: bool) -> None:
+        """The turn is over. ``behind``: there are more small batches than there was time for."""
+        self._read_s = min(2 * self._read_s, READ_MAX_S) if behind else READ_S

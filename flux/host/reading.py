@@ -26,11 +26,13 @@ from flux.dataflow.plan import EdgePlan, Plan, WorkerSourcePlan
 from flux.dataflow.sources import Positioned
 from flux.dataflow.user_code import closed, user_traceback
 from flux.errors import UsageError, UserCodeError
+from flux.host.gathering import SMALL_ROWS as SMALL_STEP_ROWS
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.host.pace import next_multiple
 from flux.host.read_turn import ReadTurn
 from flux.stream.positions import ReaderPosition, packed, unpacked
 from flux.stream.producer import Producer
+from flux.stream.runs import SMALL_BYTES, SMALL_ROWS
 from flux.stream.source_streams import SourceStreams
 from flux.wire.statistics import BadRecords, SourceLag
 from partitioning.ids import SourcePartition, StreamId
@@ -43,6 +45,8 @@ IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
 QUIET_S = 0.1
 #: How often readers are told what everybody has applied.
 DONE_EVERY_S = 1.0
+#: Small batches of a source that are appended together: one of them then costs a quarter.
+TOGETHER = 16
 #: A record number that can travel.
 _RECORDS_MAX = 1 << 62
 
@@ -53,12 +57,16 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 
 @dataclass
 class Open:
-    """A reader, and what is left of its last batch, which was too large for one, with the position behind each part.
-    ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``: when it is asked
-    although it has not. ``pauses``: how often it had nothing just now, as it said last."""
+    """A reader, and what it has given that is in no log yet: first the ``small`` batches that were read in this turn, or that the
+    log had no room for, then what is left (``unread``) of a batch that was too large for one, with the position behind each part.
+    ``over``: it has no more. ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``:
+    when it is asked although it has not. ``pauses``: how often it had nothing just now, as it said last."""
 
     reader: Reader
     unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
+    small: list[pa.RecordBatch] = field(default_factory=list)
+    small_bytes: int = 0
+    over: bool = False
     rings: bool = False
     rung: bool = False
     quiet_until: float = -inf
@@ -82,6 +90,7 @@ class Reading:
         self._rotation: deque[SourcePartition] = deque()  # of those that have not ended, the next one first
         self._turn = ReadTurn()
         self._in_turn: int | None = None  # batches read in this turn; None: there is none under way
+        self._rows = self._rows_before = 0  # read by now, and when this turn began
         self._idle_until = 0.0
         self._idle_s = 0.0
         self._paused_until = 0.0
@@ -126,6 +135,8 @@ class Reading:
 
     def _asked_at(self, key: SourcePartition) -> float:
         source = self._open.get(key)
+        if source is not None and (source.small or source.over):
+            return -inf
         if source is None or not source.rings:
             return self._idle_until
         return -inf if source.rung else source.quiet_until
@@ -139,10 +150,14 @@ class Reading:
         if self._in_turn is None:
             if now < self._paused_until or not self._turn.begins(idle, now, self.interval_s):
                 return False
-            self._in_turn = 0
-        if self._turn.goes_on(self._in_turn, now) and self._read_next(now, created, note):
+            self._in_turn, self._rows_before = 0, self._rows
+        goes_on = self._turn.goes_on(self._in_turn, now)
+        if goes_on and self._read_next(now, created, note):
             self._in_turn += 1
             return True
+        for key, source in self._open.items():
+            self._hand_on(key, source, created)
+        self._turn.ended(not goes_on and self._rows - self._rows_before <= SMALL_STEP_ROWS * self._in_turn)
         self._in_turn = None
         return False
 
@@ -172,28 +187,67 @@ class Reading:
     def _read_one(self, key: SourcePartition, now: float, created: float) -> bool:
         """False: it has nothing just now."""
         source = self._opened(key)
-        if not source.unread:
+        if not (source.unread or source.over or self._enough(key, source)):
             source.rung, source.quiet_until = False, -inf  # before it is asked: whatever comes from now on rings again
             try:
                 batch = next(source.reader)
             except StopIteration:
-                del self._open[key]
-                self.finish(key, created)
-                return True
+                source.over = True
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
-            if batch is None:
-                self.sources[key].pauses += self._pauses(key, source)
-                source.quiet_until = now + QUIET_S
-                return False
-            position = b""
-            if self._about(key).positions and isinstance(batch, Positioned):
-                position = b"" if batch.position is None else self._packed(key, batch.position)
-                batch = batch.batch
-            self._cut(key, batch, position, source.unread)
+            else:
+                if batch is None:
+                    self.sources[key].pauses += self._pauses(key, source)
+                    source.quiet_until = now + QUIET_S
+                    return False
+                nbytes = self._if_small(key, batch)
+                if nbytes:
+                    source.small.append(batch)
+                    source.small_bytes += nbytes
+                    if self._enough(key, source):
+                        self._hand_on(key, source, created)
+                    return True
+                position = b""
+                if self._about(key).positions and isinstance(batch, Positioned):
+                    position = b"" if batch.position is None else self._packed(key, batch.position)
+                    batch = batch.batch
+                self._cut(key, batch, position, source.unread)
+        self._hand_on(key, source, created)
+        if source.small:
+            return True  # the log is full
         if source.unread:
             self.take(key, *self._next(key, source.unread), created)
+        elif source.over:
+            del self._open[key]
+            self.finish(key, created)
         return True
+
+    def _enough(self, key: SourcePartition, source: Open) -> bool:
+        """Whether no more small batches are to be read before these are handed on."""
+        several = len(source.small)
+        return several >= TOGETHER or (several > 0 and source.small_bytes >= self.sources[key].room_bytes)
+
+    def _if_small(self, key: SourcePartition, batch: Any) -> int:
+        """Bytes of a batch that is appended together with others; 0: it is not. Not where rows are numbered: there readers put
+        small batches together themselves, and where they may be cut depends on what was appended before."""
+        about, settings = self._about(key), self._plan.settings
+        if about.positions or not isinstance(batch, pa.RecordBatch):
+            return 0
+        if not 0 < batch.num_rows <= min(SMALL_ROWS, settings.batch_max_rows) or not batch.schema.equals(about.schema):
+            return 0
+        nbytes = int(batch.nbytes)
+        return nbytes if nbytes <= min(SMALL_BYTES, settings.batch_max_bytes) else 0
+
+    def _hand_on(self, key: SourcePartition, source: Open, created: float) -> None:
+        """Small batches go into the streams of their source, as many as there is room for."""
+        if source.small:
+            if self.first_row_at is None:
+                self.first_row_at = created
+            streams = self.sources[key]
+            before = streams.rows
+            del source.small[: streams.append_each(source.small, created)]
+            self._rows += streams.rows - before
+            source.small_bytes = sum([int(batch.nbytes) for batch in source.small])
 
     def _next(self, key: SourcePartition, unread: deque[tuple[Any, bytes]]) -> tuple[Any, bytes]:
         """What may be one batch, and the position behind it."""
@@ -262,7 +316,9 @@ class Reading:
         if self.first_row_at is None:
             self.first_row_at = created
         schema = self._plan.sources[key.source].schema
-        streams.append(conform(batch, schema, f"source {streams.name}"), created, position)
+        batch = conform(batch, schema, f"source {streams.name}")
+        self._rows += batch.num_rows
+        streams.append(batch, created, position)
 
     def finish(self, key: SourcePartition, created: float) -> None:
         """A source has ended."""

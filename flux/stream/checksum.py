@@ -6,6 +6,8 @@ a slice or behind its end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +24,41 @@ def extend(checksum: int, batch: pa.RecordBatch) -> int:
             column = pc.drop_null(column)
         _update(digest, column)
     return digest.intdigest()
+
+
+def extend_each(checksum: int, batch: pa.RecordBatch, sizes: Sequence[int]) -> list[int]:
+    """The checksum through each of several small batches that lie one behind the other, of so many rows each."""
+    columns = _values(batch)
+    found: list[int] = []
+    start = 0
+    for rows in sizes:
+        if columns is None:
+            checksum = extend(checksum, batch.slice(start, rows))
+        else:
+            digest = xxhash.xxh3_64(checksum.to_bytes(8, "little") + rows.to_bytes(8, "little"))
+            for width, values in columns:
+                digest.update(values[start * width : (start + rows) * width])
+            checksum = digest.intdigest()
+        start += rows
+        found.append(checksum)
+    return found
+
+
+def _values(batch: pa.RecordBatch) -> list[tuple[int, memoryview]] | None:
+    """Bytes of a value, and all of them, of each column; None where some are null, or not as long as others."""
+    found = []
+    for column in batch.columns:
+        kind = column.type
+        if column.null_count or not _is_fixed(kind):
+            return None
+        width = kind.bit_width // 8
+        start = column.offset * width
+        found.append((width, memoryview(column.buffers()[1])[start : start + len(column) * width]))
+    return found
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return (pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)) or pa.types.is_decimal128(kind)
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -42,7 +79,7 @@ def _update(digest: xxhash.xxh3_64, column: pa.Array) -> None:
     start, rows = column.offset, len(column)
     if rows == 0:
         return
-    if (pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)) or pa.types.is_decimal128(kind):
+    if _is_fixed(kind):
         width = kind.bit_width // 8
         digest.update(memoryview(column.buffers()[1])[start * width : (start + rows) * width])
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from flux.dataflow.columns import picked
 from flux.dataflow.plan import EdgePlan
-from flux.stream.checksum import extend
+from flux.stream.checksum import extend, extend_each
 from flux.stream.earlier import Beginning
 from flux.stream.numbered import ROTATION_ROWS, with_numbers
 from flux.stream.positions import ReaderPosition, position_before, unpacked
 from flux.stream.producer import Producer
-from partitioning.cluster import Clustered, Clustering
+from partitioning.cluster import Clustered, Clustering, pieces
 
 #: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
 AGAIN = 8
@@ -99,6 +99,11 @@ class SourceStreams:
         return not full or (self._makes_again and all(map(self._has_more_room, full)))
 
     @property
+    def room_bytes(self) -> int:
+        """What all logs have room for, and one batch more."""
+        return min([producer.log.bytes_max - producer.log.bytes for producer in self.producers])
+
+    @property
     def _makes_again(self) -> bool:
         return any(each.next_sequence < each.earlier.front for each in self.producers)
 
@@ -128,14 +133,45 @@ class SourceStreams:
             turn = producer.stream.producer + producer.next_sequence
             producer.append(self._clustered(picked(batch, edge.columns), at, turn), created, self._checksum)
 
+    def append_each(self, batches: Sequence[pa.RecordBatch], created: float) -> int:
+        """Append small batches of the same schema, as many as there is room for; how many. Not where rows are numbered."""
+        assert not self._positions
+        together, sizes = pa.concat_batches(batches), [batch.num_rows for batch in batches]
+        checksums = extend_each(self._checksum, picked(together, self._read), sizes)
+        clustered = [
+            self._each_clustered(picked(together, edge.columns), sizes, at) for at, edge in enumerate(self.edges)
+        ]
+        appended = 0
+        while appended < len(batches) and self.has_room:
+            self.rows += sizes[appended]
+            self.batches += 1
+            self._checksum = checksums[appended]
+            for producer, each in zip(self.producers, clustered, strict=True):
+                producer.append(each[appended], created, self._checksum)
+            appended += 1
+        return appended
+
+    def _each_clustered(self, together: pa.RecordBatch, sizes: Sequence[int], at: int) -> list[Clustered]:
+        edge, producer = self.edges[at], self.producers[at]
+        if edge.key:
+            return self._clustering(together, at).each_by_key(together, sizes, producer.by_rank)
+        first = producer.stream.producer + producer.next_sequence
+        return [self._clustered(batch, at, turn) for turn, batch in enumerate(pieces(together, sizes), first)]
+
     def _clustered(self, batch: pa.RecordBatch, at: int, turn: int) -> Clustered:
         """For the edge at this place. ``turn``: whose turn it is where there is no key."""
-        edge, clustering = self.edges[at], self._clusterings[at]
-        if clustering is None:
-            clustering = self._clusterings[at] = Clustering(batch.schema, edge.key, edge.partitions)
+        edge, clustering = self.edges[at], self._clustering(batch, at)
         if edge.key:
             return clustering.by_key(batch, self.producers[at].by_rank)
         return clustering.whole(batch, turn % edge.partitions)
+
+    def _clustering(self, batch: pa.RecordBatch, at: int) -> Clustering:
+        """For batches like this one."""
+        clustering = self._clusterings[at]
+        if clustering is None:
+            edge = self.edges[at]
+            clustering = self._clusterings[at] = Clustering(batch.schema, edge.key, edge.partitions)
+        return clustering
 
     def until_cut(self, rows: int) -> int:
         """How many of the next rows may be one batch. Batches that are counted are never cut."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.stream.checksum import extend
+from flux.stream.checksum import extend, extend_each
 
 VALUES = {
     "int64": pa.array([1, None, 3, 4, None, 6], pa.int64()),
@@ -80,3 +80,20 @@ def test_the_same_rows_cut_elsewhere_are_another_stream() -> None:
     cut = checksum(column.slice(3), checksum(column.slice(0, 3)))
     assert whole != cut
     assert checksum(column.slice(0, 0), whole) != whole  # even by an empty batch
+
+
+NO_NULLS = {kind: pa.array([1, 2, 3, 4, 5, 6], pa.int64()).cast(VALUES[kind].type) for kind in ("decimal", "timestamp")}
+
+
+@pytest.mark.parametrize("column", [*VALUES.values(), *NO_NULLS.values()], ids=lambda column: str(column.type))
+@pytest.mark.parametrize("start", [0, 1])
+def test_of_batches_that_lie_one_behind_the_other_each_has_its_own(column: pa.Array, start: int) -> None:
+    column = column.slice(start)
+    batch = pa.RecordBatch.from_arrays([pa.array(range(len(column))), column], ["n", "c"])
+    sizes = [2, 1, batch.num_rows - 3]
+    expected, checksum, at = [], 7, 0
+    for rows in sizes:
+        checksum = extend(checksum, batch.slice(at, rows))
+        expected.append(checksum)
+        at += rows
+    assert extend_each(7, batch, sizes) == expected

@@ -15,10 +15,12 @@ from flux.dataflow.sources import WorkerSource
 from flux.errors import UserCodeError
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
 from flux.host.read_turn import BATCHES, READ_S, STARVED_S
-from flux.host.reading import IDLE_SOURCE_S, QUIET_S
+from flux.host.reading import IDLE_SOURCE_S, QUIET_S, TOGETHER
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import stats
 from flux.settings import Settings
+from flux.stream.elements import Rows
+from flux.stream.runs import SMALL_ROWS
 from flux.wire.statistics import SourceLag
 from partitioning.table import ReplicaAt, Table
 
@@ -164,11 +166,58 @@ def test_a_source_whose_log_is_full_is_not_read() -> None:
     assert core.reading.due(1.0) == float("inf"), "what makes room is a message"
 
 
+def logged(core: StageWorker) -> list[list[int]]:
+    """The batches in the log of the only source."""
+    (producer,) = core.sources[0, 0].producers
+    return [e.element.data.batch.column("x").to_pylist() for e in producer.log.entries() if isinstance(e.element, Rows)]
+
+
+def test_small_batches_are_appended_together_and_stay_batches() -> None:
+    wide = rows(*range(SMALL_ROWS + 1))
+    given = [rows(1), rows(2, 3), wide, rows(4), None, rows(5)]
+    core = reading(lambda p: iter(given), partitions=1)
+    assert turn(core, 1.0, each_s=0.0001) == 4, "at the None the turn ends"
+    assert logged(core) == [[1], [2, 3], wide.column("x").to_pylist(), [4]], (
+        "nothing is kept back, and the order is that of the source"
+    )
+
+
+def test_no_more_small_batches_are_kept_than_are_appended_together() -> None:
+    core = reading(lambda p: iter([rows(n) for n in range(2 * TOGETHER + 1)]))
+    at = 1.0
+    for _ in range(TOGETHER):
+        assert core.read(True, at)
+    assert logged(core) == [[n] for n in range(TOGETHER)], "before the turn is over"
+    core.reading.read(True, at + 1.0, 0.0, core.note)
+    assert core.sources[0, 0].rows == TOGETHER
+
+
+def test_small_batches_for_which_there_is_no_room_wait_for_it_and_the_end_waits_for_them() -> None:
+    core = reading(lambda p: iter([rows(n) for n in range(9)]))
+    log = core.sources[0, 0].producers[0].log
+    for _ in range(9):
+        assert core.read(True, 1.0)
+    assert logged(core) == []
+    log.bytes_max = 20
+    assert core.read(True, 1.0), "it has come to the end"
+    assert len(logged(core)) == 3, "up to the bound and one batch"
+    assert not core.sources[0, 0].ended
+    assert not core.read(True, 9.0)
+    assert core.reading.due(9.0) == float("inf"), "what makes room is a message"
+    log.bytes_max = 1 << 20
+    assert core.reading.due(9.0) == 9.0, "at once, though the reader is not asked"
+    assert turn(core, 10.0) == 1, "the end"
+    assert logged(core) == [[n] for n in range(9)]
+    assert core.sources[0, 0].ended
+
+
 def test_rows_that_wait_are_applied_first_but_keep_sources_out_only_for_a_while() -> None:
     core = reading(lambda p: iter([rows(1)] * 99))
     assert turn(core, 1.0, idle=True) == BATCHES
     assert turn(core, 1.0 + STARVED_S / 2, idle=False) == 0
-    assert turn(core, 1.01 + STARVED_S, idle=False) == 1
+    assert turn(core, 1.01 + STARVED_S, idle=False) == 2, (
+        "for twice as long, because there was more than there was time for"
+    )
     core.ticked = True
     assert turn(core, 1.02 + STARVED_S, idle=False) == BATCHES, "timers without end would keep the rows out"
 

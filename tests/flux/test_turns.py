@@ -9,7 +9,7 @@ import pytest
 
 import flux
 from controller.dag import compile_plan
-from flux.host.read_turn import BATCHES, READ_S, STARVED_S, ReadTurn
+from flux.host.read_turn import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn
 from flux.host.stage_worker import StageWorker
 from flux.host.turns import STEPS_IN_TURN
 from flux.settings import Settings
@@ -135,3 +135,19 @@ def test_small_batches_are_read_for_a_while_however_many_they_are() -> None:
     turn = ReadTurn()
     assert turn.begins(idle=False, now=11.0)
     assert batches_read(turn, 11.0, each_s=READ_S / 16) == pytest.approx(16, abs=1)
+
+
+def test_who_is_behind_with_small_batches_reads_for_longer_each_time_but_for_half_of_the_time_at_most() -> None:
+    turn = ReadTurn()
+    now, took = 10.0, []
+    for _ in range(8):
+        assert turn.begins(idle=False, now=now)
+        batches = batches_read(turn, now, each_s=READ_S / 8)
+        took.append(batches * READ_S / 8)
+        turn.ended(behind=True)
+        assert not turn.begins(idle=False, now=now + took[-1] + READ_S / 8)
+        now += max(STARVED_S, 2 * took[-1] + READ_S)
+    assert took == pytest.approx([READ_S, 2 * READ_S, 4 * READ_S] + [READ_MAX_S] * 5, abs=READ_S / 8)
+    turn.ended(behind=False)
+    assert turn.begins(idle=True, now=now)
+    assert batches_read(turn, now, each_s=READ_S / 8) == pytest.approx(8, abs=1), "it has caught up"

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.cluster import Clustered, Clustering, cluster_by_key, owned
+from partitioning.cluster import Clustered, Clustering, cluster_by_key, owned, pieces
 from partitioning.hashing import hash_columns
 from partitioning.scheme import partition_ids
 
@@ -180,3 +180,27 @@ def test_rows_without_a_key_all_go_to_one_partition() -> None:
     assert clustered.rows_of(2).equals(batch)
     assert clustered.rows_of(3).num_rows == 0
     assert clustered.batch.column(1).buffers()[1].address != batch.column(1).buffers()[1].address
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7, 300])
+@pytest.mark.parametrize("key", [["k"], ["s"], ["k", "s"]])
+def test_small_batches_are_clustered_together_as_each_would_be_alone(partitions: int, key: list[str]) -> None:
+    rng = np.random.default_rng(partitions)
+    keys = rng.integers(0, 40, 200)
+    rows = pa.record_batch({"k": keys, "s": pa.array([None if k == 3 else str(k) * 9 for k in keys])}).slice(10)
+    sizes = [1, 64, 3, 100, 22]
+    clustering = Clustering(rows.schema, [rows.schema.get_field_index(name) for name in key], partitions)
+    by_rank = rng.permutation(partitions).astype(np.int32)
+    found = clustering.each_by_key(rows, sizes, by_rank)
+    alone = [clustering.by_key(each, by_rank) for each in pieces(rows, sizes)]
+    for one, other in zip(found, alone, strict=True):
+        assert one.batch == other.batch
+        assert (one.by_rank.tolist(), one.offsets.tolist()) == (other.by_rank.tolist(), other.offsets.tolist())
+        assert one.nbytes == pytest.approx(other.nbytes, abs=8), "about the bytes"
+
+
+def test_batches_with_dictionaries_are_clustered_one_by_one() -> None:
+    rows = pa.record_batch({"k": pa.array([1, 2, 3]), "d": pa.array(["a", "b", "a"]).dictionary_encode()})
+    found = Clustering(rows.schema, [0], 4).each_by_key(rows, [1, 2])
+    assert sorted(row["k"] for each in found for row in each.batch.to_pylist()) == [1, 2, 3]
+    assert [each.batch.num_rows for each in found] == [1, 2]
