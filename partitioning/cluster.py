@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from partitioning import kernels
-from partitioning.columns import BYTES, fixed_bytes, kind_of, raw
+from partitioning.columns import BYTES, kind_of, raw, row_bytes
 from partitioning.hashing import hash_columns
 from partitioning.scheme import check_partitions
 
@@ -65,9 +65,8 @@ class Clustering:
         self._schema = schema
         self._views = [i for i, type_ in enumerate(types) if type_.id in _UNVIEWED]
         self._shares = any(_may_share(type_) for type_ in types)
-        widths = [fixed_bytes(type_) for type_ in types]
-        # The width of a dictionary is that of the numbers in it, and what is shared is most of it.
-        self._row_bytes = None if self._shares or None in widths else sum(width or 0 for width in widths)
+        # Of a dictionary that would be the numbers in it, and what is shared is most of it.
+        self._row_bytes = None if self._shares else row_bytes(schema)
         key = kind_of(types[self._keys[0]]) if len(self._keys) == 1 else None
         self._one_word = key is not None and key < BYTES
         self._as_numbered = np.arange(partitions, dtype=np.int32)

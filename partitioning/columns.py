@@ -89,6 +89,12 @@ def fixed_bytes(type_: pa.DataType) -> int | None:
     return None if bits % 8 else bits // 8
 
 
+def row_bytes(schema: pa.Schema) -> int | None:
+    """Bytes of the values of each row; None if they are not the same for all. Of a dictionary: those of the number in it."""
+    widths = [fixed_bytes(type_) for type_ in schema.types]
+    return None if None in widths else sum([width or 0 for width in widths])
+
+
 class FixedColumn(NamedTuple):
     """A fixed-width column as kernels take it: addresses of the values and of the validity map (0: every row is valid), first
     row, kind."""

@@ -11,7 +11,7 @@ from flux.replicas.pairing import CaughtUp, Diverged
 from flux.replicas.transfers import Aside
 from flux.stream.producer import ToWorker
 from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
-from flux.wire.messages import Ack, Acks, Chunk, Installed, OrdersSeen, Pulled, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Answered
 
 #: The connection of a worker to itself.
 LOCAL = "local"
@@ -22,7 +22,7 @@ class ToConnection:
     """Effect: answer on a connection to the data port."""
 
     connection: Hashable
-    message: Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | Pulled | OrdersSeen | Installed
+    message: Answered
     payload: bytes | pa.Buffer | None = None
 
 

@@ -29,8 +29,8 @@ class Gathering:
         self._rows += rows
         self._steps += steps
 
-    def rest(self) -> float:
+    def rest(self, longest_s: float = REST_MAX_S) -> float:
         """Seconds. Everything is done."""
         small = 0 < self._rows <= SMALL_ROWS * self._steps
         worked_s, self._worked_s, self._rows, self._steps = self._worked_s, 0.0, 0, 0
-        return min(SHARE * worked_s, REST_MAX_S) if small else 0.0
+        return min(SHARE * worked_s, longest_s) if small else 0.0

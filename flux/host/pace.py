@@ -2,8 +2,8 @@
 
 Each batch that is read is a wave of small messages, steps, orders and acks through all stages, and a wave costs about the same
 for one batch as for ten. So a worker that small steps keep busy asks its sources at intervals, the longer the busier it is. Rows
-wait once for that, where they enter, and not in each worker that they pass. The intervals begin at multiples of the wall clock:
-workers whose clocks agree read at the same time, and what they send meets in one step.
+wait for that where they enter. The intervals begin at multiples of the wall clock: workers whose clocks agree read at the same
+time, and what they send meets in one step, because partitions gather for a part of the interval before they order one.
 
 Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none where steps are large or the worker has time.
 """
@@ -12,23 +12,33 @@ from __future__ import annotations
 
 import math
 
+from flux.host import gathering
 from flux.host.gathering import SMALL_ROWS
 
-#: Seconds. Each a multiple of the one before, so that workers with different ones meet. With 16 ms, rows that come every 10 ms
-#: would wait longer than it spares.
-INTERVALS_S = (0.0, 0.002, 0.004, 0.008)
+#: Seconds. Each a multiple of the one before, so that workers with different ones meet.
+INTERVALS_S = (0.0, 0.002, 0.004, 0.008, 0.016)
+#: What has come for a partition gathers for half of the interval, but not for longer: a row waits for that in every stage.
+GATHER_MAX_S = 0.004
+#: A worker that has nothing left to do rests for a quarter of the interval, or for ``gathering.REST_MAX_S`` if that is longer,
+#: but not for longer than this.
+REST_MAX_S = 0.002
 #: How long a worker is watched before it is judged.
 WINDOW_S = 0.1
 #: A worker is busy, or has time, with a larger or smaller share of its time than this. An interval twice as long takes less than
 #: half of the work away, so the longer ones do not come and go.
 BUSY, IDLE = 0.5, 0.2
+#: Only for one that is as good as full the longest interval spares more time than rows wait for it, and only until it is not.
+FULL, EASED = 0.7, 0.3
 
 
 class Pace:
-    """Told of every turn of the loop. ``interval_s``: as it should be now."""
+    """Told of every turn of the loop. ``interval_s``, how long partitions are to gather and how long a rest may be (seconds): as
+    these should be now."""
 
     def __init__(self) -> None:
         self.interval_s = INTERVALS_S[0]
+        self.gather_s = 0.0
+        self.rest_max_s = gathering.REST_MAX_S
         self._at = 0
         self._worked_s = self._waited_s = 0.0
         self._rows = self._steps = 0
@@ -46,12 +56,14 @@ class Pace:
             self._rows = self._steps = 0
 
     def _judge(self, share: float) -> None:
-        small = 0 < self._rows <= SMALL_ROWS * self._steps
-        if small and share > BUSY:
-            self._at = min(self._at + 1, len(INTERVALS_S) - 1)
-        elif not small or share < IDLE:
+        small, longest = 0 < self._rows <= SMALL_ROWS * self._steps, len(INTERVALS_S) - 1
+        if small and share > (FULL if self._at == longest - 1 else BUSY):
+            self._at = min(self._at + 1, longest)
+        elif not small or share < (EASED if self._at == longest else IDLE):
             self._at = max(self._at - 1, 0)
         self.interval_s = INTERVALS_S[self._at]
+        self.gather_s = min(self.interval_s / 2, GATHER_MAX_S)
+        self.rest_max_s = max(gathering.REST_MAX_S, min(self.interval_s / 4, REST_MAX_S))
 
 
 def next_multiple(of_s: float, wall: float) -> float:

@@ -35,6 +35,7 @@ from flux.stream.producer import Producer
 from flux.stream.runs import SMALL_BYTES, SMALL_ROWS
 from flux.stream.source_streams import SourceStreams
 from flux.wire.statistics import BadRecords, SourceLag
+from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
 
 Reader = Iterator[pa.RecordBatch | Positioned | None]
@@ -59,10 +60,12 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 class Open:
     """A reader, and what it has given that is in no log yet: first the ``small`` batches that were read in this turn, or that the
     log had no room for, then what is left (``unread``) of a batch that was too large for one, with the position behind each part.
-    ``over``: it has no more. ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``:
-    when it is asked although it has not. ``pauses``: how often it had nothing just now, as it said last."""
+    ``row_bytes``: of each row, where all have as many. ``over``: it has no more. ``rings``: it rings when it has something.
+    ``rung``: it has, since it was asked. ``quiet_until``: when it is asked although it has not. ``pauses``: how often it had
+    nothing just now, as it said last."""
 
     reader: Reader
+    row_bytes: int | None = None
     unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
     small: list[pa.RecordBatch] = field(default_factory=list)
     small_bytes: int = 0
@@ -200,7 +203,7 @@ class Reading:
                     self.sources[key].pauses += self._pauses(key, source)
                     source.quiet_until = now + QUIET_S
                     return False
-                nbytes = self._if_small(key, batch)
+                nbytes = self._if_small(key, source, batch)
                 if nbytes:
                     source.small.append(batch)
                     source.small_bytes += nbytes
@@ -227,7 +230,7 @@ class Reading:
         several = len(source.small)
         return several >= TOGETHER or (several > 0 and source.small_bytes >= self.sources[key].room_bytes)
 
-    def _if_small(self, key: SourcePartition, batch: Any) -> int:
+    def _if_small(self, key: SourcePartition, source: Open, batch: Any) -> int:
         """Bytes of a batch that is appended together with others; 0: it is not. Not where rows are numbered: there readers put
         small batches together themselves, and where they may be cut depends on what was appended before."""
         about, settings = self._about(key), self._plan.settings
@@ -235,7 +238,7 @@ class Reading:
             return 0
         if not 0 < batch.num_rows <= min(SMALL_ROWS, settings.batch_max_rows) or not batch.schema.equals(about.schema):
             return 0
-        nbytes = int(batch.nbytes)
+        nbytes = int(batch.nbytes) if source.row_bytes is None else batch.num_rows * source.row_bytes
         return nbytes if nbytes <= min(SMALL_BYTES, settings.batch_max_bytes) else 0
 
     def _hand_on(self, key: SourcePartition, source: Open, created: float) -> None:
@@ -247,7 +250,7 @@ class Reading:
             before = streams.rows
             del source.small[: streams.append_each(source.small, created)]
             self._rows += streams.rows - before
-            source.small_bytes = sum([int(batch.nbytes) for batch in source.small])
+            source.small_bytes = sum([self._if_small(key, source, batch) for batch in source.small])
 
     def _next(self, key: SourcePartition, unread: deque[tuple[Any, bytes]]) -> tuple[Any, bytes]:
         """What may be one batch, and the position behind it."""
@@ -270,7 +273,8 @@ class Reading:
         if found is None:
             position = self.sources[key].position
             try:
-                found = Open(self.open_reader(self._about(key), key.partition, position))
+                about = self._about(key)
+                found = Open(self.open_reader(about, key.partition, position), row_bytes(about.schema))
                 self._open[key] = found
                 self._hand_bell(found)
             except BaseException as error:  # the user's, also sys.exit()

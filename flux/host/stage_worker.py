@@ -46,8 +46,8 @@ from flux.stream.producer import Producer, ToWorker
 from flux.stream.receiver import Counters, RowSlice
 from flux.wire.control import Checkpointed, CopyState, TableSeen
 from flux.wire.messages import (
-    Ack,
     Acks,
+    Answered,
     Data,
     Fetch,
     Hello,
@@ -57,11 +57,8 @@ from flux.wire.messages import (
     OrdersSeen,
     Press,
     Pull,
-    ReadsElsewhere,
-    Refuse,
-    Reset,
-    Resume,
     StepKind,
+    ToProducer,
 )
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table, differing
@@ -95,15 +92,14 @@ class StageWorker:
         self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
         self.note: Note = no_note()  # what it is at, for those who watch it from outside
         self.ticked = False  # the last step was for timers
-        self.rows_in = 0  # applied here: what a replica has applied travels with its state
-        self.steps = 0
+        self.rows_in = self.steps = 0  # applied here: what a replica has applied travels with its state
         self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
         self._clock = clock
-        self._turns = Turns(self.replicas)
+        self.turns = Turns(self.replicas)
         self._effects: deque[Effect] = deque()
-        self.leaving = Leaving(worker, plan, self.replicas, self._effects.append, self._turns.wake)
+        self.leaving = Leaving(worker, plan, self.replicas, self._effects.append, self.turns.wake)
         self._housing = Housing(
-            plan, self.hosted, self.subscriptions, self._turns, self.leaving, workers, shelf or Shelf()
+            plan, self.hosted, self.subscriptions, self.turns, self.leaving, workers, shelf or Shelf()
         )  # fmt: skip
         self.producers = self._housing.producers
         self.log_meter = self._housing.log_meter
@@ -118,10 +114,10 @@ class StageWorker:
         self._tick_at = np.inf
         self._looked_ahead = 0.0  # of the wall clock to ``now`` at the last look for timers
         self._pairing = Pairing(
-            self.replicas, self.hosted.followers, plan.settings, self.counters, self._turns.wake, self.leaving.report
+            self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
         )  # fmt: skip
         newcomers = Newcomers(
-            plan, self.hosted, self._housing, self.subscriptions, self._turns, self._pairing, self._show, self._lead,
+            plan, self.hosted, self._housing, self.subscriptions, self.turns, self._pairing, self._show, self._lead,
             self._promote,
         )  # fmt: skip
         self._transfers = Transfers(newcomers, plan.secret, plan.settings.resend_timeout, clock, limits)
@@ -193,7 +189,7 @@ class StageWorker:
         self._assigned.on_table(table, before)
         for producer in self.producers.values():
             self._show(producer, now)
-        self._turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
+        self.turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # those that lead from now on have timers to fire
         self.subscriptions.on_table(changed)
         self._promote(now)
@@ -286,7 +282,7 @@ class StageWorker:
             return
         self._on_answer(worker, message, now)
 
-    def _on_answer(self, worker: int, message: Resume | ReadsElsewhere | Ack | Reset | Refuse, now: float) -> None:
+    def _on_answer(self, worker: int, message: ToProducer, now: float) -> None:
         producer = self.producers.get(StreamId(message.edge, message.producer))
         if producer is None:
             return
@@ -300,7 +296,7 @@ class StageWorker:
             return
         edge = self.plan.edges[message.edge]
         if isinstance(edge, FromStage) and producer.has_room:
-            self._turns.wake(PartitionKey(edge.stage, message.producer))
+            self.turns.wake(PartitionKey(edge.stage, message.producer))
 
     # ---- order of steps
 
@@ -335,7 +331,7 @@ class StageWorker:
         assert self.table is not None
         self._assign_role(self.table, *replica.key, replica)
         self.hosted.note_roles()
-        self._turns.wake(replica.key)
+        self.turns.wake(replica.key)
         self._tick_at = 0.0
 
     def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
@@ -346,17 +342,24 @@ class StageWorker:
         for partition, slice_ in taken:
             replica = mine[partition]
             replica.add(slice_)
-            self._turns.wake(replica.key)
-            if replica.order.peers:
-                self._pairing.tell(replica.key)
+            if not self.turns.gathers(replica, slice_, now):
+                self._wake(replica)
+
+    def _wake(self, replica: Replica) -> None:
+        """It has more to apply; as primary it also has more to order."""
+        self.turns.wake(replica.key)
+        if replica.order.peers:
+            self._pairing.tell(replica.key)
 
     # ---- work
 
     def work(self, now: float) -> bool:
         """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
+        for gathered in self.turns.gathered(now):
+            self._wake(gathered)
         if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
             self._wake_for_timers(now + self.wall_ahead)
-        replica = self._turns.next(now, self.wall_ahead)
+        replica = self.turns.next(now, self.wall_ahead)
         if replica is None:
             return False
         self._step(replica, now)
@@ -365,7 +368,7 @@ class StageWorker:
     @property
     def has_work(self) -> bool:
         """Whether there may be something to apply."""
-        return bool(self._turns)
+        return bool(self.turns)
 
     def _wake_for_timers(self, wall: float) -> None:
         """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over. Unless the clock
@@ -373,7 +376,7 @@ class StageWorker:
         self._tick_at, self._looked_ahead = np.inf, self.wall_ahead
         for key, replica in self.replicas.items():
             if replica.timer_at <= wall:
-                self._turns.wake(key)
+                self.turns.wake(key)
             else:
                 self._tick_at = min(self._tick_at, replica.timer_at)
 
@@ -467,7 +470,7 @@ class StageWorker:
                 else:
                     yield effect
         # After the rows that were just read here: their order goes with what there was to say.
-        yield from self._pairing.poll(now, busy=bool(self._turns), wall_ahead=self.wall_ahead)
+        yield from self._pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):
@@ -481,13 +484,10 @@ class StageWorker:
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due(),
             self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
+            self.turns.gathered_at,
         )  # fmt: skip
 
-    def _answer(
-        self,
-        connection: Hashable,
-        message: Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | OrdersSeen | Installed,
-    ) -> None:
+    def _answer(self, connection: Hashable, message: Answered) -> None:
         self._effects.append(ToConnection(connection, message))
 
     # ---- reports

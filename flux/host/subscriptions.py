@@ -22,7 +22,18 @@ from flux.replicas.standby import Standby
 from flux.replicas.starvation import Starvation
 from flux.stream.credit import Credit
 from flux.stream.receiver import Counters, Delivery, Inbound, Slice
-from flux.wire.messages import Ack, Acks, AppliedThrough, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import (
+    Ack,
+    Acks,
+    AppliedThrough,
+    Data,
+    Hello,
+    Mark,
+    ReadsElsewhere,
+    Refuse,
+    Reset,
+    ToProducer,
+)
 from partitioning.ids import StreamId
 
 #: Numbers of partitions in one message of acks: a tenth of what a message may have.
@@ -30,7 +41,7 @@ ACK_ENTRIES = 30_000
 #: So often the same batch may come damaged: more is no accident on the way.
 UNDECODABLE_MAX = 5
 
-Answer = Callable[[Hashable, Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse], None]
+Answer = Callable[[Hashable, ToProducer | Acks], None]
 
 
 class Subscriptions:

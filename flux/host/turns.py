@@ -7,10 +7,14 @@ everybody sends to, has every other turn.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from flux.host.gathering import SMALL_ROWS
 from flux.replicas.replica import Replica
+from flux.replicas.waiting import rows_of
+from flux.stream.receiver import Slice
 from partitioning.ids import PartitionKey
 
 #: Steps of one partition in its turn. And the time for them, because steps may be slow: who has little to do then waits for
@@ -28,6 +32,9 @@ class Turns:
         self._order: deque[deque[PartitionKey]] = deque()  # by stage: whose turn it is, then who is next
         self._steps = 0
         self._began = 0.0
+        self.gather_s = 0.0  # how long small slices wait for others, to be applied in one step; chosen by the shell
+        self.gathered_at = math.inf  # when the first that gathers has done so for long enough
+        self._gathering: deque[tuple[float, Replica]] = deque()  # until when, the soonest first
 
     def __bool__(self) -> bool:
         """Whether there may be something to apply."""
@@ -49,6 +56,28 @@ class Turns:
 
     def forget(self, key: PartitionKey) -> None:
         self._ready.discard(key)
+
+    def gathers(self, replica: Replica, slice_: Slice, now: float) -> bool:
+        """Whether what has come for a replica is not to be ordered yet, because more of it is expected soon (design: gather).
+        Whatever it is woken by, the replica waits until ``gathered`` names it."""
+        if not self.gather_s or not replica.primary or rows_of([slice_]) > SMALL_ROWS:
+            return False
+        if replica.applied < replica.order.end:
+            return False  # a step that is ordered may have waited for this very slice
+        if not replica.gathers:
+            replica.gathers = True
+            self._gathering.append((now + self.gather_s, replica))
+            self.gathered_at = self._gathering[0][0]
+        return True
+
+    def gathered(self, now: float) -> Iterator[Replica]:
+        """Those that have gathered for long enough, of those that are still here."""
+        while now >= self.gathered_at:
+            _, replica = self._gathering.popleft()
+            replica.gathers = False
+            self.gathered_at = self._gathering[0][0] if self._gathering else math.inf
+            if self._replicas.get(replica.key) is replica:
+                yield replica
 
     def next(self, now: float, wall_ahead: float = 0.0) -> Replica | None:
         """One that is ready for a step; None: nobody is. Timers go by the wall clock, ``wall_ahead`` of ``now``."""

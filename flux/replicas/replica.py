@@ -66,14 +66,14 @@ class Replica:
         self.outlets = outlets
         self.exit: Exit | None = None  # where the stage has a sink
         self.finished = False
-        self.rows_in = 0
-        self.rows_out = 0
+        self.rows_in = self.rows_out = 0
         self.busy_s = 0.0
         self.slices = 0
         self.copy_bytes = 0  # size of the last copy of its state
         self._silent = 0  # what the steps before give is thrown away: everybody has it (design: replay-point)
         self._claim = NO_CLAIM  # while it repeats what a lost primary has done
         self.cuts = Cuts()  # while it leads: which changes its standbys have
+        self.gathers = False  # as primary: it orders nothing yet, because more will come
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
@@ -297,7 +297,7 @@ class Replica:
         if self.applied < self.order.end:
             may_apply = self.primary or (self._applies and self.applied < self.order.committed)
             return may_apply and self.waits.has(self.order[self.applied])
-        if not self.primary or self.held_back:
+        if not self.primary or self.gathers or self.held_back:
             return False
         return bool(self._waiting) or self.waits.all_ended or self._tick_due(now)
 
@@ -435,7 +435,7 @@ class Replica:
 
         Not where there are timers: a step that is applied before these may set one that has to go before them. Nor where there
         is a sink: the others would apply it, and keep its output, however long this one waits for the sink."""
-        if self._timed or self.stage.sink is not None:
+        if self._timed or self.gathers or self.stage.sink is not None:
             return
         while self.waits.arrivals and not self.held_back:  # none: it has to catch up with the primary before it
             self._decide(now)

@@ -206,7 +206,7 @@ class Worker:
         busy |= core.has_work  # what this worker has just sent to itself
         wait, rest = 0.0, 0.0
         if not busy:
-            rest = self._gathering.rest()
+            rest = self._gathering.rest(self._pace.rest_max_s)
             wait = max(min(core.due(), core.reading.due(now), self._beat_at) - now, rest)
         began_to_wait = time.monotonic()
         note[KIND] = WAITS
@@ -224,6 +224,7 @@ class Worker:
         self._gathering.worked(worked_s, rows, steps)
         self._pace.turn(worked_s, waited_s, rows, steps)
         core.reading.interval_s = self._pace.interval_s
+        core.turns.gather_s = self._pace.gather_s
 
     # ---- in
 
@@ -323,7 +324,8 @@ class Worker:
         return batches > 0
 
     def _flush(self, core: StageWorker, now: float) -> None:
-        for effect in core.poll(now):
+        # All is decided before the first is sent: to wake the thread that sends is most of what sending costs.
+        for effect in list(core.poll(now)):
             if isinstance(effect, ToWorker):
                 self.links.send(effect)
             elif isinstance(effect, Aside):

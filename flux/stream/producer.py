@@ -24,7 +24,7 @@ from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing, Spans
 from flux.stream.pressing import Pressing
-from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, end_mark
+from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, ToProducer, end_mark
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
@@ -269,7 +269,7 @@ class Producer:
             touched.append(at.partitions)
         self._settle(*touched)
 
-    def on_answer(self, worker: int, message: Ack | Resume | ReadsElsewhere | Reset | Refuse, now: float) -> None:
+    def on_answer(self, worker: int, message: ToProducer, now: float) -> None:
         """Take the answer of a consumer. RefusedError if it refuses this producer."""
         self.dirty = True
         match message:

@@ -338,5 +338,7 @@ class Press(Message, frozen=True):
 ToPort = Hello | Data | Orders | Install | Press | Restore
 #: What is said to a data port, also by an egress task or a reader of output.
 Asked = ToPort | Fetch | Pull
-#: What it is answered there.
-Answered = Resume | ReadsElsewhere | Ack | Acks | Reset | Refuse | Chunk | Pulled | OrdersSeen | Installed
+#: What a producer is answered by a worker that consumes its stream.
+ToProducer = Resume | ReadsElsewhere | Ack | Reset | Refuse
+#: What is answered at a data port.
+Answered = ToProducer | Acks | Chunk | Pulled | OrdersSeen | Installed

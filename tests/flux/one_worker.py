@@ -87,13 +87,13 @@ class Feeder:
             self.nonce, self.number, self.first = answers[-1].nonce, 0, answers[-1].next[0][1]
         return answers
 
-    def send(self, sequence: int, *values: int, last: bool = False) -> list[Any]:
+    def send(self, sequence: int, *values: int, last: bool = False, now: float = 0.0) -> list[Any]:
         n = len(values)
         some = [[0], [n], [1]] if n else [[], [], []]
         message = Data(0, self.producer, self.nonce, self.number, self.first, sequence, *some, 100, ElementKind(last))
         self.number, self.first = self.number + 1, sequence + 1
-        self.core.on_data_plane(self.connection, message, [rows(*values)] if n else [], 0.0)
-        return self.answers()
+        self.core.on_data_plane(self.connection, message, [rows(*values)] if n else [], now)
+        return self.answers(now)
 
     def answers(self, now: float = 0.0) -> list[Any]:
         effects = list(self.core.poll(now))

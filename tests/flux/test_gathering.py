@@ -9,7 +9,7 @@ from one_worker import SCHEMA, Feeder, Kept, kept, planned, work
 import flux
 from flux.host.gathering import REST_MAX_S, SHARE, SMALL_ROWS, Gathering
 from flux.host.stage_worker import StageWorker
-from flux.wire.messages import OrdersSeen, PartitionSeen
+from flux.wire.messages import OrderEntry, OrdersSeen, PartitionSeen
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
@@ -61,3 +61,44 @@ def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> 
     assert core.has_work
     assert core.work(0.0)
     assert kept(core, 1) == [[1, 2, 3]]
+
+
+def test_small_slices_wait_for_others_and_are_applied_in_one_step() -> None:
+    core = StageWorker(planned(flux.stage(partitions=1)(Kept)), 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0),),),), (), {0: ""}), 0.0)
+    core.turns.gather_s = 0.004
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1, now=1.0)
+    assert (core.work(1.0), core.has_work) == (False, False), "it may rest meanwhile"
+    assert core.due() <= 1.004
+    feeder.send(1, 2, now=1.003)
+    assert not core.work(1.0039)
+    assert core.work(1.0041)
+    assert kept(core) == [[1, 2]]
+    feeder.send(2, *range(SMALL_ROWS + 1), now=1.01)
+    assert core.work(1.01), "many rows wait for nothing"
+    feeder.send(3, 3, now=1.02)
+    core.turns.wake_all(core.replicas)
+    assert not core.work(1.02), "whatever wakes it"
+    core.turns.gather_s = 0.0
+    assert core.work(1.03), "also when nothing gathers any more"
+    assert kept(core)[2] == [3]
+
+
+def test_a_slice_that_an_ordered_step_has_waited_for_does_not_wait() -> None:
+    """The order came from a primary that is lost, and this replica leads now."""
+    plan = planned(flux.stage(partitions=1, replicas=2)(First), flux.stage(partitions=1)(Kept))
+    core = StageWorker(plan, 0)
+    here, there = ReplicaAt(0, 0), ReplicaAt(1, 0)
+    core.on_table(Table(0, (((there, here),), ((here,),)), (), {0: "", 1: ""}), 0.0)
+    core.turns.gather_s = 0.004
+    core.replicas[PartitionKey(0, 0)].order.on_orders(0, 0, [OrderEntry(1.0, 0.0, [(0, 0, 0)], rows=1)], 1, 0)
+    core.on_table(Table(1, (((here,),), ((here,),)), (), {0: ""}), 0.0)
+    feeder = Feeder(core)
+    feeder.hello(epoch=1)
+    feeder.send(0, 1, now=1.0)
+    assert core.work(1.0)
+    feeder.send(1, 2, now=1.0)
+    assert not core.work(1.0)
+    assert core.work(1.0041)

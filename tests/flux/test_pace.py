@@ -6,8 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flux.host import gathering
 from flux.host.gathering import SMALL_ROWS
-from flux.host.pace import BUSY, IDLE, INTERVALS_S, WINDOW_S, Pace, next_multiple
+from flux.host.pace import (
+    BUSY,
+    EASED,
+    FULL,
+    GATHER_MAX_S,
+    IDLE,
+    INTERVALS_S,
+    REST_MAX_S,
+    WINDOW_S,
+    Pace,
+    next_multiple,
+)
 
 
 def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: int = 10) -> float:
@@ -19,12 +31,33 @@ def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: in
 
 def test_a_worker_that_small_steps_keep_busy_asks_less_and_less_often_up_to_a_bound() -> None:
     pace = Pace()
-    assert [after(pace, BUSY + 0.1) for _ in INTERVALS_S] == [*INTERVALS_S[1:], INTERVALS_S[-1]]
+    assert [after(pace, FULL + 0.1) for _ in INTERVALS_S] == [*INTERVALS_S[1:], INTERVALS_S[-1]]
+
+
+def test_only_one_that_is_full_comes_to_the_longest_interval_and_only_until_it_has_time() -> None:
+    pace = Pace()
+    assert after(pace, BUSY + 0.1, windows=9) == INTERVALS_S[-2]
+    assert after(pace, FULL + 0.1) == INTERVALS_S[-1]
+    assert after(pace, EASED + 0.1, windows=9) == INTERVALS_S[-1]
+    assert after(pace, EASED - 0.05, windows=9) == INTERVALS_S[-2], "it is not idle yet"
+
+
+def test_what_has_come_gathers_and_rests_are_longer_at_intervals_only_and_not_for_long() -> None:
+    pace = Pace()
+    found = [(pace.gather_s, pace.rest_max_s)]
+    for _ in INTERVALS_S[1:]:
+        after(pace, 1.0)
+        found.append((pace.gather_s, pace.rest_max_s))
+    assert found[0] == (0.0, gathering.REST_MAX_S)
+    assert [gather for gather, _ in found] == [0.0, 0.001, 0.002, 0.004, GATHER_MAX_S]
+    assert found[-1][1] == REST_MAX_S
+    after(pace, 0.1, windows=9)
+    assert (pace.gather_s, pace.rest_max_s) == (0.0, gathering.REST_MAX_S)
 
 
 def test_one_that_has_time_asks_at_once_again_and_one_between_goes_on_as_it_does() -> None:
     pace = Pace()
-    slow = after(pace, BUSY + 0.1, windows=3)
+    slow = after(pace, BUSY + 0.1, windows=2)
     assert after(pace, (BUSY + IDLE) / 2, windows=9) == slow
     assert after(pace, IDLE - 0.1, windows=9) == 0
 

@@ -33,6 +33,7 @@ class Core:
         self.loop = loop
         self.note = [0] * 8
         self.work, self.read = loop.applies, loop.reads
+        self.turns = SimpleNamespace(gather_s=0.0)
 
     @property
     def has_work(self) -> bool:

@@ -80,7 +80,7 @@ class Standing:
     def _goes_on(self, process: WorkerProcess, key: Key, replica: Replica) -> None:
         del replica.ready  # type: ignore[method-assign]
         if not process.dead and process.core is not None and process.core.replicas.get(key) is replica:
-            process.core._turns.wake(key)
+            process.core.turns.wake(key)
             process.wake()
 
     # ---- the law

@@ -32,6 +32,9 @@ from tests.simulation.network import Identity
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
 from tests.simulation.standby_watch import watch_standbys
 
+#: Of some workers small slices wait for others before they are ordered.
+GATHER_S = (0.0, 0.0, 0.004)
+
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
@@ -100,7 +103,11 @@ class WorkerProcess(Process):
             self.inbox.extend(self._unheard)
 
     def made(self, workers: int) -> StageWorker:
-        return StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
+        core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
+        core.turns.gather_s = GATHER_S[
+            (self.sim.seed + self.node) % len(GATHER_S)
+        ]  # as their shells find each for itself
+        return core
 
     def report_again(self) -> None:
         assert self.core is not None
