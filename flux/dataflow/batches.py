@@ -87,7 +87,7 @@ def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.R
 
 def _is_tiny(batch: pa.RecordBatch, bytes_max: int) -> bool:
     """Whether it has fewer bytes beyond doubt, however often a buffer counts: ``nbytes`` takes fifty times as long."""
-    return bool(batch.get_total_buffer_size() * TINY <= bytes_max)
+    return bool(batch.get_total_buffer_size() * max(TINY, batch.num_columns) <= bytes_max)
 
 
 def logical_bytes(batch: pa.RecordBatch) -> int:

@@ -35,6 +35,7 @@ from flux.stream.producer import Producer
 from flux.stream.runs import SMALL_BYTES, SMALL_ROWS
 from flux.stream.source_streams import SourceStreams
 from flux.wire.statistics import BadRecords, SourceLag
+from partitioning.cluster import owned
 from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
 
@@ -59,15 +60,15 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 @dataclass
 class Open:
     """A reader, and what it has given that is in no log yet: first the ``small`` batches that were read in this turn, or that the
-    log had no room for, then what is left (``unread``) of a batch that was too large for one, with the position behind each part.
-    ``row_bytes``: of each row, where all have as many. ``over``: it has no more. ``rings``: it rings when it has something.
-    ``rung``: it has, since it was asked. ``quiet_until``: when it is asked although it has not. ``pauses``: how often it had
-    nothing just now, as it said last."""
+    log had no room for, and when each was read; then what is left (``unread``) of a batch that was too large for one, with the
+    position behind each part. ``row_bytes``: of each row, where all have as many. ``over``: it has no more. ``rings``: it rings
+    when it has something. ``rung``: it has, since it was asked. ``quiet_until``: when it is asked although it has not.
+    ``pauses``: how often it had nothing just now, as it said last."""
 
     reader: Reader
     row_bytes: int | None = None
     unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
-    small: list[pa.RecordBatch] = field(default_factory=list)
+    small: list[tuple[pa.RecordBatch, float]] = field(default_factory=list)
     small_bytes: int = 0
     over: bool = False
     rings: bool = False
@@ -138,8 +139,8 @@ class Reading:
 
     def _asked_at(self, key: SourcePartition) -> float:
         source = self._open.get(key)
-        if source is not None and (source.small or source.over):
-            return -inf
+        if source is not None and (source.over or (source.small and self._in_turn is None)):
+            return -inf  # what the log had no room for waits for no reader
         if source is None or not source.rings:
             return self._idle_until
         return -inf if source.rung else source.quiet_until
@@ -159,7 +160,7 @@ class Reading:
             self._in_turn += 1
             return True
         for key, source in self._open.items():
-            self._hand_on(key, source, created)
+            self._hand_on(key, source)
         self._turn.ended(not goes_on and self._rows - self._rows_before <= SMALL_STEP_ROWS * self._in_turn)
         self._in_turn = None
         return False
@@ -205,17 +206,17 @@ class Reading:
                     return False
                 nbytes = self._if_small(key, source, batch)
                 if nbytes:
-                    source.small.append(batch)
+                    source.small.append((owned(batch), created))  # its reader may use its memory again when it is asked
                     source.small_bytes += nbytes
                     if self._enough(key, source):
-                        self._hand_on(key, source, created)
+                        self._hand_on(key, source)
                     return True
                 position = b""
                 if self._about(key).positions and isinstance(batch, Positioned):
                     position = b"" if batch.position is None else self._packed(key, batch.position)
                     batch = batch.batch
                 self._cut(key, batch, position, source.unread)
-        self._hand_on(key, source, created)
+        self._hand_on(key, source)
         if source.small:
             return True  # the log is full
         if source.unread:
@@ -241,16 +242,16 @@ class Reading:
         nbytes = int(batch.nbytes) if source.row_bytes is None else batch.num_rows * source.row_bytes
         return nbytes if nbytes <= min(SMALL_BYTES, settings.batch_max_bytes) else 0
 
-    def _hand_on(self, key: SourcePartition, source: Open, created: float) -> None:
+    def _hand_on(self, key: SourcePartition, source: Open) -> None:
         """Small batches go into the streams of their source, as many as there is room for."""
         if source.small:
             if self.first_row_at is None:
-                self.first_row_at = created
+                self.first_row_at = source.small[0][1]
             streams = self.sources[key]
             before = streams.rows
-            del source.small[: streams.append_each(source.small, created)]
+            del source.small[: streams.append_each(source.small)]
             self._rows += streams.rows - before
-            source.small_bytes = sum([self._if_small(key, source, batch) for batch in source.small])
+            source.small_bytes = sum([self._if_small(key, source, batch) for batch, _ in source.small])
 
     def _next(self, key: SourcePartition, unread: deque[tuple[Any, bytes]]) -> tuple[Any, bytes]:
         """What may be one batch, and the position behind it."""

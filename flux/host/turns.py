@@ -35,6 +35,7 @@ class Turns:
         self.gather_s = 0.0  # how long small slices wait for others, to be applied in one step; chosen by the shell
         self.gathered_at = math.inf  # when the first that gathers has done so for long enough
         self._gathering: deque[tuple[float, Replica]] = deque()  # until when, the soonest first
+        self._gathered: set[PartitionKey] = set()  # those that have, and wait for their turn
 
     def __bool__(self) -> bool:
         """Whether there may be something to apply."""
@@ -56,6 +57,7 @@ class Turns:
 
     def forget(self, key: PartitionKey) -> None:
         self._ready.discard(key)
+        self._gathered.discard(key)
 
     def gathers(self, replica: Replica, slice_: Slice, now: float) -> bool:
         """Whether what has come for a replica is not to be ordered yet, because more of it is expected soon (design: gather).
@@ -64,6 +66,8 @@ class Turns:
             return False
         if replica.applied < replica.order.end:
             return False  # a step that is ordered may have waited for this very slice
+        if replica.key in self._gathered:
+            return False  # else it would never come to its turn where the worker is busy
         if not replica.gathers:
             replica.gathers = True
             self._gathering.append((now + self.gather_s, replica))
@@ -77,6 +81,7 @@ class Turns:
             replica.gathers = False
             self.gathered_at = self._gathering[0][0] if self._gathering else math.inf
             if self._replicas.get(replica.key) is replica:
+                self._gathered.add(replica.key)
                 yield replica
 
     def next(self, now: float, wall_ahead: float = 0.0) -> Replica | None:
@@ -85,6 +90,7 @@ class Turns:
         if not self._goes_on(now, wall) and not self._pass_on(now, wall):
             return None
         self._steps += 1
+        self._gathered.discard(self._order[0][0])
         return self._replicas[self._order[0][0]]
 
     def _goes_on(self, now: float, wall: float) -> bool:
@@ -108,6 +114,7 @@ class Turns:
         if key not in self._ready:
             return False
         if not self._replicas[key].ready(wall):
+            self._gathered.discard(key)
             self._ready.discard(key)  # whatever makes it ready again puts it back
             return False
         return True

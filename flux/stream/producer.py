@@ -476,12 +476,12 @@ class Producer:
         cursor.next = max(cursor.next, self.log.base)
         end = min(self.log.end, self.release_from)
         out = Outgoing(self.stream, cursor, self._consumers.ranks, self._run_max_rows, self._spans)
-        while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
-            entry = self.log[cursor.next]
-            cursor.next = entry.sequence + 1
-            for sent in out.add(entry):
+        # Again, because what is kept for a run counts as if each entry went alone, and whole: there may be credit left.
+        while cursor.next < end and cursor.sent_bytes < cursor.granted:
+            while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
+                entry = self.log[cursor.next]
+                cursor.next = entry.sequence + 1
+                for sent in out.add(entry):
+                    yield ToWorker(worker, *sent)
+            for sent in out.rest():
                 yield ToWorker(worker, *sent)
-        for sent in out.rest():
-            yield ToWorker(worker, *sent)
-        # What waited was counted as if each went alone: there may be credit left.
-        self.dirty |= cursor.next < end and cursor.sent_bytes < cursor.granted

@@ -133,10 +133,11 @@ class SourceStreams:
             turn = producer.stream.producer + producer.next_sequence
             producer.append(self._clustered(picked(batch, edge.columns), at, turn), created, self._checksum)
 
-    def append_each(self, batches: Sequence[pa.RecordBatch], created: float) -> int:
-        """Append small batches of the same schema, as many as there is room for; how many. Not where rows are numbered."""
+    def append_each(self, batches: Sequence[tuple[pa.RecordBatch, float]]) -> int:
+        """Append small batches of the same schema, which were read then, as many as there is room for; how many. Not where rows
+        are numbered."""
         assert not self._positions
-        together, sizes = pa.concat_batches(batches), [batch.num_rows for batch in batches]
+        together, sizes = pa.concat_batches([batch for batch, _ in batches]), [batch.num_rows for batch, _ in batches]
         checksums = extend_each(self._checksum, picked(together, self._read), sizes)
         clustered = [
             self._each_clustered(picked(together, edge.columns), sizes, at) for at, edge in enumerate(self.edges)
@@ -147,7 +148,7 @@ class SourceStreams:
             self.batches += 1
             self._checksum = checksums[appended]
             for producer, each in zip(self.producers, clustered, strict=True):
-                producer.append(each[appended], created, self._checksum)
+                producer.append(each[appended], batches[appended][1], self._checksum)
             appended += 1
         return appended
 

@@ -102,3 +102,18 @@ def test_a_slice_that_an_ordered_step_has_waited_for_does_not_wait() -> None:
     feeder.send(1, 2, now=1.0)
     assert not core.work(1.0)
     assert core.work(1.0041)
+
+
+def test_who_has_gathered_and_waits_for_its_turn_does_not_gather_again() -> None:
+    """Else one that small slices never leave alone would never come to its turn where the worker is busy."""
+    core = StageWorker(planned(flux.stage(partitions=1)(Kept)), 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0),),),), (), {0: ""}), 0.0)
+    core.turns.gather_s = 0.004
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1, now=1.0)
+    for replica in core.turns.gathered(1.005):
+        core.turns.wake(replica.key)
+    feeder.send(1, 2, now=1.005)
+    assert core.work(1.005)
+    assert kept(core) == [[1, 2]]

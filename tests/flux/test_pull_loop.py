@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -47,7 +48,9 @@ def puller(query: ThreadQuery) -> Iterator[Puller]:
 def read(puller: Puller, pulling: Pulling, most: int = 1) -> list[int]:
     """So many rows at least, or up to the end."""
     found: list[int] = []
+    limit = time.monotonic() + LIMIT_S
     while not pulling.over and len(found) < most:
+        assert time.monotonic() < limit, f"{len(found)} rows came in {LIMIT_S:g} s, {most} are awaited"
         got = pulling.take()
         if got is None:
             puller.turn(pulling, 0.1)

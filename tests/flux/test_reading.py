@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -180,6 +181,49 @@ def test_small_batches_are_appended_together_and_stay_batches() -> None:
     assert logged(core) == [[1], [2, 3], wide.column("x").to_pylist(), [4]], (
         "nothing is kept back, and the order is that of the source"
     )
+
+
+def test_a_reader_may_use_its_memory_again_for_the_next_batch() -> None:
+    def read(partition: int) -> Batches:
+        memory = np.empty(4, np.int64)
+        for n in range(4):
+            memory[:] = n
+            yield pa.RecordBatch.from_arrays(
+                [pa.Array.from_buffers(pa.int64(), 4, [None, pa.py_buffer(memory)])], ["x"]
+            )
+
+    core = reading(read)
+    while core.read(True, 1.0):
+        pass
+    assert logged(core) == [[n] * 4 for n in range(4)]
+
+
+def test_each_small_batch_is_as_old_as_when_it_was_read() -> None:
+    core = reading(lambda p: iter([rows(n) for n in range(3)]))
+    turn(core, 1.0, each_s=0.0005)
+    entries = core.sources[0, 0].producers[0].log.entries()
+    assert [entry.created for entry in entries[:3]] == pytest.approx([1.0, 1.0005, 1.001])
+
+
+def test_a_reader_that_rings_is_not_asked_again_before_that_because_batches_of_it_are_kept() -> None:
+    class Rings:
+        asked = 0
+
+        def __iter__(self) -> Iterator[pa.RecordBatch | None]:
+            return self
+
+        def __next__(self) -> pa.RecordBatch | None:
+            self.asked += 1
+            return rows(1) if self.asked == 1 else None
+
+        def when_ready(self, ring: Callable[[], None]) -> None:
+            pass
+
+    reader = Rings()
+    core = reading(lambda p: iter([rows(n) for n in range(9)]) if p else reader, partitions=2)
+    core.reading.bell = lambda: None
+    turn(core, 1.0, each_s=0.0001)
+    assert (reader.asked, read_of(core)) == (2, {0: 1, 1: 9})
 
 
 def test_no_more_small_batches_are_kept_than_are_appended_together() -> None:

@@ -155,9 +155,10 @@ def test_a_run_is_no_longer_than_a_step_and_the_credit_allow() -> None:
         stream.append(2, 0, 0, 0)
     assert [m.batches for m, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
     short = Stream(granted=4 * (MESSAGE_BYTES + 16) + 1)
-    for _ in range(9):
+    for _ in range(99):
         short.append(2, 0, 0, 0)
-    assert [m.batches for m, _ in short.resume(10, {0: 0, 2: 0, 3: 0})] == [[0, 1, 2, 3, 4]], "one goes beyond it"
+    sent = [message.nbytes for message, _ in short.resume(10, {0: 0, 2: 0, 3: 0})]
+    assert sum(sent[:-1]) < short.granted <= sum(sent), "the last one goes beyond it"
 
 
 def test_a_batch_that_waits_alone_is_no_run() -> None:
@@ -298,6 +299,15 @@ def test_credit_that_is_left_is_used_without_another_ack() -> None:
     while stream.producer.dirty:
         sent += stream.sent(10)
     assert sum(message.nbytes for message, _ in sent) >= 12_000 or sent[-1][0].sequence == 59
+
+
+def test_batches_for_others_use_up_no_credit() -> None:
+    stream = Stream(granted=5_000)
+    for _ in range(300):
+        stream.append(0, 9, 0, 0)
+    stream.append(1, 0, 0, 0)
+    assert [message.sequence for message, _ in stream.resume(10, {0: 0, 2: 0, 3: 0})] == [300]
+    assert not stream.producer.dirty
 
 
 def order(*slices: tuple[int, int, int], rows: int = -1) -> OrderEntry:
