@@ -62,8 +62,8 @@ class Turns:
     def gathers(self, replica: Replica, slice_: Slice, now: float) -> bool:
         """Whether what has come for a replica is not to be ordered yet, because more of it is expected soon (design: gather).
         Whatever it is woken by, the replica waits until ``gathered`` names it."""
-        if not self.gather_s or not replica.primary or rows_of([slice_]) > SMALL_ROWS:
-            return False
+        if not self.gather_s or not replica.primary or replica.timed or rows_of([slice_]) > SMALL_ROWS:
+            return False  # between two ticks whatever waits is applied: a timer would be late
         if replica.applied < replica.order.end:
             return False  # a step that is ordered may have waited for this very slice
         if replica.key in self._gathered:

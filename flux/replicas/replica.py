@@ -106,7 +106,7 @@ class Replica:
         self.gives_changes = gives_changes(self.operator)
         # A state that cannot travel cannot be repaired or moved: say so before there is any.
         check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
-        self._timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
+        self.timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
 
     @property
     def where(self) -> str:
@@ -435,7 +435,7 @@ class Replica:
 
         Not where there are timers: a step that is applied before these may set one that has to go before them. Nor where there
         is a sink: the others would apply it, and keep its output, however long this one waits for the sink."""
-        if self._timed or self.gathers or self.stage.sink is not None:
+        if self.timed or self.gathers or self.stage.sink is not None:
             return
         while self.waits.arrivals and not self.held_back:  # none: it has to catch up with the primary before it
             self._decide(now)

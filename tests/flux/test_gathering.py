@@ -63,12 +63,18 @@ def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> 
     assert kept(core, 1) == [[1, 2, 3]]
 
 
-def test_small_slices_wait_for_others_and_are_applied_in_one_step() -> None:
-    core = StageWorker(planned(flux.stage(partitions=1)(Kept)), 0)
+def gathering(operator: type[flux.Operator]) -> tuple[StageWorker, Feeder]:
+    """A worker on which small slices wait for others."""
+    core = StageWorker(planned(flux.stage(partitions=1)(operator)), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), (), {0: ""}), 0.0)
     core.turns.gather_s = 0.004
     feeder = Feeder(core)
     feeder.hello()
+    return core, feeder
+
+
+def test_small_slices_wait_for_others_and_are_applied_in_one_step() -> None:
+    core, feeder = gathering(Kept)
     feeder.send(0, 1, now=1.0)
     assert (core.work(1.0), core.has_work) == (False, False), "it may rest meanwhile"
     assert core.due() <= 1.004
@@ -106,14 +112,20 @@ def test_a_slice_that_an_ordered_step_has_waited_for_does_not_wait() -> None:
 
 def test_who_has_gathered_and_waits_for_its_turn_does_not_gather_again() -> None:
     """Else one that small slices never leave alone would never come to its turn where the worker is busy."""
-    core = StageWorker(planned(flux.stage(partitions=1)(Kept)), 0)
-    core.on_table(Table(0, (((ReplicaAt(0, 0),),),), (), {0: ""}), 0.0)
-    core.turns.gather_s = 0.004
-    feeder = Feeder(core)
-    feeder.hello()
+    core, feeder = gathering(Kept)
     feeder.send(0, 1, now=1.0)
     for replica in core.turns.gathered(1.005):
         core.turns.wake(replica.key)
     feeder.send(1, 2, now=1.005)
     assert core.work(1.005)
     assert kept(core) == [[1, 2]]
+
+
+def test_operators_with_timers_do_not_wait() -> None:
+    class Timed(Kept):
+        def on_timer(self, name: str) -> None:
+            pass
+
+    core, feeder = gathering(Timed)
+    feeder.send(0, 1, now=1.0)
+    assert core.work(1.0)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from flux.host.turns import Turns
+from flux.replicas.replica import Replica
 from flux.replicas.waiting import Waiting
-from flux.stream.receiver import Inbound, RowSlice
+from flux.stream.receiver import Inbound, RowSlice, Slice
 from flux.stream.runs import Run
 
 Patch = pytest.MonkeyPatch
@@ -22,6 +24,21 @@ def takes_runs_whole(patch: Patch) -> None:
         return of_run(self, message, packet, run, batch, 0, held)
 
     patch.setattr(Inbound, "_of_run", broken)
+
+
+def gathers_what_an_order_waits_for(patch: Patch) -> None:
+    """A slice that comes for a step of an earlier primary's order waits for others."""
+    gathers = Turns.gathers
+
+    def broken(self: Turns, replica: Replica, slice_: Slice, now: float) -> bool:
+        order = replica.order
+        end, order.end = order.end, replica.applied
+        try:
+            return gathers(self, replica, slice_, now)
+        finally:
+            order.end = end
+
+    patch.setattr(Turns, "gathers", broken)
 
 
 def orders_name_slices(patch: Patch) -> None:

@@ -69,6 +69,7 @@ PROTECTS_FROM = 600_000_000
 NUMBERED_FROM = 800_000_000
 UPSTREAM_FROM = 1_000_000_000
 READERS_FROM = 1_200_000_000
+GATHERS_FROM = 1_400_000_000
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
@@ -118,6 +119,7 @@ class Simulation:
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
         their own."""
         self.seed = seed
+        self.gathers = faults is None and seed >= GATHERS_FROM
         self.demand = demand
         self.life = life
         self.world = World(seed) if life is None else life.world(seed)

@@ -470,6 +470,7 @@ VARIANTS = [
     ),
     Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
     Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
+    Variant(runs.gathers_what_an_order_waits_for, {"what is ready is applied"}, (1_400_000_036,)),
     Variant(runs.takes_runs_whole, ROWS | {"no run fails"}, (69, 105)),
     Variant(runs.orders_name_slices, ALIKE, (3,)),
     Variant(runs.drops_what_is_cut_off, ALIKE, (26,)),

@@ -104,9 +104,8 @@ class WorkerProcess(Process):
 
     def made(self, workers: int) -> StageWorker:
         core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
-        core.turns.gather_s = GATHER_S[
-            (self.sim.seed + self.node) % len(GATHER_S)
-        ]  # as their shells find each for itself
+        if self.sim.gathers:  # as their shells find, each for itself
+            core.turns.gather_s = GATHER_S[(self.sim.seed + self.node) % len(GATHER_S)]
         return core
 
     def report_again(self) -> None:
