@@ -69,7 +69,7 @@ PROTECTS_FROM = 600_000_000
 NUMBERED_FROM = 800_000_000
 UPSTREAM_FROM = 1_000_000_000
 READERS_FROM = 1_200_000_000
-GATHERS_FROM = 1_400_000_000
+GATHERS_FROM = 3_600_000_000
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
