@@ -479,10 +479,10 @@ def test_what_comes_twice_is_counted_once() -> None:
     careless = Faults(calm_after_s=1.0, breaks_per_s=200.0, repeats_probability=1.0)
     refused = []
     for seed in (0, 2, 3):
-        sim = simulation((Watched, Watched), seed=seed, batches=150, faults=careless)
+        sim = simulation((Watched, Watched), seed=seed, batches=300, faults=careless)
         sim.run()
         refused.append(sim.counts["duplicates refused"])
-    assert min(refused) > 200
+    assert min(refused) > 500
     assert sum(refused) > 1200
 
 
