@@ -5,7 +5,11 @@ for one batch as for ten. So a worker that small steps keep busy asks its source
 wait for that where they enter. The intervals begin at multiples of the wall clock: workers whose clocks agree read at the same
 time, and what they send meets in one step, because partitions gather for a part of the interval before they order one.
 
-Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none where steps are large or the worker has time.
+An interval makes rows older by its own length and younger by the work that it spares. So it is never longer than rows are old
+anyway: where these come through soon, a busy worker is left busy.
+
+Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none where steps are large, rows are young, or the
+worker has time.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ WINDOW_S = 0.1
 BUSY, IDLE = 0.5, 0.2
 #: Only for one that is as good as full the longest interval spares more time than rows wait for it, and only until it is not.
 FULL, EASED = 0.7, 0.3
+#: In intervals: how old rows must be on average when they are applied, in whatever stage, before there is a longer one, and how
+#: young they must get before there is a shorter one.
+OLD, YOUNG = 1.25, 0.75
 
 
 class Pace:
@@ -42,24 +49,30 @@ class Pace:
         self._at = 0
         self._worked_s = self._waited_s = 0.0
         self._rows = self._steps = 0
+        self._aged_s = 0.0
 
-    def turn(self, worked_s: float, waited_s: float, rows: int, steps: int) -> None:
-        """A turn worked and waited for so long, and has applied so many rows in so many steps."""
+    def turn(self, worked_s: float, waited_s: float, rows: int, steps: int, aged_s: float) -> None:
+        """A turn worked and waited for so long, and has applied so many rows in so many steps. ``aged_s``: the ages of the oldest
+        row of each step, added up."""
         self._worked_s += worked_s
         self._waited_s += waited_s
         self._rows += rows
         self._steps += steps
+        self._aged_s += aged_s
         seconds = self._worked_s + self._waited_s
         if seconds >= WINDOW_S:
             self._judge(self._worked_s / seconds)
             self._worked_s = self._waited_s = 0.0
             self._rows = self._steps = 0
+            self._aged_s = 0.0
 
     def _judge(self, share: float) -> None:
         small, longest = 0 < self._rows <= SMALL_ROWS * self._steps, len(INTERVALS_S) - 1
-        if small and share > (FULL if self._at == longest - 1 else BUSY):
+        age_s = self._aged_s / max(self._steps, 1)
+        longer_s = INTERVALS_S[min(self._at + 1, longest)]
+        if small and share > (FULL if self._at == longest - 1 else BUSY) and age_s > OLD * longer_s:
             self._at = min(self._at + 1, longest)
-        elif not small or share < (EASED if self._at == longest else IDLE):
+        elif not small or share < (EASED if self._at == longest else IDLE) or age_s < YOUNG * self.interval_s:
             self._at = max(self._at - 1, 0)
         self.interval_s = INTERVALS_S[self._at]
         self.gather_s = min(self.interval_s / 2, GATHER_MAX_S)

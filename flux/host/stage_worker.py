@@ -93,6 +93,9 @@ class StageWorker:
         self.note: Note = no_note()  # what it is at, for those who watch it from outside
         self.ticked = False  # the last step was for timers
         self.rows_in = self.steps = 0  # applied here: what a replica has applied travels with its state
+        self.aged_s = (
+            0.0  # seconds for which the rows of all steps had been here, or elsewhere in the dataflow, by then
+        )
         self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
         self._clock = clock
         self.turns = Turns(self.replicas)
@@ -383,13 +386,8 @@ class StageWorker:
     def _step(self, replica: Replica, now: float) -> None:
         started, wall = self._clock(), now + self.wall_ahead
         note = self.note
-        note[WHAT], note[PARTITION], note[STEP], note[KIND] = (
-            replica.stage.id,
-            replica.partition,
-            replica.applied,
-            IN_STEP,
-        )
-        rows = replica.rows_in
+        note[WHAT], note[PARTITION], note[STEP] = replica.stage.id, replica.partition, replica.applied
+        rows, note[KIND] = replica.rows_in, IN_STEP
         slices = replica.step(wall)
         self.rows_in += replica.rows_in - rows
         self.steps += 1
@@ -402,7 +400,9 @@ class StageWorker:
             self._pairing.tell(replica.key)
         self.subscriptions.applied(replica.partition, slices, now)
         if slices and isinstance(slices[0], RowSlice):
-            self.latencies[replica.stage.id].append(wall - replica.context.created)
+            age_s = wall - replica.context.created
+            self.latencies[replica.stage.id].append(age_s)
+            self.aged_s += age_s
         self.leaving.note_end(replica, wall)
         self.leaving.report(replica)
 

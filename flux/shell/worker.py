@@ -195,7 +195,7 @@ class Worker:
         self._turns += 1
         now = began = time.monotonic()
         self._sinks.check()
-        rows, steps = core.rows_in, core.steps
+        rows, steps, aged_s = core.rows_in, core.steps, core.aged_s
         core.wall_ahead = time.time() - now
         note = core.note
         note[TURNS], note[KIND] = self._turns, TURN
@@ -222,7 +222,7 @@ class Worker:
             self._flush(core, time.monotonic())
         worked_s, rows, steps = time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps
         self._gathering.worked(worked_s, rows, steps)
-        self._pace.turn(worked_s, waited_s, rows, steps)
+        self._pace.turn(worked_s, waited_s, rows, steps, core.aged_s - aged_s)
         core.reading.interval_s = self._pace.interval_s
         core.turns.gather_s = self._pace.gather_s
 

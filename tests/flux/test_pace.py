@@ -15,17 +15,19 @@ from flux.host.pace import (
     GATHER_MAX_S,
     IDLE,
     INTERVALS_S,
+    OLD,
     REST_MAX_S,
     WINDOW_S,
+    YOUNG,
     Pace,
     next_multiple,
 )
 
 
-def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: int = 10) -> float:
-    """The interval after so many windows in which the worker was busy for such a share of the time."""
+def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: int = 10, age_s: float = 1.0) -> float:
+    """The interval after so many windows in which the worker was busy for such a share of the time, with rows of this age."""
     for _ in range(windows):
-        pace.turn(share * WINDOW_S * 1.01, (1 - share) * WINDOW_S * 1.01, rows, steps)
+        pace.turn(share * WINDOW_S * 1.01, (1 - share) * WINDOW_S * 1.01, rows, steps, age_s * steps)
     return pace.interval_s
 
 
@@ -62,6 +64,15 @@ def test_one_that_has_time_asks_at_once_again_and_one_between_goes_on_as_it_does
     assert after(pace, IDLE - 0.1, windows=9) == 0
 
 
+@pytest.mark.parametrize("at", range(1, len(INTERVALS_S)))
+def test_no_interval_is_longer_than_rows_are_old_anyway(at: int) -> None:
+    pace = Pace()
+    assert after(pace, 1.0, windows=9, age_s=OLD * INTERVALS_S[at] - 1e-4) == INTERVALS_S[at - 1]
+    assert after(pace, 1.0, windows=9, age_s=OLD * INTERVALS_S[at] + 1e-4) == INTERVALS_S[at]
+    assert after(pace, 1.0, windows=9, age_s=YOUNG * INTERVALS_S[at] + 1e-4) == INTERVALS_S[at], "not much younger"
+    assert after(pace, 1.0, age_s=YOUNG * INTERVALS_S[at] - 1e-4) == INTERVALS_S[at - 1]
+
+
 @pytest.mark.parametrize(("rows", "steps"), [(SMALL_ROWS * 10 + 1, 10), (0, 0)])
 def test_large_steps_and_none_at_all_lead_to_no_interval(rows: int, steps: int) -> None:
     pace = Pace()
@@ -72,10 +83,10 @@ def test_large_steps_and_none_at_all_lead_to_no_interval(rows: int, steps: int) 
 def test_short_turns_are_judged_together() -> None:
     pace = Pace()
     for _ in range(8):
-        pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1)
+        pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1, aged_s=1.0)
     assert pace.interval_s == 0, "not long enough to tell"
     for _ in range(4):
-        pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1)
+        pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1, aged_s=1.0)
     assert pace.interval_s == INTERVALS_S[1]
 
 
