@@ -130,13 +130,13 @@ class LoadBook:
         known = ~np.isnan(rates[BUSY])
         self._note_last(rates, known)
         # A new replica has no rates yet. It is taken to do as much as the others, or as the last one of its partition.
-        idle = ~columns.applies
+        idle, new = ~columns.applies, ~known
         for which in range(3):
-            np.copyto(rates[which], self._last[which][:, None], where=~known)
-            rates[which][idle] = 0.0
+            np.copyto(rates[which], self._last[which][:, None], where=new)
+            np.copyto(rates[which], 0.0, where=idle)
         largest = functools.reduce(np.maximum, state_bytes.T)
         np.copyto(state_bytes, largest[:, None], where=state_bytes == 0)
-        state_bytes[idle] = 0
+        np.copyto(state_bytes, 0, where=idle)
         seconds = [self._seconds(worker) for worker in workers]
         return LoadTable(
             columns,
@@ -178,9 +178,11 @@ class LoadBook:
         """Of the replicas of a partition, the rates of the one that is busiest."""
         best = np.full(len(known), -np.inf)
         for place in range(known.shape[1]):
-            better = np.flatnonzero(known[:, place] & (rates[BUSY, :, place] > best))
-            best[better] = rates[BUSY, better, place]
-            self._last[:, better] = rates[:, better, place]
+            busy = rates[BUSY, :, place]
+            better = known[:, place] & (busy > best)
+            np.copyto(best, busy, where=better)
+            for last, of_place in zip(self._last, rates[:, :, place], strict=True):
+                np.copyto(last, of_place, where=better)
 
     @staticmethod
     def _movable(
