@@ -27,6 +27,7 @@ class Core:
     """As much of a worker's as its loop asks for."""
 
     rows_in = steps = 0
+    aged_s = 0.0
     reading = SimpleNamespace(due=lambda _: 0.0)
 
     def __init__(self, loop: Turning) -> None:
