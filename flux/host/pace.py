@@ -5,8 +5,8 @@ for one batch as for ten. So a worker that small steps keep busy asks its source
 wait for that where they enter. The intervals begin at multiples of the wall clock: workers whose clocks agree read at the same
 time, and what they send meets in one step, because partitions gather for a part of the interval before they order one.
 
-An interval makes rows older by its own length and younger by the work that it spares. So it is never longer than rows are old
-anyway: where these come through soon, a busy worker is left busy.
+An interval makes rows older by its own length and younger by the work that it spares. So it is never much longer than rows are
+old anyway: where these come through soon, a busy worker is left busy.
 
 Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none where steps are large, rows are young, or the
 worker has time.

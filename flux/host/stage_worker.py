@@ -93,9 +93,7 @@ class StageWorker:
         self.note: Note = no_note()  # what it is at, for those who watch it from outside
         self.ticked = False  # the last step was for timers
         self.rows_in = self.steps = 0  # applied here: what a replica has applied travels with its state
-        self.aged_s = (
-            0.0  # seconds for which the rows of all steps had been here, or elsewhere in the dataflow, by then
-        )
+        self.aged_s = 0.0  # ages of the oldest row of each step, added up
         self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
         self._clock = clock
         self.turns = Turns(self.replicas)
@@ -387,7 +385,8 @@ class StageWorker:
         started, wall = self._clock(), now + self.wall_ahead
         note = self.note
         note[WHAT], note[PARTITION], note[STEP] = replica.stage.id, replica.partition, replica.applied
-        rows, note[KIND] = replica.rows_in, IN_STEP
+        note[KIND] = IN_STEP
+        rows = replica.rows_in
         slices = replica.step(wall)
         self.rows_in += replica.rows_in - rows
         self.steps += 1
