@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -39,7 +40,7 @@ SEED = np.uint64(0x9E3779B97F4A7C15)
 NULL_WORD = np.uint64(0xD6E8FEB86659FD93)
 _M1 = np.uint64(0xFF51AFD7ED558CCD)
 _M2 = np.uint64(0xC4CEB9FE1A85EC53)
-_U0, _U1, _U32, _U33 = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(33)
+_U0, _U1, _U16, _U32, _U33 = np.uint64(0), np.uint64(1), np.uint64(16), np.uint64(32), np.uint64(33)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _NAN32, _NAN64 = np.uint64(0x7FC00000), np.uint64(0x7FF8000000000000)
 _INF32, _INF64 = np.uint64(0x7F800000), np.uint64(0x7FF0000000000000)
@@ -48,6 +49,11 @@ _INT64_MAX = np.int64(0x7FFFFFFFFFFFFFFF)
 # 10**p in two words, p from 0 to 38
 _TEN_LOW = np.array([10**p & 0xFFFFFFFFFFFFFFFF for p in range(39)], np.uint64)
 _TEN_HIGH = np.array([10**p >> 64 for p in range(39)], np.uint64)
+
+#: Keys that are looked up together: the memory that each needs is asked for before any of it is read.
+AHEAD = 32
+#: Of a string with so many bytes or more, a table of strings does not say how many.
+LONG = 0xFFFF
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 
@@ -77,6 +83,21 @@ _i32 = _loader(types.int32)
 _i64 = _loader(types.int64)
 _f32 = _loader(types.float32)
 _f64 = _loader(types.float64)
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the memory at an address, which may be any: it is in the cache when it is read soon after."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        to_read, keep, data = number(0), number(3), number(1)
+        builder.call(ask, [builder.inttoptr(args[0], pointer), to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @kernel
@@ -487,18 +508,39 @@ def _same_bytes(a: int, b: int, size: int) -> bool:
 
 
 @kernel
+def _ask_for_strings(
+    offsets: int, data: int, validity: int, kind: int, first: int, hashes: Array, count: int, table: Array, arena: int
+) -> None:  # fmt: skip
+    """The hashes of the next strings; and what it takes to look these up is asked for."""
+    mask = np.uint64(table.shape[0] - 1)
+    table_at = table.ctypes.data
+    end = _start(offsets, kind, first)
+    for i in range(count):
+        start, end = end, _start(offsets, kind, first + i + 1)
+        if validity == 0 or _bit(validity, first + i):
+            hashes[i] = _hash_bytes(data + start, end - start)
+            _prefetch(table_at + 16 * np.int64(hashes[i] & mask))
+    for i in range(count):
+        _prefetch(arena + np.int64(table[hashes[i] & mask, 1] >> _U16))
+
+
+@kernel
 def find_strings(
     offsets: int, data: int, validity: int, offset: int, kind: int, first: int, out: Array,
-    table: Array, table_hashes: Array, starts: Array, arena: Array, meta: Array,
+    table: Array, starts: Array, arena: Array, meta: Array,
 ) -> int:  # fmt: skip
     """Slots of strings; new ones are copied to the arena. Null is a key of its own with no bytes."""
-    mask = np.uint64(table.size - 1)
+    mask = np.uint64(table.shape[0] - 1)
     count, limit = meta[0], starts.size - 1
     n = out.size
     done = n
     home = arena.ctypes.data
+    hashes = np.zeros(AHEAD, np.uint64)
     end = _start(offsets, kind, offset + first) if first < n else 0
     for i in range(first, n):
+        at = (i - first) % AHEAD
+        if at == 0:
+            _ask_for_strings(offsets, data, validity, kind, offset + i, hashes, min(AHEAD, n - i), table, home)
         j = offset + i
         start, end = end, _start(offsets, kind, j + 1)
         if validity != 0 and _bit(validity, j) == 0:
@@ -514,15 +556,16 @@ def find_strings(
             out[i] = slot
             continue
         size = end - start
-        h = _hash_bytes(data + start, size)
-        place = h & mask
-        while True:
-            slot = np.int64(table[place])
-            if slot < 0:
-                break
-            if table_hashes[place] == h:
-                there = starts[slot]
-                if starts[slot + 1] - there == size and _same_bytes(home + there, data + start, size):
+        kept_size = np.uint64(min(size, LONG))
+        tag = hashes[at] << _U32
+        place = hashes[at] & mask
+        slot = np.int64(-1)
+        while table[place, 0] != _U0:
+            if table[place, 0] & ~_LOW32 == tag and table[place, 1] & np.uint64(LONG) == kept_size:
+                found, there = np.int64(table[place, 0] & _LOW32) - 1, np.int64(table[place, 1] >> _U16)
+                as_long = size < LONG or starts[found + 1] - there == size
+                if as_long and _same_bytes(home + there, data + start, size):
+                    slot = found
                     break
             place = (place + _U1) & mask
         if slot < 0:
@@ -532,8 +575,8 @@ def find_strings(
                 done = i
                 break
             slot = count
-            table[place] = slot
-            table_hashes[place] = h
+            table[place, 0] = tag | np.uint64(slot + 1)
+            table[place, 1] = np.uint64(used) << _U16 | kept_size
             for p in range(size):
                 arena[used + p] = _u8(data + start + p)
             starts[slot + 1] = used + size
@@ -555,6 +598,19 @@ def rebuild_hashed(old: Array, old_hashes: Array, table: Array, table_hashes: Ar
                 place = (place + _U1) & mask
             table[place] = old[i]
             table_hashes[place] = old_hashes[i]
+
+
+@kernel
+def rebuild_strings(old: Array, table: Array) -> None:
+    """The same of a table of strings, by the low half of each hash."""
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(old.shape[0]):
+        if old[i, 0] != _U0:
+            place = (old[i, 0] >> _U32) & mask
+            while table[place, 0] != _U0:
+                place = (place + _U1) & mask
+            table[place, 0] = old[i, 0]
+            table[place, 1] = old[i, 1]
 
 
 @kernel

@@ -8,6 +8,9 @@ Law: two rows get the same slot if and only if their keys are equal; equal hashe
 
 A table is an array of places, a power of two, and holds at most half as many keys; it doubles when full.
 Kernels stop at the row for which there is no room and are called again after the table has grown.
+
+What a lookup costs is the memory that it waits for, because a large table is in no cache. So kernels ask for what a few keys
+need before they look at any of it, and a place of a table of strings has all that tells where the bytes of its key are.
 """
 
 from __future__ import annotations
@@ -39,21 +42,25 @@ class _Table:
         """``keys``: as many have room before it doubles."""
         self.capacity = max(KEYS_MIN, 1 << max(keys - 1, 0).bit_length())
         self.meta = np.array([0, -1, 0, 0], np.int64)  # keys, slot of null, bytes used, bytes wanted
-        self.table = np.full(2 * self.capacity, -1, np.int32)
-        self.table_words = np.zeros(2 * self.capacity, np.uint64)
+        self._make_places()
 
     def __len__(self) -> int:
         return int(self.meta[0])
 
-    def _double(self) -> tuple[np.ndarray, np.ndarray]:
-        """New empty places; returns the old ones."""
+    def _double(self) -> None:
+        """New empty places."""
         if self.capacity >= KEYS_MAX:
             raise MemoryError(f"a partition cannot hold more than {KEYS_MAX} keys; use more partitions")
-        old = self.table, self.table_words
         self.capacity *= 2
+        self._make_places()
+
+    def _make_places(self) -> None:
         self.table = np.full(2 * self.capacity, -1, np.int32)
         self.table_words = np.zeros(2 * self.capacity, np.uint64)
-        return old
+
+    def nulls(self, slots: np.ndarray) -> np.ndarray:
+        null: np.ndarray = slots == self.meta[1]
+        return null
 
 
 class Words(_Table):
@@ -78,10 +85,6 @@ class Words(_Table):
             self.words = grown(self.words, self.capacity)
             kernels.rebuild_words(self.words, self.meta, self.table, self.table_words)
 
-    def nulls(self, slots: np.ndarray) -> np.ndarray:
-        null: np.ndarray = slots == self.meta[1]
-        return null
-
 
 class Rows(_Table):
     """Keys of ``width`` words."""
@@ -100,13 +103,17 @@ class Rows(_Table):
             done = kernels.find_rows(rows, done, out, self.table, self.table_words, self.words, self.meta)
             if done == len(out):
                 return
-            old = self._double()
+            old = self.table, self.table_words
+            self._double()
             self.words = grown(self.words, self.capacity)
             kernels.rebuild_hashed(*old, self.table, self.table_words)
 
 
 class Strings(_Table):
-    """Keys of bytes, kept one after the other in an arena; null has a slot with no bytes."""
+    """Keys of bytes, kept one after the other in an arena; null has a slot with no bytes.
+
+    table  uint64[places, 2]: the low half of the hash above the slot + 1, 0 where there is no key; where its bytes begin above
+           how many there are in 16 bits, the most of which stands for that many and more"""
 
     def __init__(self, keys: int = 0) -> None:
         super().__init__(keys)
@@ -115,28 +122,26 @@ class Strings(_Table):
 
     @property
     def nbytes(self) -> int:
-        return self.table.nbytes + self.table_words.nbytes + self.starts.nbytes + self.arena.nbytes
+        return self.table.nbytes + self.starts.nbytes + self.arena.nbytes
+
+    def _make_places(self) -> None:
+        self.table = np.zeros((2 * self.capacity, 2), np.uint64)
 
     def slots(self, column: pa.Array, out: np.ndarray) -> None:
         source = raw_bytes(column)
         done = 0
         while True:
-            done = kernels.find_strings(
-                *source, done, out, self.table, self.table_words, self.starts, self.arena, self.meta
-            )
+            done = kernels.find_strings(*source, done, out, self.table, self.starts, self.arena, self.meta)
             if done == len(out):
                 return
             if len(self) == self.capacity:
-                old = self._double()
+                old = self.table
+                self._double()
                 self.starts = grown(self.starts, self.capacity + 1)
-                kernels.rebuild_hashed(*old, self.table, self.table_words)
+                kernels.rebuild_strings(old, self.table)
             else:
                 wanted = int(self.meta[2] + self.meta[3])
                 self.arena = grown(self.arena, max(2 * len(self.arena), wanted))
-
-    def nulls(self, slots: np.ndarray) -> np.ndarray:
-        null: np.ndarray = slots == self.meta[1]
-        return null
 
     def strings(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(int64 offsets, bytes) of the strings of the slots, one after the other."""

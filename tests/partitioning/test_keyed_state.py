@@ -126,6 +126,29 @@ def test_one_string_may_be_larger_than_all_memory_held_so_far() -> None:
     assert index.keys()[0].equals(column)
 
 
+@pytest.mark.parametrize("type_", [pa.string(), pa.large_string()])
+def test_strings_too_long_for_their_place_in_the_table_are_told_apart(type_: pa.DataType) -> None:
+    """A place says how many bytes a string has, up to 65,534."""
+    sizes = [65_533, 65_534, 65_535, 65_536, 65_537, 131_071, 131_072]
+    strings = ["a" * size for size in sizes] + ["a" * (size - 1) + "b" for size in sizes] + ["", "a"]
+    index = KeyIndex([pa.field("key", type_)])
+    assert index.slots([pa.array(strings, type_)]).tolist() == list(range(len(strings)))
+    again = [(7 * place) % len(strings) for place in range(50)]
+    assert index.slots([pa.array([strings[place] for place in again], type_)]).tolist() == again
+    assert index.keys()[0].to_pylist() == strings
+
+
+def test_many_strings_are_looked_up_as_a_dictionary_does() -> None:
+    """Known and new ones, nulls and slices, while the table and the bytes that it keeps grow."""
+    random, index, expected = np.random.default_rng(5), KeyIndex([pa.field("key", pa.string())]), {}
+    for rows in (1, 31, 32, 33, 64, 1000, 5000, 20_000):
+        numbers = random.integers(0, 4 * rows, rows + 3)
+        column = pa.array([None if number % 13 == 0 else f"key {number}" * (number % 5) for number in numbers])[3:]
+        places = [expected.setdefault(key, len(expected)) for key in column.to_pylist()]
+        assert index.slots([column]).tolist() == places
+    assert index.keys()[0].to_pylist() == list(expected)
+
+
 def test_no_rows_give_no_slots() -> None:
     index = index_of(pa.array(["a"]))
     assert index.slots([pa.array([], pa.string())]).tolist() == []
