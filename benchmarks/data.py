@@ -92,7 +92,7 @@ def reader(paths: list[str], partitions: int, read_rows: int = READ_ROWS):  # ty
 
     def read_parquet(partition: int, start: int) -> Iterator[pa.RecordBatch]:
         for path in paths[partition::partitions]:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, memory_map=True) as file:
                 batches = -(-file.metadata.num_rows // read_rows)
                 if start < batches:
                     yield from islice(file.iter_batches(batch_size=read_rows, use_threads=False), start, None)

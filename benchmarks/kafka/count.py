@@ -9,6 +9,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import flux
+from flux.kafka import kernels
+from partitioning.keyed_state import KeyIndex
 from spark_integration.query import Query
 from spark_integration.start import start_query
 
@@ -24,35 +26,25 @@ class RunningCount(flux.Operator):
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
-        self.places: dict[bytes, int] = {}
+        self.keys = KeyIndex([SCHEMA.field("key")])
         self.counts = np.zeros(0, np.int64)
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keys = batch.column("key").dictionary_encode()
-        places = np.array([self._place(key) for key in keys.dictionary.to_pylist()])[keys.indices.to_numpy()]
-        order = np.argsort(places, kind="stable")
-        grouped, first = places[order], np.ones(len(order), bool)
-        np.not_equal(grouped[1:], grouped[:-1], out=first[1:])
-        starts = np.flatnonzero(first)
-        # How many of its key come before each row in the batch.
-        before = np.arange(len(order)) - starts[np.cumsum(first) - 1]
-        until = np.empty(len(order), np.int64)
-        until[order] = self.counts[grouped] + before + 1
-        np.add.at(self.counts, places, 1)
-        return pa.record_batch([batch.column("key"), batch.column("due_us"), pa.array(until)], schema=SCHEMA)
-
-    def _place(self, key: bytes) -> int:
-        place = self.places.setdefault(key, len(self.places))
-        if place == len(self.counts):
-            self.counts = np.append(self.counts, np.zeros(max(place, 16), np.int64))
-        return place
+        places = self.keys.slots([batch.column("key")])
+        if len(self.keys) > len(self.counts):
+            self.counts = np.append(self.counts, np.zeros(len(self.keys), np.int64))
+        before = np.empty(batch.num_rows, np.int64)
+        kernels.number(places, 0, self.counts, before)
+        return pa.RecordBatch.from_arrays(
+            [batch.column("key"), batch.column("due_us"), pa.array(before + 1)], schema=SCHEMA
+        )
 
     def snapshot(self) -> Any:
-        return self.places, self.counts
+        return self.keys.to_arrow(), self.counts
 
     def restore(self, snapshot: Any) -> None:
-        places, counts = snapshot
-        self.places, self.counts = dict(places), counts.copy()
+        keys, counts = snapshot
+        self.keys, self.counts = KeyIndex.from_arrow(keys), counts.copy()
 
 
 class Totals(flux.Aggregate):

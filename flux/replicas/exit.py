@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -12,6 +13,15 @@ from flux.dataflow.batches import BATCH_BYTES, logical_bytes
 
 #: Step, position, batch.
 Held = tuple[int, int, pa.RecordBatch]
+
+
+class Kept(NamedTuple):
+    """``nbytes``: what it counts against the bound."""
+
+    step: int
+    position: int
+    batch: pa.RecordBatch
+    nbytes: int
 
 
 class Exit:
@@ -25,8 +35,8 @@ class Exit:
         self.leads = False
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._handed: deque[Held] = deque()
-        self._waiting: deque[Held] = deque()
+        self._handed: deque[Kept] = deque()
+        self._waiting: deque[Kept] = deque()
 
     def __len__(self) -> int:
         return len(self._handed) + len(self._waiting)
@@ -49,44 +59,41 @@ class Exit:
 
     def add(self, step: int, batch: pa.RecordBatch) -> None:
         if self.position >= self.left:  # else an earlier primary has handed it on
-            self._keep((step, self.position, batch))
+            self._keep(step, self.position, batch)
         self.position += 1
 
-    def _keep(self, held: Held) -> None:
-        self._waiting.append(held)
-        self.bytes += cost(held)
+    def _keep(self, step: int, position: int, batch: pa.RecordBatch) -> None:
+        kept = Kept(step, position, batch, BATCH_BYTES + logical_bytes(batch))
+        self._waiting.append(kept)
+        self.bytes += kept.nbytes
 
     def hand_on(self, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Position and batch of what the steps below have given, each once."""
-        while self._waiting and self._waiting[0][0] < below:
-            held = self._waiting.popleft()
-            self._handed.append(held)
-            yield held[1], held[2]
+        while self._waiting and self._waiting[0].step < below:
+            kept = self._waiting.popleft()
+            self._handed.append(kept)
+            yield kept.position, kept.batch
 
     def forget(self, below: int) -> None:
         """The outside has the positions ``below`` for good."""
         self.left = max(self.left, below)
         for kept in (self._handed, self._waiting):
-            while kept and kept[0][1] < below:
-                self.bytes -= cost(kept.popleft())
+            while kept and kept[0].position < below:
+                self.bytes -= kept.popleft().nbytes
 
     # ---- copies
 
     def state(self) -> tuple[int, int, list[Held]]:
         """What a copy of the replica needs: it may have to hand on what this one keeps."""
-        return self.position, self.left, list(chain(self._handed, self._waiting))
+        return self.position, self.left, [kept[:3] for kept in chain(self._handed, self._waiting)]
 
     def adopt(self, state: tuple[int, int, list[Held]]) -> None:
         self.position, self.left, kept = state
         for held in kept:
-            self._keep(held)
+            self._keep(*held)
 
     def validate(self) -> None:
         """What holds between any two events. AssertionError says what does not."""
-        kept = [held[1] for held in chain(self._handed, self._waiting)]
+        kept = [each.position for each in chain(self._handed, self._waiting)]
         assert kept == list(range(self.left, self.position)), f"kept are {kept}, of {self.left} to {self.position}"
         assert self.leads or not self._handed, "a replica that does not lead has handed on output"
-
-
-def cost(held: Held) -> int:
-    return BATCH_BYTES + logical_bytes(held[2])

@@ -11,7 +11,7 @@ from itertools import islice
 
 import pyarrow as pa
 
-from flux.replicas.exit import Exit, cost
+from flux.replicas.exit import Exit
 
 #: Batches for which there is always room.
 ALWAYS = 2
@@ -37,7 +37,7 @@ class Offer(Exit):
     def shown(self) -> int:
         """Positions below are committed. A primary that is new may not have made all of them again: what readers have, it
         need not make."""
-        return max(self._waiting[0][1] if self._waiting else self.position, self.left)
+        return max(self._waiting[0].position if self._waiting else self.position, self.left)
 
     def show(self, below: int) -> None:
         """The steps below are committed."""
@@ -53,8 +53,8 @@ class Offer(Exit):
         """Batches that are shown from ``position`` on: up to so many bytes, at least one if there is any."""
         if position < self.left or not bytes_max:
             return
-        for held in islice(self._handed, position - self.left, None):
-            yield held[2]
-            bytes_max -= cost(held)
+        for kept in islice(self._handed, position - self.left, None):
+            yield kept.batch
+            bytes_max -= kept.nbytes
             if bytes_max <= 0:
                 return

@@ -135,7 +135,7 @@ class Sinks:
         if not line.jobs:
             return None
         job = line.jobs.popleft()
-        if not job.given or job.alone or line.sink is None or not line.sink.joins_bytes:
+        if not line.jobs or not job.given or job.alone or line.sink is None or not line.sink.joins_bytes:
             return job
         joined, left = [*job.given], line.sink.joins_bytes - logical_bytes(job.given[0][1])
         while line.jobs and line.jobs[0].life == job.life and line.jobs[0].given:
@@ -237,9 +237,10 @@ class Sinks:
         lacks = sequence + 1 if lacks is None else _whole(line, "write", lacks)
         if lacks > sequence + 1:
             raise UserCodeError(f"{line.where}: write() of batch {sequence} returned {lacks}")
-        line.kept.extend((position.sequence, BATCH_BYTES + logical_bytes(each)) for position, each in given)
         while line.kept and line.kept[0][0] < lacks:
             line.kept.popleft()
+        still = [(position.sequence, each) for position, each in given if position.sequence >= lacks]
+        line.kept.extend((number, BATCH_BYTES + logical_bytes(each)) for number, each in still)
         kept = sum([nbytes for _, nbytes in line.kept]) if not line.jobs else 0
         if kept >= self._kept_max:
             raise UserCodeError(

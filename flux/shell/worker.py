@@ -357,7 +357,7 @@ class Worker:
         core.counters.malformed += self.links.newly_malformed() + self.control.newly_malformed()
         stats = stats_of(core)
         stats["rss_bytes"] = self._process.memory_info().rss
-        stats["cpu_s"] = sum(self._process.cpu_times()[:2])
+        stats["cpu_s"] = time.process_time()
         if now >= self._load_at:
             self._load_at = now + self._load_every_s
             stats["load"] = load_of(core, now)
