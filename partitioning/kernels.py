@@ -52,6 +52,8 @@ _TEN_HIGH = np.array([10**p >> 64 for p in range(39)], np.uint64)
 
 #: Keys that are looked up together: the memory that each needs is asked for before any of it is read.
 AHEAD = 32
+#: A table of words with fewer places is in the cache anyhow.
+LARGE = 1 << 15
 #: Of a string with so many bytes or more, a table of strings does not say how many.
 LONG = 0xFFFF
 
@@ -367,6 +369,20 @@ def choose_run(
 
 
 @kernel
+def _ask_for_words(
+    values: int, validity: int, kind: int, first: int, count: int, table: Array, table_words: Array
+) -> None:  # fmt: skip
+    """What it takes to look up the next words is asked for."""
+    mask = np.uint64(table.size - 1)
+    table_at, words_at = table.ctypes.data, table_words.ctypes.data
+    for i in range(first, first + count):
+        if validity == 0 or _bit(validity, i):
+            place = np.int64(_mix(_word(values, kind, i)) & mask)
+            _prefetch(table_at + 4 * place)
+            _prefetch(words_at + 8 * place)
+
+
+@kernel
 def find_words(
     values: int, validity: int, offset: int, kind: int, first: int, out: Array,
     table: Array, table_words: Array, words: Array, meta: Array,
@@ -376,8 +392,11 @@ def find_words(
     count, limit = meta[0], words.size
     n = out.size
     done = n
+    large = table.size >= LARGE
     for i in range(first, n):
         j = offset + i
+        if large and (i - first) % AHEAD == 0:
+            _ask_for_words(values, validity, kind, j, min(AHEAD, n - i), table, table_words)
         if validity != 0 and _bit(validity, j) == 0:
             slot = meta[1]
             if slot < 0:

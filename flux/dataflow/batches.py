@@ -115,7 +115,7 @@ def _bytes(values: Any) -> float:
     kind, count = values.type, len(values)
     width = _WIDTHS.get(kind.id)
     if width is not None:
-        return count * width
+        return float(count * width)
     if kind.id in _OFFSETS and not values.null_count:  # what lies under a null may be anything
         offsets, whole = values.buffers()[1], _OFFSETS[kind.id]
         if offsets is None:
