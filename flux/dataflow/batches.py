@@ -116,10 +116,10 @@ def _bytes(values: Any) -> float:
     width = _WIDTHS.get(kind.id)
     if width is not None:
         return float(count * width)
+    if not count:  # and there need be no offsets
+        return 0.0
     if kind.id in _OFFSETS and not values.null_count:  # what lies under a null may be anything
         offsets, whole = values.buffers()[1], _OFFSETS[kind.id]
-        if offsets is None:
-            return 0.0
         ends = np.frombuffer(offsets, whole, count + 1, values.offset * whole.itemsize)
         return 4.0 * count + int(ends[-1]) - int(ends[0])
     if pa.types.is_struct(kind):
@@ -129,12 +129,7 @@ def _bytes(values: Any) -> float:
         return 4 * count + _bytes(values.flatten())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return 4 * count + _bytes(values.flatten())
-    if (
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-    ):
+    if kind.id in _OFFSETS:
         return 4 * count + (pc.sum(pc.binary_length(values)).as_py() or 0)
     if pa.types.is_null(kind):
         return 0

@@ -159,3 +159,17 @@ def test_two_flows_of_a_query_can_write_to_one_folder(tmp_path: Path) -> None:
         query.feed([batches(50)], source=1)
         query.wait()
     assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == sorted([*range(50), *range(50)])
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
+def test_bytes_of_strings_are_those_of_the_rows_alone(type_: pa.DataType) -> None:
+    """4 and its length for each; whatever lies before a slice, behind it, or under a null."""
+    column = pa.array(["", "a", "bcd", None, "ef"]).cast(type_)
+    for start in range(6):
+        for rows in range(6 - start):
+            part = column.slice(start, rows)
+            expected = sum(4 + len(each or "") for each in part.to_pylist())
+            assert logical_bytes(pa.record_batch({"s": part})) == expected, (start, rows)
+    none = pa.Array.from_buffers(type_, 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")])
+    tags = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), none)
+    assert logical_bytes(pa.record_batch({"tags": tags})) == 8, "no strings, and not one offset"
