@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import collections
+import gc
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -146,7 +148,7 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     eventually("flux threads in the driver", _flux_threads, [])
     eventually("ZeroMQ sockets in the driver", lambda: _zmq_fds(os.getpid()), before[0])
-    eventually("listening ports of the driver", lambda: _listening() - before[1], set())
+    eventually("listening ports of the driver", lambda: _holders(_listening() - before[1]), {})
     eventually("connection files", lambda: os.listdir(os.environ["FLUX_RUNTIME_DIR"]), [])
     eventually("running Spark jobs", _spark_jobs, [])
     eventually("Python workers still in a query (ZeroMQ) or with temporary files", _busy_python_workers, {})
@@ -188,6 +190,16 @@ def _zmq_fds(pid: int) -> dict[str, int]:
 
 def _listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def _holders(addresses: set[tuple[str, int]]) -> dict[tuple[str, int], list[str]]:
+    """Who in this process holds the sockets of these addresses, as far as Python knows."""
+    found: dict[tuple[str, int], list[str]] = {address: [] for address in addresses}
+    for each in gc.get_objects() if addresses else ():
+        if isinstance(each, socket.socket) and each.fileno() >= 0 and each.getsockname()[:2] in addresses:
+            holders = [type(holder).__name__ for holder in gc.get_referrers(each)]
+            found[each.getsockname()[:2]] += [repr(each), *holders]
+    return found
 
 
 def _spark_jobs() -> list[int]:

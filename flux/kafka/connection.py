@@ -83,6 +83,7 @@ class Connection:
         self._security = security
         self._number = 0
         self._versions: Any = None
+        self._of_kind: dict[Any, int] = {}  # the version of each kind of request
         self._login_ends = float("inf")
         self._asked: Any = None
         self._incoming = Incoming()
@@ -176,11 +177,16 @@ class Connection:
             pass  # it is closed already
 
     def _version(self, message: Any) -> int:
+        found = self._of_kind.get(type(message))
+        if found is not None:
+            return found
         name = message.name.removesuffix("Request")
         try:
-            return int(self._versions.api_version(message, max_version=_NEWEST.get(name, 1 << 15)))
+            found = int(self._versions.api_version(message, max_version=_NEWEST.get(name, 1 << 15)))
         except library().errors.IncompatibleBrokerVersion as error:
             raise BrokerBroken(f"{self} is too old or too new for this: {error}") from error
+        self._of_kind[type(message)] = found
+        return found
 
     def _ask(self, message: Any, version: int, timeout: float) -> Any:
         end = time.monotonic() + timeout

@@ -529,18 +529,89 @@ def encode(keys: Any, values: Any, headers: Any, times: Array, first: int, stop:
     """Write the records from ``first`` to below ``stop`` to an address with room for what ``fitting`` said. Returns the end."""
     here = out
     for i in range(first, stop):
-        time = times[i] - times[first]
-        size, begin, end = _record_size(keys, values, headers, time, i, i - first)
-        here = _put_varint(here, size)
-        _put8(here, np.uint8(0))
-        here = _put_varint(here + 1, time)
-        here = _put_varint(here, i - first)
-        here = _put_bytes(here, _span(keys, i))
-        here = _put_bytes(here, _span(values, i))
-        here = _put_varint(here, end - begin)
-        for h in range(begin, end):
-            here = _put_bytes(here, _span(headers[3], h))
-            here = _put_bytes(here, _span(headers[4], h))
+        here = _put_record(here, keys, values, headers, times[i] - times[first], i, i - first)
+    return here
+
+
+@kernel
+def grouped(partitions: Array, sequences: Array, count: int) -> Any:
+    """Rows by partition, stable: their numbers, the partitions that any have, where the rows of each begin and end, the sequence
+    of its first row, and whether all sequences go on from there without a gap. ``count``: of partitions."""
+    rows = len(partitions)
+    ends = np.zeros(count + 1, np.int64)
+    for i in range(rows):
+        ends[partitions[i] + 1] += 1
+    found = 0
+    for each in range(count):
+        found += ends[each + 1] > 0
+        ends[each + 1] += ends[each]
+    present, starts, first = np.empty(found, np.int64), np.empty(found + 1, np.int64), np.empty(found, np.int64)
+    at = 0
+    for each in range(count):
+        if ends[each + 1] > ends[each]:
+            present[at], starts[at] = each, ends[each]
+            at += 1
+    starts[found] = rows
+    order = np.empty(rows, np.int64)
+    whole = True
+    for i in range(rows):
+        place = ends[partitions[i]]
+        order[place] = i
+        ends[partitions[i]] = place + 1
+    for line in range(found):
+        first[line] = sequences[order[starts[line]]]
+        for place in range(starts[line], starts[line + 1]):
+            whole &= sequences[order[place]] == first[line] + place - starts[line]
+    return order, present, starts, first, whole
+
+
+@kernel
+def encode_each(
+    keys: Any, values: Any, headers: Any, times: Array, order: Array, starts: Array, attributes: int, producer: int, epoch: int,
+    sequences: Array, room: int, ends: Array,
+) -> Array:  # fmt: skip
+    """One record batch for each line, whose rows are ``order[starts[line]:starts[line + 1]]``, one after the other. Fills where
+    each ends. Nothing at all if one takes more than ``room`` bytes."""
+    total = np.int64(0)
+    for line in range(len(ends)):
+        begin, size = starts[line], np.int64(HEAD)
+        base = times[order[begin]]
+        for place in range(begin, starts[line + 1]):
+            row = order[place]
+            taken = _record_size(keys, values, headers, times[row] - base, row, place - begin)[0]
+            size += taken + _varint_size(taken)
+        if size > room:
+            return np.empty(0, np.uint8)
+        total += size
+        ends[line] = total
+    out = np.empty(total, np.uint8)
+    head = out.ctypes.data
+    for line in range(len(ends)):
+        begin, stop = starts[line], starts[line + 1]
+        base = latest = times[order[begin]]
+        here = head + HEAD
+        for place in range(begin, stop):
+            row = order[place]
+            latest = max(latest, times[row])
+            here = _put_record(here, keys, values, headers, times[row] - base, row, place - begin)
+        _put_head(head, here - head, 0, attributes, base, latest, stop - begin, producer, epoch, sequences[line])
+        head = here
+    return out
+
+
+@kernel
+def _put_record(here: Any, keys: Any, values: Any, headers: Any, time: int, i: int, delta: int) -> Any:
+    size, begin, end = _record_size(keys, values, headers, time, i, delta)
+    here = _put_varint(here, size)
+    _put8(here, np.uint8(0))
+    here = _put_varint(here + 1, time)
+    here = _put_varint(here, delta)
+    here = _put_bytes(here, _span(keys, i))
+    here = _put_bytes(here, _span(values, i))
+    here = _put_varint(here, end - begin)
+    for h in range(begin, end):
+        here = _put_bytes(here, _span(headers[3], h))
+        here = _put_bytes(here, _span(headers[4], h))
     return here
 
 
@@ -571,18 +642,26 @@ def put_head(
     latest = times[first]
     for i in range(first, stop):
         latest = max(latest, times[i])
+    _put_head(out, size, base, attributes, times[first], latest, stop - first, producer, epoch, sequence)
+
+
+@kernel
+def _put_head(
+    out: int, size: int, base: int, attributes: int, time: int, latest: int, records: int, producer: int, epoch: int,
+    sequence: int,
+) -> None:  # fmt: skip
     _put_big64(out, np.int64(base))
     _put_big32(out + 8, np.int32(size - PREFIX))
     _put_big32(out + 12, np.int32(-1))
     _put8(out + 16, np.uint8(2))
     _put_big16(out + 21, np.int16(attributes))
-    _put_big32(out + 23, np.int32(stop - first - 1))
-    _put_big64(out + 27, times[first])
-    _put_big64(out + 35, latest)
+    _put_big32(out + 23, np.int32(records - 1))
+    _put_big64(out + 27, np.int64(time))
+    _put_big64(out + 35, np.int64(latest))
     _put_big64(out + 43, np.int64(producer))
     _put_big16(out + 51, np.int16(epoch))
     _put_big32(out + 53, np.int32(sequence))
-    _put_big32(out + 57, np.int32(stop - first))
+    _put_big32(out + 57, np.int32(records))
     _put_big32(out + 17, np.int32(crc32c(out + 21, size - 21)))
 
 
@@ -841,6 +920,114 @@ def integers(data: Array, ends: Array, valid: Array, digits: int, out: Array) ->
 #: What a field is.
 AVRO_NULL, AVRO_BOOLEAN, AVRO_INT, AVRO_LONG, AVRO_FLOAT, AVRO_DOUBLE, AVRO_BYTES, AVRO_FIXED, AVRO_ENUM = range(9)
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+
+
+#: What a column is of which ``texts`` makes text: integers, text, and what is written already.
+TEXT_INT32, TEXT_INT64, TEXT_STRING, TEXT_MADE = range(4)
+#: Columns of the table of fields that ``texts`` takes: what it is; addresses of an Arrow column, and its first row.
+TEXT_KIND, TEXT_DATA, TEXT_OFFSETS, TEXT_VALIDITY, TEXT_FIRST = range(5)
+TEXT_FIELDS = 5
+_DIGITS_MAX = 20
+_SPACE, _COMMA = 32, 44
+
+
+@kernel
+def texts(rows: int, fields: Array, pieces: Array, piece_ends: Array, null: Array, json: bool) -> Any:
+    """One text for each row: the pieces with the fields between them. The ends of the texts, behind a zero, and their bytes; no
+    ends at all if there is a text that needs more than quotes around it.
+
+    pieces  uint8: what stands before each field, and behind the last one; ``piece_ends`` of each
+    null    uint8: what stands for a null
+    json    text is in quotes; otherwise as CSV, where only an empty one is"""
+    none = np.empty(0, np.int32), np.empty(0, np.uint8)
+    room: Any = rows * (len(pieces) + len(fields) * max(len(null), 2))
+    for field in range(len(fields)):
+        kind, offsets, first = fields[field, TEXT_KIND], fields[field, TEXT_OFFSETS], fields[field, TEXT_FIRST]
+        if kind <= TEXT_INT64:
+            room += rows * _DIGITS_MAX
+        elif rows:
+            begin, end = np.int64(_i32(offsets + 4 * first)), np.int64(_i32(offsets + 4 * (first + rows)))
+            room += end - begin
+            if kind == TEXT_STRING and not _is_plain(fields[field, TEXT_DATA] + begin, end - begin, json):
+                return none
+    if room > _TEXT_MAX:
+        return none
+    ends, out = np.zeros(rows + 1, np.int32), np.empty(room, np.uint8)
+    base = out.ctypes.data
+    here = base
+    for i in range(rows):
+        for field in range(len(fields)):
+            here = _put_piece(here, pieces, piece_ends, field)
+            here = _put_text(here, fields, field, i, null, json)
+        here = _put_piece(here, pieces, piece_ends, len(fields))
+        ends[i + 1] = here - base
+    return ends, out[: here - base]
+
+
+_TEXT_MAX = (1 << 31) - 1
+
+
+@kernel
+def _is_plain(at: int, size: int, json: bool) -> bool:
+    for j in range(size):
+        byte = _u8(at + j)
+        if byte == _QUOTE or (json and (byte < _SPACE or byte == _BACKSLASH)):
+            return False
+        if not json and byte in (_COMMA, _NEWLINE, _RETURN):
+            return False
+    return True
+
+
+@kernel
+def _put_piece(here: Any, pieces: Array, ends: Array, which: int) -> Any:
+    for j in range(ends[which - 1] if which else 0, ends[which]):
+        _put8(here, pieces[j])
+        here += 1
+    return here
+
+
+@kernel
+def _put_text(here: Any, fields: Array, field: int, i: int, null: Array, json: bool) -> Any:
+    kind, data, row = fields[field, TEXT_KIND], fields[field, TEXT_DATA], fields[field, TEXT_FIRST] + i
+    if not _valid(fields[field, TEXT_VALIDITY], row):
+        for j in range(len(null)):
+            _put8(here + j, null[j])
+        return here + len(null)
+    if kind == TEXT_INT32:
+        return _put_digits(here, np.int64(_i32(data + 4 * row)))
+    if kind == TEXT_INT64:
+        return _put_digits(here, _i64(data + 8 * row))
+    offsets = fields[field, TEXT_OFFSETS]
+    begin = np.int64(_i32(offsets + 4 * row))
+    size = np.int64(_i32(offsets + 4 * row + 4)) - begin
+    quoted = kind == TEXT_STRING and (json or size == 0)
+    if quoted:
+        _put8(here, np.uint8(_QUOTE))
+        here += 1
+    _copy(here, data + begin, size)
+    here += size
+    if quoted:
+        _put8(here, np.uint8(_QUOTE))
+        here += 1
+    return here
+
+
+@kernel
+def _put_digits(here: Any, value: int) -> Any:
+    left: Word = np.uint64(value)
+    if value < 0:
+        _put8(here, np.uint8(_MINUS))
+        here += 1
+        left = np.uint64(0) - left
+    size = np.int64(1)
+    bound: Word = np.uint64(10)
+    while size < _DIGITS_MAX - 1 and left >= bound:
+        bound *= np.uint64(10)
+        size += 1
+    for j in range(size):
+        _put8(here + size - 1 - j, np.uint8(np.uint64(_ZERO) + left % np.uint64(10)))
+        left //= np.uint64(10)
+    return here + size
 
 
 @kernel

@@ -73,7 +73,10 @@ def library() -> Any:
 def to_bytes(message: Any, version: int, number: int, client: str) -> bytearray:
     """A request as it goes onto the wire."""
     message.API_VERSION = version
-    message.with_header(correlation_id=number, client_id=client)
+    if message.header is None:
+        message.with_header(correlation_id=number, client_id=client)
+    else:  # of a request that is used again
+        message.header.correlation_id = number
     encoded: bytearray = message.encode(framed=True, header=True)
     return encoded
 
@@ -82,11 +85,26 @@ def from_bytes(message: Any, answer: memoryview) -> tuple[int, Any]:
     """The number of the request that is answered, and the answer. BrokerBroken if that is no answer to ``message``."""
     kind = message.header.get_response_class()
     try:
-        head = io.BytesIO(bytes(answer[:_HEAD_MAX]))
-        number = kind.parse_header(head).correlation_id
-        return number, kind.decode(answer[head.tell() :])
+        size = _head_bytes(kind)
+        if size == _TAGGED_HEAD and answer[size - 1]:  # with tags, which are left out
+            head = io.BytesIO(bytes(answer[:_HEAD_MAX]))
+            kind.parse_header(head)
+            size = head.tell()
+        return int.from_bytes(answer[:4], "big", signed=True), kind.decode(answer[size:])
     except Exception as error:  # whatever their code raises for bytes that make no sense
         raise BrokerBroken(f"the answer to {message.name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+#: Of the head of an answer in newer versions, if no tag follows: a number and how many tags there are.
+_TAGGED_HEAD = 5
+
+
+@functools.cache
+def _head_bytes(kind: Any) -> int:
+    """Of the head of an answer without tags."""
+    head = io.BytesIO(bytes(_TAGGED_HEAD))
+    kind.parse_header(head)
+    return head.tell()
 
 
 def error_of(code: int) -> Any:

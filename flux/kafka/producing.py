@@ -20,6 +20,7 @@ from flux.kafka.client import ATTEMPT_S, EARLIEST, LATEST, Address, Client, OutO
 from flux.kafka.connection import Connection
 from flux.kafka.errors import CorruptRecords, NotPermitted
 from flux.kafka.library import error_of, library
+from flux.kafka.security import Security
 
 #: How long a leader may wait for its followers before it answers.
 ACKED_S = 10.0
@@ -56,6 +57,11 @@ class Sent(NamedTuple):
 class ProducerClient(Client):
     #: Of who writes in transactions.
     transactional_id: str | None = None
+
+    def __init__(self, bootstrap: Sequence[Address], security: Security) -> None:
+        super().__init__(bootstrap, security)
+        self._requests: dict[Address, Any] = {}
+        self._parts: dict[int, Any] = {}
 
     def producer_ids(self, count: int, timeout: float) -> list[int]:
         """New ones, which no other writer has."""
@@ -94,19 +100,13 @@ class ProducerClient(Client):
 
     def begin(self, topic: str, batches: Mapping[int, np.ndarray]) -> Sent:
         """Send one record batch for each partition, to the leaders. What fails is lost as a whole."""
-        kind = library().Produce
         by_leader: dict[Address, list[int]] = defaultdict(list)
         for partition in batches:
             by_leader[self._leader(topic, partition)].append(partition)
         sent = Sent([])
         try:
             for leader, partitions in by_leader.items():
-                data = kind.TopicProduceData
-                parts = [data.PartitionProduceData(index=each, records=batches[each].data) for each in partitions]
-                message = kind(
-                    transactional_id=self.transactional_id, acks=-1, timeout_ms=int(1000 * ACKED_S),
-                    topic_data=[data(name=topic, partition_data=parts)],
-                )  # fmt: skip
+                message = self._to_write(leader, topic, {each: batches[each] for each in partitions})
                 connection = self._asking = self._connection(leader, ATTEMPT_S)
                 if self._ended.is_set():
                     raise Passing("it was ended")
@@ -116,6 +116,29 @@ class ProducerClient(Client):
             self.give_up(sent)
             raise
         return sent
+
+    def _to_write(self, leader: Address, topic: str, batches: Mapping[int, np.ndarray]) -> Any:
+        """The request. Its objects are used again: for few rows, to make them costs more than all the rest."""
+        kind = library().Produce
+        data = kind.TopicProduceData
+        message = self._requests.get(leader)
+        if message is None:
+            message = self._requests[leader] = kind(
+                transactional_id=self.transactional_id,
+                acks=-1,
+                timeout_ms=int(1000 * ACKED_S),
+                topic_data=[data(name=topic)],
+            )
+        parts = []
+        for partition, batch in batches.items():
+            part = self._parts.get(partition)
+            if part is None:
+                part = self._parts[partition] = data.PartitionProduceData(index=partition)
+            part.records = batch.data
+            parts.append(part)
+        topic_data = message.topic_data[0]
+        topic_data.name, topic_data.partition_data = topic, parts
+        return message
 
     def finish(self, sent: Sent) -> dict[int, Answer]:
         """What became of each partition's batch."""

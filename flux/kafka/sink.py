@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +20,14 @@ from flux.dataflow.sink import Position, Sink, SinkContext
 from flux.errors import UsageError
 from flux.kafka.client import LATEST, Address, Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError
+from flux.kafka.lines import Line, by_partition, make_together
 from flux.kafka.numbering import PARTITION, SEQUENCE
 from flux.kafka.producing import SEQUENCES, Answer, ProducerClient, Sent
 from flux.kafka.records import HEADER
 from flux.kafka.security import Security
 from flux.kafka.values import Columns
 from flux.kafka.warm_up import warm_up
-from flux.kafka.writing import BATCH_BYTES, NOBODY, Producer, record_batches
+from flux.kafka.writing import BATCH_BYTES, NOBODY, Producer
 
 log = logging.getLogger("flux.kafka")
 
@@ -40,45 +41,6 @@ GONE_S = 10.0
 START_S = 15.0
 #: Headers of records that may be there twice: number of the writer, and of the record for its writer and partition.
 FLUX_PARTITION, FLUX_SEQUENCE = "flux-partition", "flux-sequence"
-
-
-class Line:
-    """The rows of one output batch for one partition of the topic. ``first``: sequence of the first one, not modulo anything.
-    ``sent``: how many of them the broker has. ``ahead``: a record batch that is made already, and its rows."""
-
-    def __init__(
-        self,
-        partition: int,
-        first: int,
-        keys: pa.Array | None,
-        values: pa.Array,
-        headers: pa.Array | None,
-        times: np.ndarray,
-    ) -> None:
-        self.partition, self.first = partition, first
-        self._keys, self._values, self._headers, self._times = keys, values, headers, times
-        self.rows = len(values)
-        self.sent = 0
-        self.ahead: tuple[np.ndarray, int] | None = None
-        self._batches: Iterator[tuple[np.ndarray, int]] = iter(())
-
-    def begin(self, sent: int, who: Producer, codec: str | None, batch_bytes: int, transactional: bool = False) -> None:
-        """Go on behind so many rows."""
-        self.sent = sent
-        self._batches = record_batches(
-            None if self._keys is None else self._keys[sent:], self._values[sent:], self._times[sent:],
-            None if self._headers is None else self._headers[sent:], codec, who, batch_bytes, transactional,
-        )  # fmt: skip
-        self.ahead = next(self._batches, None)
-
-    def take(self) -> tuple[np.ndarray, int]:
-        assert self.ahead is not None, "a line with rows left has a batch"
-        taken, self.ahead = self.ahead, None
-        return taken
-
-    def make(self) -> None:
-        if self.ahead is None:
-            self.ahead = next(self._batches, None)
 
 
 class Round(NamedTuple):
@@ -218,7 +180,7 @@ class KafkaSink(Sink):
 
     def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
         """Only where it is soon done: of what is large, much waits for the broker to take it."""
-        if logical_bytes(batch) > SMALL_BYTES:
+        if batch.get_total_buffer_size() > SMALL_BYTES and logical_bytes(batch) > SMALL_BYTES:
             return None
         lines = self._lines(batch)
         if not self._client.is_connected(self.topic, [line.partition for line in lines]):
@@ -228,6 +190,8 @@ class KafkaSink(Sink):
         lines = [line for line in lines if line.sent < line.rows]
         if not lines:
             return ()
+        if self._codec is None:
+            make_together(lines, self._batch_bytes, self.transactional)
         self._under_way = UnderWay(batch.num_rows, position, lines, self._begin_round(lines))
         return self._under_way.round.sent.files
 
@@ -266,35 +230,12 @@ class KafkaSink(Sink):
 
     def _lines(self, batch: pa.RecordBatch) -> list[Line]:
         """Rows of a partition of the topic keep their order."""
-        partitions, sequences = np.asarray(batch.column(PARTITION)), np.asarray(batch.column(SEQUENCE))
-        keys, values = self._columns.keys(batch), self._columns.values(batch)
-        headers = self._headers(batch)
-        times = self._columns.timestamps(batch, time.time_ns() // 1_000_000)
-        starts = np.zeros(1, np.int64)
-        if partitions.min() != partitions.max():
-            narrow = (
-                np.int16 if self._topic_partitions < 1 << 15 else np.int32
-            )  # numbers of 16 bits are sorted by radix
-            order = np.argsort(partitions.astype(narrow), kind="stable")
-            partitions, sequences, times = partitions[order], sequences[order], times[order]
-            chosen = pa.array(order)
-            keys = None if keys is None else keys.take(chosen)
-            values, headers = values.take(chosen), None if headers is None else headers.take(chosen)
-            starts = np.flatnonzero(np.diff(partitions, prepend=-1))
-        lines = []
-        for start, end in zip(starts, [*starts[1:], len(partitions)], strict=True):
-            assert sequences[end - 1] - sequences[start] == end - start - 1, "the numbers of a partition have no gaps"
-            lines.append(
-                Line(
-                    int(partitions[start]),
-                    int(sequences[start]),
-                    None if keys is None else keys[start:end],
-                    values[start:end],
-                    None if headers is None else headers[start:end],
-                    times[start:end],
-                )  # fmt: skip
-            )
-        return lines
+        columns = self._columns
+        return by_partition(
+            np.asarray(batch.column(PARTITION)), np.asarray(batch.column(SEQUENCE)), self._topic_partitions,
+            columns.keys(batch), columns.values(batch), self._headers(batch),
+            columns.timestamps(batch, time.time_ns() // 1_000_000),
+        )  # fmt: skip
 
     def _headers(self, batch: pa.RecordBatch) -> pa.Array | None:
         return self._columns.header_entries(batch)
@@ -304,6 +245,7 @@ class KafkaSink(Sink):
         sending: dict[int, tuple[Line, np.ndarray, int]] = {}
         size = 0
         for line in lines:
+            line.make()
             if size and line.ahead is not None and size + line.ahead[0].size > REQUEST_BYTES:
                 break
             data, rows = line.take()

@@ -17,8 +17,9 @@ import pyarrow as pa
 from flux.dataflow.sink import SinkContext
 from flux.kafka.client import Passing
 from flux.kafka.errors import KafkaError
+from flux.kafka.lines import Line
 from flux.kafka.producing import Answer, ProducerClient
-from flux.kafka.sink import KafkaSink, Line
+from flux.kafka.sink import KafkaSink
 from flux.kafka.transacting import ANEW, TransactionClient
 from flux.kafka.writing import Producer
 

@@ -6,6 +6,7 @@ Law: the bytes of a row follow from the row alone, so whoever writes it writes t
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from flux.errors import SchemaError
 from flux.kafka.avro_values import AvroValues
 from flux.kafka.formats import FORMATS
 from flux.kafka.records import HEADER
+from flux.kafka.texts import row_texts
 
 _QUOTED = '"'
 #: Of a second, by the unit of a timestamp.
@@ -137,7 +139,7 @@ class Columns:
             raise TypeError(
                 f"the timestamp column {self.timestamp!r} must be a timestamp or milliseconds, not {column.type}"
             )
-        return np.asarray(column.cast(pa.int64()).fill_null(now))
+        return np.array(column.cast(pa.int64()).fill_null(now))
 
 
 def raw(column: pa.Array, what: str) -> pa.Array:
@@ -159,12 +161,21 @@ def raw(column: pa.Array, what: str) -> pa.Array:
 
 def objects(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
     """One JSON object a row, nulls written out."""
+    made = row_texts(columns, _object_pieces(tuple(names)), "null", True, json_text)
+    if made is not None:
+        return made
     pieces: list[pa.Array | pa.Scalar] = []
     before = "{"
     for name, column in zip(names, columns, strict=True):
         pieces += [_text(f"{before}{json.dumps(name, ensure_ascii=False)}:"), json_text(column)]
         before = ","
     return _joined([*pieces, _text("}")], null="null")
+
+
+@functools.lru_cache(maxsize=64)
+def _object_pieces(names: tuple[str, ...]) -> tuple[str, ...]:
+    quoted = [json.dumps(name, ensure_ascii=False) for name in names]
+    return (f"{{{quoted[0]}:", *[f",{name}:" for name in quoted[1:]], "}")
 
 
 def json_text(column: pa.Array) -> pa.Array:
@@ -195,10 +206,14 @@ def json_text(column: pa.Array) -> pa.Array:
 
 def lines(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
     """One row of CSV each; null is an empty field, and an empty string is in quotes."""
-    pieces: list[pa.Array | pa.Scalar] = []
     for name, column in zip(names, columns, strict=True):
         if pa.types.is_nested(column.type):
             raise TypeError(f"format='csv' cannot write column {name!r} of type {column.type}")
+    made = row_texts(columns, ("", *[","] * (len(columns) - 1), ""), "", False, _plain)
+    if made is not None:
+        return made
+    pieces: list[pa.Array | pa.Scalar] = []
+    for column in columns:
         text = _plain(column)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             special = pc.or_(pc.match_substring_regex(text, '[",\r\n]'), pc.equal(text, _EMPTY))

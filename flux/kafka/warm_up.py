@@ -10,8 +10,10 @@ import pyarrow as pa
 from flux.kafka import kernels
 from flux.kafka.avro_flat import Program, Rows
 from flux.kafka.formats import format_of
+from flux.kafka.lines import by_partition, make_together
 from flux.kafka.records import Decoder
-from flux.kafka.writing import encode, partitions_of
+from flux.kafka.texts import row_texts
+from flux.kafka.writing import BATCH_BYTES, encode, partitions_of
 
 
 @functools.cache
@@ -25,6 +27,10 @@ def warm_up() -> None:
     Decoder("warm-up", 0).decode(data, 0)
     kernels.number(partitions_of(values, 2), 0, np.zeros(2, np.int64), np.zeros(1, np.int64))
     kernels.control_kind(data.address, data.size)
+    one, numbers = np.zeros(1, np.int64), np.asarray(pa.array([0], pa.int64()))
+    lines = by_partition(np.asarray(pa.array([0], pa.int32())), numbers, 1, values, values, headers, one)
+    make_together(lines, BATCH_BYTES, transactional=False)
+    row_texts([pa.array([1], pa.int64())], ("", ""), "", False, lambda column: column)
     for name, schema, value in (("json", "a BIGINT", b'{"a":1}'), ("csv", "a BIGINT, b INT", b"1,2")):
         made = format_of(name, schema)
         assert made is not None

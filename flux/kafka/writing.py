@@ -78,9 +78,8 @@ def record_batches(
     """As ``encode``, one after another, each made when it is asked for: its bytes, and how many rows it has."""
     rows = len(timestamps)
     times = np.ascontiguousarray(timestamps, np.int64)
-    columns = [_column(keys, rows), _column(values, rows), _headers(headers, rows)]
-    raw = [kernel_view for kernel_view, _ in columns]
-    attributes = NUMBERS[codec] | (kernels.TRANSACTIONAL if transactional else 0)
+    raw, kept = views(keys, values, headers, rows)
+    attributes = attributes_of(codec, transactional)
     first = 0
     while first < rows:
         count, size = map(int, kernels.fitting(*raw, times, first, rows, batch_bytes))
@@ -97,7 +96,18 @@ def record_batches(
         )  # fmt: skip
         yield out, count
         first += count
-    del columns  # the addresses were good until here
+    del kept  # the addresses were good until here
+
+
+def attributes_of(codec: str | None, transactional: bool) -> int:
+    """Of a record batch."""
+    return NUMBERS[codec] | (kernels.TRANSACTIONAL if transactional else 0)
+
+
+def views(keys: pa.Array | None, values: pa.Array | None, headers: pa.Array | None, rows: int) -> tuple[list[Any], Any]:
+    """Addresses of the columns for the kernels, and what has to live as long."""
+    columns = [_column(keys, rows), _column(values, rows), _headers(headers, rows)]
+    return [view for view, _ in columns], columns
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> np.ndarray:

@@ -76,17 +76,21 @@ class ReadyLines:
         self._news = threading.Condition(lock)
         self._waiting: deque[tuple[float, Line]] = deque()
         self._rounds = 0
+        self._called = False  # a thread was woken for a line that may join, and none has looked since
         self._ended = False
 
     def put(self, line: Line) -> None:
         self._waiting.append((time.monotonic(), line))
-        if not (self._rounds and line.may_join):  # else who is in the round takes it next
+        joins = line.may_join
+        if not (joins and (self._rounds or self._called)):  # else who is in the round, or woken for one, takes it next
             self._news.notify()
+        self._called |= joins
 
     def take(self) -> tuple[list[Line], bool]:
         """What a thread does next, and whether that is a round, whose end it tells. Waits until there is something; no line:
         there will be nothing any more."""
         while not self._ended:
+            self._called = False
             lines, in_round = self._next()
             if lines:
                 if self._waiting and not self._rounds:

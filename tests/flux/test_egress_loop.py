@@ -29,7 +29,9 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
 @pytest.fixture
 def query() -> Iterator[ThreadQuery]:
     """All output is there, several chunks of the larger partition, and two copies of it."""
-    options = {"operate": False, "replicas_allow_same_executor": True, "batch_max_rows": 100}
+    # Steps of few rows, however many wait together: the first batch that is read must not be the whole output.
+    few = {"batch_max_rows": 100, "step_max_rows": 100}
+    options = {"operate": False, "replicas_allow_same_executor": True} | few
     with ThreadQuery(same(dataframe(SCHEMA)), collect=2, **options) as query:
         query.started().feed([[pa.record_batch([pa.array(range(ROWS)), pa.repeat(WIDE, ROWS)], schema=SCHEMA)]])
         assert query.server.finished.wait(LIMIT_S)

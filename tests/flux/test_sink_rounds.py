@@ -18,6 +18,7 @@ from outside_store import SCHEMA, until
 import flux
 from flux.errors import UserCodeError
 from flux.settings import Settings
+from flux.shell.sink_lines import ReadyLines
 from flux.shell.sinks import Sinks
 
 ONE = pa.record_batch([pa.array([1])], schema=SCHEMA)
@@ -214,3 +215,22 @@ def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: Sinks
     sinks.write(0, 1, 0, ONE)
     outside.silent.clear()
     until(partial(turned, sinks, 1, 1), "the next life writes")
+
+
+def test_who_was_woken_for_a_partition_that_has_ended_since_leaves_the_others_a_thread() -> None:
+    """Without threads of its own: each step is that of a thread that was woken."""
+    lines = ReadyLines(threading.Lock())
+    joining, ended, later = (SimpleNamespace(may_join=True) for _ in range(3))
+    with lines._news:
+        woken = []
+        lines._news.notify = lambda n=1: woken.append(n)  # type: ignore[method-assign]
+        lines.put(joining)  # type: ignore[arg-type]
+        lines.put(ended)  # type: ignore[arg-type]
+        assert len(woken) == 1, "one thread takes both"
+        joining.may_join = ended.may_join = False
+        assert lines.take() == ([joining], False)
+        assert lines.take() == ([ended], False)
+        woken.clear()
+        lines.put(later)  # type: ignore[arg-type]
+        assert woken, "or nobody would come for it"
+        assert lines.take() == ([later], True)

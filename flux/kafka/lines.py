@@ -1,0 +1,120 @@
+"""The rows of an output batch by partition of the topic, and the record batches that they travel as (design: kafka-sink)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from flux.kafka import kernels
+from flux.kafka.writing import NOBODY, Producer, attributes_of, record_batches, views
+
+#: A record batch, and how many rows it has.
+Made = tuple[np.ndarray, int]
+
+
+class Records:
+    """Of one output batch. ``order``: rows by partition of the topic, each partition's in the order of the batch; None: all rows
+    are of one partition."""
+
+    def __init__(
+        self,
+        keys: pa.Array | None,
+        values: pa.Array,
+        headers: pa.Array | None,
+        times: np.ndarray,
+        order: np.ndarray | None,
+    ) -> None:
+        self.keys, self.values, self.headers, self.times, self.order = keys, values, headers, times, order
+
+    def some(self, start: int, end: int) -> tuple[pa.Array | None, pa.Array, np.ndarray, pa.Array | None]:
+        """Keys, values, times and headers of some of them, in that order."""
+        if self.order is not None:
+            chosen = pa.array(self.order)
+            self.keys = None if self.keys is None else self.keys.take(chosen)
+            self.headers = None if self.headers is None else self.headers.take(chosen)
+            self.values, self.times, self.order = self.values.take(chosen), self.times[self.order], None
+        keys = None if self.keys is None else self.keys[start:end]
+        headers = None if self.headers is None else self.headers[start:end]
+        return keys, self.values[start:end], self.times[start:end], headers
+
+
+class Line:
+    """The rows of one output batch for one partition of the topic: those of ``records`` between two places. ``first``: sequence
+    of the first one, not modulo anything. ``sent``: how many of them the broker has. ``ahead``: a record batch that is made
+    already."""
+
+    def __init__(self, partition: int, first: int, records: Records, start: int, end: int) -> None:
+        self.partition, self.first = partition, first
+        self.records, self.start, self.rows = records, start, end - start
+        self.sent = 0
+        self.ahead: Made | None = None
+        self.who = NOBODY
+        self._batches: Iterator[Made] | None = None
+
+    def begin(self, sent: int, who: Producer, codec: str | None, batch_bytes: int, transactional: bool = False) -> None:
+        """Go on behind so many rows."""
+        self.sent, self.who = sent, who
+        self._how = codec, who, batch_bytes, transactional
+        self._batches = self.ahead = None
+
+    def take(self) -> Made:
+        self.make()
+        assert self.ahead is not None, "a line with rows left has a batch"
+        taken, self.ahead = self.ahead, None
+        return taken
+
+    def make(self) -> None:
+        """The next record batch, if there is one."""
+        if self.ahead is None:
+            if self._batches is None:
+                keys, values, times, headers = self.records.some(self.start + self.sent, self.start + self.rows)
+                self._batches = record_batches(keys, values, times, headers, *self._how)
+            self.ahead = next(self._batches, None)
+
+    def made_whole(self, data: np.ndarray) -> None:
+        """All that is left is in this record batch."""
+        self.ahead, self._batches = (data, self.rows), iter(())
+
+
+def by_partition(
+    partitions: np.ndarray,
+    sequences: np.ndarray,
+    topic_partitions: int,
+    keys: pa.Array | None,
+    values: pa.Array,
+    headers: pa.Array | None,
+    times: np.ndarray,
+) -> list[Line]:
+    """``partitions`` (int32) and ``sequences`` (int64) of each row."""
+    order, present, starts, firsts, whole = kernels.grouped(partitions, sequences, topic_partitions)
+    assert whole, "the numbers of a partition have no gaps"
+    records = Records(keys, values, headers, times, order if len(present) > 1 else None)
+    ends = starts.tolist()
+    return [
+        Line(partition, first, records, start, end)
+        for partition, first, start, end in zip(present.tolist(), firsts.tolist(), ends[:-1], ends[1:], strict=True)
+    ]
+
+
+def make_together(lines: Sequence[Line], batch_bytes: int, transactional: bool) -> None:
+    """The record batches of lines that have begun, all at once, where each is one of at most ``batch_bytes`` and begins with the
+    first row. Otherwise each makes its own when it is wanted."""
+    if any(line.sent for line in lines):
+        return
+    records, who = lines[0].records, lines[0].who
+    columns, kept = views(records.keys, records.values, records.headers, len(records.times))
+    order = np.arange(len(records.times)) if records.order is None else records.order
+    starts = np.array([*[line.start for line in lines], lines[-1].start + lines[-1].rows])
+    sequences = np.array([line.who.sequence for line in lines])
+    ends = np.empty(len(lines), np.int64)
+    out = kernels.encode_each(
+        *columns, records.times, order, starts, attributes_of(None, transactional), who.id, who.epoch, sequences, batch_bytes,
+        ends,
+    )  # fmt: skip
+    del kept  # the addresses were good until here
+    begin = 0
+    for line, end in zip(lines, ends.tolist() if len(out) else (), strict=bool(len(out))):
+        line.made_whole(out[begin:end])
+        begin = end
