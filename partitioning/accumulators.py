@@ -76,7 +76,7 @@ class Accumulator:
 
     def result(self, slots: np.ndarray | None = None) -> pa.Array:
         """The measure of the slots, of all slots by default."""
-        return self._result(slice(0, self.size) if slots is None else slots)
+        return self._result(np.arange(self.size, dtype=np.int32) if slots is None else slots)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Accumulator:
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         raise NotImplementedError
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+    def _result(self, slots: np.ndarray) -> pa.Array:
         raise NotImplementedError
 
 
@@ -148,7 +148,7 @@ class Count(Accumulator):
         else:  # types that tell their nulls in another way
             kernels.count_rows(slots[column.is_valid().to_numpy(zero_copy_only=False)], self._counts)
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+    def _result(self, slots: np.ndarray) -> pa.Array:
         return pa.array(self._counts[slots])
 
 
@@ -170,14 +170,15 @@ class _Doubles(Accumulator):
 class SumDouble(_Doubles):
     name = "sum"
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
-        return _doubles(self._sums[slots], self._counts[slots] > 0)
+    def _result(self, slots: np.ndarray) -> pa.Array:
+        sums, valid = _counted(self._sums.view(np.int64), self._counts, slots)
+        return _doubles(sums.view(np.float64), valid)
 
 
 class MeanDouble(_Doubles):
     name = "mean"
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+    def _result(self, slots: np.ndarray) -> pa.Array:
         counts = self._counts[slots]
         return _doubles(self._sums[slots] / np.maximum(counts, 1), counts > 0)
 
@@ -196,8 +197,8 @@ class SumInteger(Accumulator):
         if not kernels.add_integers(slots, *raw(column), self._sums, self._counts):
             raise SumOverflowError(self.column, self.result_type)
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
-        return fixed_column(self.result_type, self._sums[slots], self._counts[slots] > 0)
+    def _result(self, slots: np.ndarray) -> pa.Array:
+        return fixed_column(self.result_type, *_counted(self._sums, self._counts, slots))
 
 
 class SumDecimal(Accumulator):
@@ -220,7 +221,7 @@ class SumDecimal(Accumulator):
         if not kernels.add_decimals(slots, values, validity, offset, digits, self._low, self._high, self._counts):
             raise SumOverflowError(self.column, self._sum_type)
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+    def _result(self, slots: np.ndarray) -> pa.Array:
         return decimal_column(self.result_type, self._low[slots], self._high[slots], self._counts[slots] > 0)
 
 
@@ -231,7 +232,7 @@ class MeanDecimal(SumDecimal):
         super().__init__(column, type_)
         self.result_type = pa.decimal128(min(_DIGITS_MAX, type_.precision + 4), min(_DIGITS_MAX, type_.scale + 4))
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+    def _result(self, slots: np.ndarray) -> pa.Array:
         low, high, counts = self._low[slots].copy(), self._high[slots].copy(), self._counts[slots]
         digits = self.result_type.scale - self._sum_type.scale
         if not kernels.divide_decimals(low, high, counts, digits, self.result_type.precision):
@@ -263,8 +264,10 @@ class Min(Accumulator):
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         kernels.keep_least(slots, *raw(column), self._flip, self._best, self._seen)
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
-        best, seen = self._best[slots] ^ np.int64(self._flip), self._seen[slots]
+    def _result(self, slots: np.ndarray) -> pa.Array:
+        best, valid = np.empty(len(slots), np.int64), np.empty(len(slots), np.bool_)
+        whole = kernels.gather_seen(self._best, self._seen, slots, self._flip, best, valid) == len(slots)
+        seen = None if whole else valid
         if self.kind not in (FLOAT32, FLOAT64):
             return fixed_column(self.result_type, best, seen)
         bits = best ^ ((best >> np.int64(63)) & np.int64(np.iinfo(np.int64).max))
@@ -292,7 +295,7 @@ class MinDecimal(Accumulator):
         values, validity, offset, _ = raw(column)
         kernels.keep_least_decimals(slots, values, validity, offset, self._turn, self._low, self._high, self._seen)
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
+    def _result(self, slots: np.ndarray) -> pa.Array:
         low, high = self._low[slots], self._high[slots]
         if self._turn:
             low, high = ~low, ~high
@@ -393,9 +396,7 @@ class MinBytes(Accumulator):
         kernels.copy_pieces(self._starts, self._sizes, self._arena, slots, data)
         return offsets, data
 
-    def _result(self, slots: np.ndarray | slice) -> pa.Array:
-        if isinstance(slots, slice):
-            slots = np.arange(slots.stop, dtype=np.int32)
+    def _result(self, slots: np.ndarray) -> pa.Array:
         return self._column(slots, self.result_type)
 
     def _column(self, slots: np.ndarray, type_: pa.DataType) -> pa.Array:
@@ -433,5 +434,12 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
     return (SumDouble if kind in (FLOAT32, FLOAT64) else SumInteger)(column, type_)
 
 
-def _doubles(values: np.ndarray, valid: np.ndarray) -> pa.Array:
+def _counted(values: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """The int64 values of some slots, and for which of them something was counted; None: for all."""
+    out, valid = np.empty(len(slots), np.int64), np.empty(len(slots), np.bool_)
+    whole = kernels.gather_counted(values, counts, slots, out, valid) == len(slots)
+    return out, None if whole else valid
+
+
+def _doubles(values: np.ndarray, valid: np.ndarray | None) -> pa.Array:
     return pa.Array.from_buffers(pa.float64(), len(values), [validity_buffer(valid), pa.py_buffer(values)])

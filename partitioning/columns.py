@@ -149,7 +149,9 @@ def fixed_column(type_: pa.DataType, words: np.ndarray, valid: np.ndarray | None
     if kind == BOOL:
         values = np.packbits(words != 0, bitorder="little")
     else:
-        values = np.ascontiguousarray(words.astype(_STORAGE[kind], copy=False))
+        stored = _STORAGE[kind]
+        whole = words.dtype.itemsize == np.dtype(stored).itemsize
+        values = np.ascontiguousarray(words.view(stored) if whole else words.astype(stored))
     return pa.Array.from_buffers(type_, len(words), [validity_buffer(valid), pa.py_buffer(values)])
 
 

@@ -665,6 +665,38 @@ def touched(slots: Array, marks: Array, mark: int, out: Array) -> int:
 
 
 @kernel
+def in_range(slots: Array, size: int) -> bool:
+    """Whether all are from 0 to below ``size``."""
+    good = True
+    for i in range(slots.size):
+        good &= 0 <= slots[i] < size
+    return good
+
+
+@kernel
+def gather_counted(values: Array, counts: Array, slots: Array, out: Array, valid: Array) -> int:
+    """out[i] = values[s] of slot s, valid[i]: whether counts[s] is not 0. Returns how many are valid."""
+    return _gather(values, counts, slots, 0, out, valid)
+
+
+@kernel
+def gather_seen(values: Array, seen: Array, slots: Array, flip: int, out: Array, valid: Array) -> int:
+    """out[i] = values[s] ^ flip of slot s, valid[i] = seen[s]. Returns how many are valid."""
+    return _gather(values, seen, slots, flip, out, valid)
+
+
+@kernel
+def _gather(values: Array, present: Array, slots: Array, flip: int, out: Array, valid: Array) -> int:
+    count = 0
+    for i in range(slots.size):
+        s = slots[i]
+        out[i] = values[s] ^ flip
+        valid[i] = present[s] != 0
+        count += valid[i]
+    return count
+
+
+@kernel
 def note_changed(slots: Array, marks: Array, changed: Array, count: int) -> int:
     """Appends each slot without a mark to ``changed``, of which ``count`` are used, and marks it. Returns how many are used."""
     for i in range(slots.size):

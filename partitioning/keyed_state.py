@@ -74,7 +74,7 @@ class KeyIndex:
         """The key columns of the slots, of all slots by default."""
         if slots is None:
             slots = np.arange(len(self), dtype=np.int32)
-        elif len(slots) and (slots.min() < 0 or slots.max() >= len(self)):
+        elif not kernels.in_range(slots, len(self)):
             raise IndexError(f"slots must be from 0 to {len(self) - 1}")
         return self._index.keys(np.ascontiguousarray(slots, np.int32))
 

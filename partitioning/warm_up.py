@@ -40,7 +40,7 @@ def warm_up() -> None:
     for columns in ([numbers], [strings], [numbers, strings]):
         index = KeyIndex([pa.field("key", column.type) for column in columns])
         index.slots(columns)
-        index.keys()
+        index.keys(np.zeros(1, np.int32))
     slots = np.zeros(rows, np.int32)
     for column in (numbers, numbers.cast(pa.float64()), decimals, strings):
         for measure in ("count", "min", "max") if column is strings else ("count", "sum", "min", "max", "mean"):
