@@ -58,7 +58,7 @@ def read(address: str, topic: str, partitions: int) -> Written:
             left -= {message.partition() for message in messages if message.error() is not None}
             messages = [message for message in messages if message.error() is None]
             if messages:
-                parts.append(_parsed(messages))
+                parts.append(parsed(messages))
     finally:
         consumer.close()
     return joined(parts)
@@ -70,9 +70,10 @@ def joined(parts: list[Written]) -> Written:
     return Written(*(np.concatenate([getattr(each, name) for each in parts]) for name in Written.__dataclass_fields__))
 
 
-def _parsed(messages: list[Any]) -> Written:
+def parsed(messages: list[Any]) -> Written:
     """Values are ``due`` in the input, and ``due,count`` in the output."""
-    lines = b"\n".join([message.key()[1:] + b"," + message.value() for message in messages])
+    # Each with its end: a single line without one is no line to the parser.
+    lines = b"".join([message.key()[1:] + b"," + message.value() + b"\n" for message in messages])
     given = pa.csv.read_csv(
         pa.BufferReader(lines),
         pa.csv.ReadOptions(autogenerate_column_names=True, block_size=1 << 26),

@@ -536,10 +536,13 @@ def encode(keys: Any, values: Any, headers: Any, times: Array, first: int, stop:
 @kernel
 def grouped(partitions: Array, sequences: Array, count: int) -> Any:
     """Rows by partition, stable: their numbers, the partitions that any have, where the rows of each begin and end, the sequence
-    of its first row, and whether all sequences go on from there without a gap. ``count``: of partitions."""
+    of its first row, and whether all partitions are below ``count`` and all sequences go on from there without a gap."""
     rows = len(partitions)
     ends = np.zeros(count + 1, np.int64)
     for i in range(rows):
+        if partitions[i] < 0 or partitions[i] >= count:
+            none = np.empty(0, np.int64)
+            return none, none, none, none, False
         ends[partitions[i] + 1] += 1
     found = 0
     for each in range(count):
@@ -567,16 +570,16 @@ def grouped(partitions: Array, sequences: Array, count: int) -> Any:
 
 @kernel
 def encode_each(
-    keys: Any, values: Any, headers: Any, times: Array, order: Array, starts: Array, attributes: int, producer: int, epoch: int,
-    sequences: Array, room: int, ends: Array,
+    keys: Any, values: Any, headers: Any, times: Array, order: Array, starts: Array, stops: Array, attributes: int, producer: int,
+    epoch: int, sequences: Array, room: int, ends: Array,
 ) -> Array:  # fmt: skip
-    """One record batch for each line, whose rows are ``order[starts[line]:starts[line + 1]]``, one after the other. Fills where
-    each ends. Nothing at all if one takes more than ``room`` bytes."""
+    """One record batch for each line, whose rows are ``order[starts[line]:stops[line]]``, one after the other. Fills where each
+    ends. Nothing at all if one takes more than ``room`` bytes."""
     total = np.int64(0)
     for line in range(len(ends)):
         begin, size = starts[line], np.int64(HEAD)
         base = times[order[begin]]
-        for place in range(begin, starts[line + 1]):
+        for place in range(begin, stops[line]):
             row = order[place]
             taken = _record_size(keys, values, headers, times[row] - base, row, place - begin)[0]
             size += taken + _varint_size(taken)
@@ -587,7 +590,7 @@ def encode_each(
     out = np.empty(total, np.uint8)
     head = out.ctypes.data
     for line in range(len(ends)):
-        begin, stop = starts[line], starts[line + 1]
+        begin, stop = starts[line], stops[line]
         base = latest = times[order[begin]]
         here = head + HEAD
         for place in range(begin, stop):
@@ -934,7 +937,7 @@ _SPACE, _COMMA = 32, 44
 @kernel
 def texts(rows: int, fields: Array, pieces: Array, piece_ends: Array, null: Array, json: bool) -> Any:
     """One text for each row: the pieces with the fields between them. The ends of the texts, behind a zero, and their bytes; no
-    ends at all if there is a text that needs more than quotes around it.
+    ends at all if these are too many.
 
     pieces  uint8: what stands before each field, and behind the last one; ``piece_ends`` of each
     null    uint8: what stands for a null
@@ -948,8 +951,6 @@ def texts(rows: int, fields: Array, pieces: Array, piece_ends: Array, null: Arra
         elif rows:
             begin, end = np.int64(_i32(offsets + 4 * first)), np.int64(_i32(offsets + 4 * (first + rows)))
             room += end - begin
-            if kind == TEXT_STRING and not _is_plain(fields[field, TEXT_DATA] + begin, end - begin, json):
-                return none
     if room > _TEXT_MAX:
         return none
     ends, out = np.zeros(rows + 1, np.int32), np.empty(room, np.uint8)
@@ -965,6 +966,18 @@ def texts(rows: int, fields: Array, pieces: Array, piece_ends: Array, null: Arra
 
 
 _TEXT_MAX = (1 << 31) - 1
+
+
+@kernel
+def are_plain(rows: int, fields: Array, json: bool) -> bool:
+    """Whether all that is text needs no more than quotes around it."""
+    for field in range(len(fields)):
+        if rows and fields[field, TEXT_KIND] == TEXT_STRING:
+            offsets, first = fields[field, TEXT_OFFSETS], fields[field, TEXT_FIRST]
+            begin, end = np.int64(_i32(offsets + 4 * first)), np.int64(_i32(offsets + 4 * (first + rows)))
+            if not _is_plain(fields[field, TEXT_DATA] + begin, end - begin, json):
+                return False
+    return True
 
 
 @kernel

@@ -89,7 +89,7 @@ def by_partition(
 ) -> list[Line]:
     """``partitions`` (int32) and ``sequences`` (int64) of each row."""
     order, present, starts, firsts, whole = kernels.grouped(partitions, sequences, topic_partitions)
-    assert whole, "the numbers of a partition have no gaps"
+    assert whole, "partitions are those of the topic, and their numbers have no gaps"
     records = Records(keys, values, headers, times, order if len(present) > 1 else None)
     ends = starts.tolist()
     return [
@@ -106,12 +106,14 @@ def make_together(lines: Sequence[Line], batch_bytes: int, transactional: bool) 
     records, who = lines[0].records, lines[0].who
     columns, kept = views(records.keys, records.values, records.headers, len(records.times))
     order = np.arange(len(records.times)) if records.order is None else records.order
-    starts = np.array([*[line.start for line in lines], lines[-1].start + lines[-1].rows])
+    # Not each from the end of the one before: the broker may have all of a line, which is not among them then.
+    starts = np.array([line.start for line in lines])
+    stops = np.array([line.start + line.rows for line in lines])
     sequences = np.array([line.who.sequence for line in lines])
     ends = np.empty(len(lines), np.int64)
     out = kernels.encode_each(
-        *columns, records.times, order, starts, attributes_of(None, transactional), who.id, who.epoch, sequences, batch_bytes,
-        ends,
+        *columns, records.times, order, starts, stops, attributes_of(None, transactional), who.id, who.epoch, sequences,
+        batch_bytes, ends,
     )  # fmt: skip
     del kept  # the addresses were good until here
     begin = 0

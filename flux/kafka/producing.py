@@ -112,7 +112,9 @@ class ProducerClient(Client):
                     raise Passing("it was ended")
                 sent.asked.append((connection, message, partitions))
                 connection.send(message, ATTEMPT_S)
+                self._let_go(partitions)
         except BaseException:
+            self._let_go(self._parts)
             self.give_up(sent)
             raise
         return sent
@@ -139,6 +141,11 @@ class ProducerClient(Client):
         topic_data = message.topic_data[0]
         topic_data.name, topic_data.partition_data = topic, parts
         return message
+
+    def _let_go(self, partitions: Iterable[int]) -> None:
+        """Requests are kept, and what was sent with them is not."""
+        for partition in partitions:
+            self._parts[partition].records = None
 
     def finish(self, sent: Sent) -> dict[int, Answer]:
         """What became of each partition's batch."""

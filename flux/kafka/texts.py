@@ -24,29 +24,39 @@ def row_texts(
 ) -> pa.Array | None:
     """``pieces``: what stands before each column, and behind the last one. ``null``: what stands for a null. ``json``: text is in
     quotes; otherwise as CSV, where only an empty one is. ``made``: the text of a column that is neither a whole number nor
-    text. None: there is text that needs more than quotes."""
+    text. None: there is text that needs more than quotes, or more than one column can hold."""
     rows = len(columns[0])
     fields = np.zeros((len(columns), kernels.TEXT_FIELDS), np.int64)
-    kept = []
     for field, column in zip(fields, columns, strict=True):
         kind = _WHOLE.get(column.type.id)
         if kind is not None:
             view = raw(column)
             field[:] = kind, view.values, 0, view.validity, view.first
-            continue
-        kind = kernels.TEXT_STRING
-        if column.type.id != _STRING:
-            kind, column = kernels.TEXT_MADE, made(column)
-            kept.append(column)
-            if column.type.id != _STRING:
+        elif column.type.id == _STRING:
+            field[:] = _of_text(kernels.TEXT_STRING, column)
+        else:
+            field[0] = kernels.TEXT_MADE
+    # Before anything is made, which would have to be made again: what is nested is made of such texts, too.
+    if not kernels.are_plain(rows, fields, json):
+        return None
+    kept = []
+    for field, column in zip(fields, columns, strict=True):
+        if field[0] == kernels.TEXT_MADE:
+            text = made(column)
+            if text.type.id != _STRING:
                 return None
-        text = raw_bytes(column)
-        field[:] = kind, text.data, text.offsets, text.validity, text.first
+            kept.append(text)
+            field[:] = _of_text(kernels.TEXT_MADE, text)
     ends, out = kernels.texts(rows, fields, *_as_bytes(pieces), _null(null), json)
     del kept  # the addresses were good until here
     if not len(ends):
         return None
     return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(out))
+
+
+def _of_text(kind: int, column: pa.Array) -> tuple[int, int, int, int, int]:
+    view = raw_bytes(column)
+    return kind, view.data, view.offsets, view.validity, view.first
 
 
 @functools.lru_cache(maxsize=64)

@@ -209,19 +209,28 @@ def lines(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
     for name, column in zip(names, columns, strict=True):
         if pa.types.is_nested(column.type):
             raise TypeError(f"format='csv' cannot write column {name!r} of type {column.type}")
+    columns = [_as_string(column) for column in columns]
     made = row_texts(columns, ("", *[","] * (len(columns) - 1), ""), "", False, _plain)
     if made is not None:
         return made
     pieces: list[pa.Array | pa.Scalar] = []
     for column in columns:
         text = _plain(column)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if pa.types.is_string(column.type):
             special = pc.or_(pc.match_substring_regex(text, '[",\r\n]'), pc.equal(text, _EMPTY))
             if pc.any(special).as_py():
                 quoted = _joined([_text(_QUOTED), pc.replace_substring(text, '"', '""'), _text(_QUOTED)])
                 text = pc.if_else(special, quoted, text)
         pieces += [_text(","), text]
     return _joined(pieces[1:], null="")
+
+
+def _as_string(column: pa.Array) -> pa.Array:
+    """Text of any type as the one that is looked through for what needs quotes."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    text = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
+    return column.cast(pa.string()) if text else column
 
 
 def _plain(column: pa.Array) -> pa.Array:

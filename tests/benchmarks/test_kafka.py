@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import flux
 from benchmarks.kafka import bench, load, peers
 from benchmarks.kafka.count import RunningCount
-from benchmarks.kafka.written import Written, exactness, expected, statistics
+from benchmarks.kafka.written import Written, exactness, expected, parsed, statistics
 from controller.operate.cli import app
 from flux.dataflow.operator import Context
 from flux.kafka.producing import Answer
@@ -279,3 +279,14 @@ def test_where_no_broker_can_be_started_the_error_says_what_to_do(monkeypatch: p
     monkeypatch.setattr(peers, "broker", none)
     with pytest.raises(bench.UsageError, match=r"Maven is missing.*--bootstrap HOST:PORT"):
         bench.run(1000, 5, [], False, SimpleNamespace(print=print))  # type: ignore[arg-type]
+
+
+def test_a_record_that_is_read_alone_is_read_all_the_same() -> None:
+    def record(key: int, value: bytes) -> Any:
+        return SimpleNamespace(
+            key=lambda: b"k%06d" % key, value=lambda: value, timestamp=lambda: (0, 7), partition=lambda: 0
+        )
+
+    alone, several = parsed([record(3, b"5,1")]), parsed([record(3, b"5"), record(4, b"6")])
+    assert (alone.key.tolist(), alone.due_us.tolist(), alone.count.tolist()) == ([3], [5], [1])
+    assert (several.key.tolist(), several.due_us.tolist()) == ([3, 4], [5, 6])

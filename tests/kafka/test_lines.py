@@ -95,8 +95,22 @@ def test_a_line_that_begins_later_begins_there() -> None:
     assert taken(again) == whole
 
 
-def test_numbers_of_a_partition_have_no_gaps() -> None:
+@pytest.mark.parametrize("left", [[0, 2], [0, 1], [1, 2], [1]])
+def test_lines_that_the_broker_has_leave_the_others_their_own_rows(left: list[int]) -> None:
+    lines = begun(made(ROWS, [0] * PARTITIONS))
+    make_together([lines[each] for each in left], BATCH_BYTES, transactional=False)
+    alone = begun(made(ROWS, [0] * PARTITIONS))
+    assert [taken(lines[each]) for each in left] == [taken(alone[each]) for each in left]
+
+
+def test_partitions_are_those_of_the_topic_and_their_numbers_have_no_gaps() -> None:
     with pytest.raises(AssertionError, match="no gaps"):
         by_partition(
             np.zeros(2, np.int32), np.array([4, 6]), 1, None, pa.array([b"a", b"b"]), None, np.zeros(2, np.int64)
         )
+    for partition in (-1, 3, 1 << 30):
+        with pytest.raises(AssertionError, match="those of the topic"):
+            by_partition(
+                np.array([0, partition], np.int32), np.array([4, 5]), 3, None, pa.array([b"a", b"b"]), None,
+                np.zeros(2, np.int64),
+            )  # fmt: skip

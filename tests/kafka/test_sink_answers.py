@@ -23,6 +23,12 @@ from flux.kafka.values import Columns
 OK = 0
 
 
+class Asked(list[int]):
+    """The partitions of a round. Nobody waits for files here."""
+
+    files: tuple[int, ...] = ()
+
+
 class Scripted(ProducerClient):
     """``codes``: of the next answers, in order, 0 when there are no more. ``known``: the next sequence that it tells of each
     partition. ``log``: what was sent, as partition, first value and rows."""
@@ -39,7 +45,10 @@ class Scripted(ProducerClient):
             rows = Decoder(topic, partition).decode(pa.py_buffer(data), 0).rows
             assert rows is not None
             self.log.append((partition, int(rows["value"][0].as_py()), rows.num_rows))
-        return list(batches)
+        return Asked(batches)
+
+    def is_connected(self, topic: str, partitions: Iterable[int]) -> bool:
+        return True
 
     def finish(self, sent: Any) -> dict[int, Answer]:
         codes = {partition: self.codes.pop(0) if self.codes else OK for partition in sent}
@@ -75,6 +84,18 @@ def rows(first: int, count: int, partitions: int = 1) -> pa.RecordBatch:
             SEQUENCE: pa.array(numbers // partitions),
         }
     )
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+def test_a_partition_that_the_broker_has_whole_leaves_the_others_their_rows(whole: int) -> None:
+    """A new primary sends ahead what the one before it has written in part."""
+    made, broker = sink(3)
+    made._told = {each: 2 if each == whole else 0 for each in range(3)}
+    batch = rows(0, 6, 3)
+    made.send(batch, Position(0, 0))
+    made.write(batch, Position(0, 0))
+    assert broker.log == [(each, each, 2) for each in range(3) if each != whole]
+    assert made._next == {0: 2, 1: 2, 2: 2}
 
 
 def test_what_the_broker_has_already_counts_as_written() -> None:

@@ -21,14 +21,16 @@ NewTopic = Callable[..., str]
 
 
 def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Broker, new_topic: NewTopic) -> None:
-    """In rounds, with rows between them that are too large for one, while connections are closed in the middle."""
-    topic, writers, batches = new_topic(2), 3, 150
+    """In rounds, with rows between them that are too large for one, while connections are closed in the middle, and while
+    writers begin anew, as a new primary does: of some partitions of the topic the broker has more than of others then."""
+    topic, writers, batches, parts = new_topic(3), 3, 150, 3
     flow = ended(topic, broker.address, format="raw")
     assert isinstance(flow.sink, KafkaSink)
     flow.sink.prepare(writers, None)
     stage = SimpleNamespace(id=0, name="last", partitions=writers, sink=flow.sink)
     sinks = Sinks(SimpleNamespace(query="q", stages=[stage], settings=Settings.of()), lambda: None)  # type: ignore[arg-type]
     given: list[list[bytes]] = [[] for _ in range(writers)]
+    kept: list[list[pa.RecordBatch]] = [[] for _ in range(writers)]
     rounds: list[int] = []
     together = sinks._do_together
 
@@ -47,12 +49,20 @@ def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Br
             made = [b"%d-%0*d" % (partition, size, number * 3 + row) for row in range(int(random.integers(1, 4)))]
             given[partition] += made
             rows = pa.record_batch({"value": pa.array(made, pa.binary())})
-            sinks.write(0, partition, number, numbered(flow, rows, operators[partition]))
+            kept[partition].append(numbered(flow, rows, operators[partition]))
+            sinks.write(0, partition, number, kept[partition][-1])
         if random.random() < 0.1:
             line = sinks._lines[PartitionKey(0, int(random.integers(writers)))]
             if line.sink is not None and line.sink._connected is not None:  # type: ignore[attr-defined]
                 for connection in list(line.sink._client._connections.values()):  # type: ignore[attr-defined]
                     connection.abort()
+        if random.random() < 0.1:
+            anew = int(random.integers(writers))
+            left = sinks.has(0, anew)
+            sinks.ends(0, anew)
+            sinks.begins(0, anew, left, False)
+            for again in range(left, number + 1):
+                sinks.write(0, anew, again, kept[anew][again])
         sinks.check()
         time.sleep(0.002)
     end = time.monotonic() + 60
@@ -62,7 +72,7 @@ def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Br
         time.sleep(0.005)
     sinks.close()
     assert max(rounds, default=0) > 1, "some were written together"
-    got = found(broker.address, topic, sum(map(len, given)), 2)
+    got = found(broker.address, topic, sum(map(len, given)), parts)
     for partition, wanted in enumerate(given):
         mine = [[value for value in values(each) if value.startswith(b"%d-" % partition)] for each in got]
         assert sorted(value for each in mine for value in each) == sorted(wanted)

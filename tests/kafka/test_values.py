@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flux.errors import SchemaError
+from flux.kafka import values
 from flux.kafka.formats import format_of
 from flux.kafka.values import Columns, json_text, lines, objects
 
@@ -153,3 +154,35 @@ def test_times_are_written_as_arrow_writes_them(
     assert lines([stamps, pa.nulls(len(stamps), pa.string())], ["t", "n"]).to_pylist() == [
         f"{text or ''}," for text in expected
     ]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str
+)
+def test_text_of_every_type_is_quoted_where_csv_needs_it(kind: pa.DataType) -> None:
+    values = ["a,b", 'q"x', "", None, "plain"]
+    text = pa.array(values, pa.string())
+    column = text.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else text.cast(kind)
+    for at, expected in enumerate(['1,"a,b"', '1,"q""x"', '1,""', "1,", "1,plain"]):
+        assert lines([pa.array([1]), column[at : at + 1]], ["i", "s"]).to_pylist() == [expected]
+    assert lines([pa.array([1] * 5), column], ["i", "s"]).to_pylist() == [
+        '1,"a,b"',
+        '1,"q""x"',
+        '1,""',
+        "1,",
+        "1,plain",
+    ]
+
+
+def test_nested_text_is_made_once_however_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is something to escape at every level, the levels below must not be made again for each."""
+    made: list[pa.DataType] = []
+    monkeypatch.setattr(
+        values, "json_text", lambda column, make=values.json_text: made.append(column.type) or make(column)
+    )
+    nested: dict[str, Any] = {"s": 'say "x"'}
+    for _ in range(8):
+        nested = {"s": 'say "x"', "c": nested}
+    (text,) = objects([pa.array([nested])], ["top"]).to_pylist()
+    assert json.loads(text) == {"top": nested}
+    assert len(made) <= 2 * 9, "one for each text and struct"
