@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flux.dataflow.plain import plain_batch
+from flux.dataflow.plain import plain_batch, typed_nulls
 from flux.errors import SchemaError
 
 #: What a small batch costs beside its rows, wherever batches are kept up to a bound in bytes.
@@ -51,8 +51,8 @@ def given_batches(output: Any) -> Iterator[Any]:
 
 
 def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatch:
-    """The batch with exactly the schema's fields, dictionaries and views decoded; SchemaError names what was declared and
-    what came."""
+    """The batch with exactly the schema's fields, dictionaries and views decoded, and nulls without a type given one; SchemaError
+    names what was declared and what came."""
     if not isinstance(batch, pa.RecordBatch):
         raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {_kind(batch)}{_remedy(batch)}")
     if schema is None:
@@ -61,8 +61,9 @@ def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatc
         )
     if batch.schema.equals(schema):
         return batch
-    plain = plain_batch(batch, schema)
-    if plain is not batch:
+    typed = typed_nulls(batch, schema)
+    plain = plain_batch(typed, schema)
+    if plain.schema.equals(schema):
         return plain
     raise SchemaError(f"{what}: declared ({_ddl(schema)}), got ({_ddl(batch.schema)})")
 

@@ -51,6 +51,23 @@ def plain_schema(schema: pa.Schema, what: str) -> pa.Schema:
     return pa.schema([_plain_field(field) for field in schema], schema.metadata)
 
 
+def typed_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with columns of type null, which is what pyarrow makes of values that all are null, as columns of nulls of the
+    schema's types; else as it came."""
+    given = batch.schema
+    if given.names != schema.names:
+        return batch
+    untyped = [is_.is_null(own.type) and field.nullable for own, field in zip(given, schema, strict=True)]
+    if not any(untyped):
+        return batch
+    fields = [field if new else own for own, field, new in zip(given, schema, untyped, strict=True)]
+    columns = [
+        pa.nulls(batch.num_rows, field.type) if new else column
+        for column, field, new in zip(batch.columns, schema, untyped, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, given.metadata))
+
+
 def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with its columns decoded, where that gives the columns of ``schema``; else as it came."""
     given = batch.schema

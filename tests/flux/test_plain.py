@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from flux.dataflow.batches import conform
 from flux.dataflow.plain import plain_batch, plain_schema, plain_type
 from flux.errors import SchemaError
 
@@ -113,3 +114,30 @@ def test_what_cannot_be_decoded_is_refused_with_column_and_type(column: Any, nam
     schema = pa.schema([("k", pa.int64()), ("odd", column.type)])
     with pytest.raises(SchemaError, match=rf"source s: column 'odd' of type .* cannot be taken: .*{named}"):
         plain_schema(schema, "source s")
+
+
+DECLARED = pa.schema([("s", pa.string()), ("n", pa.list_(pa.int64())), pa.field("x", pa.float64(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"s": None, "n": None, "x": 1.0}], [{"s": "a", "n": None, "x": 1.0}, {"s": None, "n": None, "x": 2.0}]]
+)
+def test_values_that_all_are_null_have_the_declared_type(rows: list[dict[str, Any]]) -> None:
+    """As ``from_pylist`` makes them, which cannot know it."""
+    taken = conform(pa.RecordBatch.from_pylist(rows), DECLARED, "output")
+    assert taken.schema.equals(DECLARED)
+    assert taken.to_pylist() == rows
+    taken.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"s": [None], "n": [None], "x": [None]}, "x null"),
+        ({"s": [None], "n": ["a"], "x": [1.0]}, "n string"),
+        ({"s": [None], "x": [1.0]}, "s null, x double"),
+    ],
+)
+def test_no_null_where_none_is_declared_and_no_other_type(given: dict[str, list[Any]], got: str) -> None:
+    with pytest.raises(SchemaError, match=f"got .*{got}"):
+        conform(pa.RecordBatch.from_pydict(given), DECLARED, "output")
