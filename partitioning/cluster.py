@@ -9,8 +9,8 @@ partition; and it owns its memory, because Spark writes over the buffers of batc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +24,7 @@ _take_rows, _UNCHECKED = pc.get_function("take"), pc.TakeOptions(boundscheck=Fal
 _ROW_NUMBER = pa.int32()
 
 
-@dataclass(frozen=True, slots=True)
-class Clustered:
+class Clustered(msgspec.Struct, frozen=True):
     """batch    rows grouped by consumer partition, stable within each; owns its memory
     by_rank  int32[p]: the partitions with rows, in their order: what is kept and sent of a small batch must not grow with
              the number of partitions

@@ -302,6 +302,28 @@ def counting_sorts(
         at += found[e]
 
 
+@kernel
+def choose_slices(by_rank: Array, offsets: Array, hosts: Array, wanted: Array, out: Array) -> Any:
+    """What a worker gets of a clustered batch (``cluster.Clustered``): the partitions that it ``hosts``, of the ``wanted`` ranks
+    if these are given. out, int64[5, p]: these partitions and how many rows of each; then pieces of rows that lie next to each
+    other: of how many partitions, and from which row to which. Returns how many partitions and pieces."""
+    found = pieces = 0
+    before = -2
+    for r in range(by_rank.size):
+        if not hosts[by_rank[r]] or (wanted.size and not wanted[r]):
+            continue
+        begin, end = offsets[r], offsets[r + 1]
+        out[0, found], out[1, found] = by_rank[r], end - begin
+        found += 1
+        if r != before + 1:
+            out[2, pieces], out[3, pieces] = 0, begin
+            pieces += 1
+        out[2, pieces - 1] += 1
+        out[4, pieces - 1] = end
+        before = r
+    return found, pieces
+
+
 # ---- exact key tables ----------------------------------------------------------------------------
 # A table holds slots (-1: empty) at hashed places, by linear probing, at most half full. ``meta`` is [keys,
 # slot of null or -1, bytes used, bytes wanted]. A kernel stops at the row for which there is no room and
@@ -706,6 +728,46 @@ def note_changed(slots: Array, marks: Array, changed: Array, count: int) -> int:
             changed[count] = s
             count += 1
     return count
+
+
+# ---- how far readers of a stream are --------------------------------------------------------------
+
+
+@kernel
+def raise_marks(
+    marks: Array, to: int, counts: Array, at: Array, instead: Array, since: Array, epoch: int,
+    cells: Array, rows: Array, columns: Array, leaves_out: Array, nobody: int, least: Array,
+) -> bool:  # fmt: skip
+    """Raise the marks of some readers, reader i's in cells[rows[i], columns[i]] too: to ``to`` where it counts, to instead[k] for
+    reader at[k], and not at all where it is since a later epoch. Then least[r] is the least of each of these rows, without what
+    is left out (if anything is), -1 where only ``nobody`` is in it. Whether any was raised."""
+    wanted = np.empty(marks.size, np.int64)
+    for i in range(marks.size):
+        wanted[i] = to if counts[i] else -1
+    for k in range(at.size):
+        wanted[at[k]] = instead[k]
+    raised = False
+    for i in range(marks.size):
+        if since[i] <= epoch and wanted[i] > marks[i]:
+            marks[i] = cells[rows[i], columns[i]] = wanted[i]
+            raised = True
+    if raised:
+        for i in range(rows.size):
+            r, lowest = rows[i], nobody
+            for c in range(cells.shape[1]):
+                if leaves_out.size == 0 or not leaves_out[r, c]:
+                    lowest = min(lowest, cells[r, c])
+            least[r] = -1 if lowest == nobody else lowest
+    return raised
+
+
+@kernel
+def first_below(values: Array, places: Array, limit: int) -> int:
+    """The first k for which values[places[k]] is below the limit; -1: none is."""
+    for k in range(places.size):
+        if values[places[k]] < limit:
+            return k
+    return -1
 
 
 # ---- accumulators --------------------------------------------------------------------------------

@@ -51,6 +51,12 @@ def warm_up() -> None:
     kernels.touched(slots, np.zeros(1, np.int64), 1, np.empty(rows, np.int32))
     number, one = np.zeros(1, np.int64), np.zeros(1, np.int32)
     kernels.choose_run(one, np.array([0, 1]), number + 1, number, number, np.ones(1, bool), number, one)
+    kernels.choose_slices(one, np.array([0, 1]), np.ones(1, bool), np.ones(1, bool), np.empty((5, 1), np.int64))
+    cells, none, readers = np.zeros((1, 1), np.int64), np.empty(0, np.int64), np.ones(1, bool)
+    kernels.raise_marks(
+        number - 1, 0, readers, none, none, number, 0, cells, number, number, np.empty((0, 0), bool), 1 << 62, number.copy()
+    )  # fmt: skip
+    kernels.first_below(number, one, 0)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 
 

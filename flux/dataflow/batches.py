@@ -93,7 +93,7 @@ def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.R
     rows = batch.num_rows
     if rows == 0:
         return
-    if rows <= rows_max and (_is_tiny(batch, bytes_max) or batch.nbytes <= bytes_max):
+    if rows <= rows_max and (is_tiny(batch, bytes_max) or batch.nbytes <= bytes_max):
         yield batch
         return
     step = min(rows_max, max(1, rows * bytes_max // max(logical_bytes(batch), 1)))
@@ -101,7 +101,7 @@ def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.R
         yield batch.slice(start, step)
 
 
-def _is_tiny(batch: pa.RecordBatch, bytes_max: int) -> bool:
+def is_tiny(batch: pa.RecordBatch, bytes_max: int) -> bool:
     """Whether it has fewer bytes beyond doubt, however often a buffer counts: ``nbytes`` takes fifty times as long."""
     return bool(batch.get_total_buffer_size() * max(TINY, batch.num_columns) <= bytes_max)
 

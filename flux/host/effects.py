@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 
 from flux.replicas.pairing import CaughtUp, Diverged
@@ -17,8 +17,7 @@ from flux.wire.messages import Answered
 LOCAL = "local"
 
 
-@dataclass(frozen=True, slots=True)
-class ToConnection:
+class ToConnection(msgspec.Struct, frozen=True):
     """Effect: answer on a connection to the data port."""
 
     connection: Hashable
@@ -26,8 +25,7 @@ class ToConnection:
     payload: bytes | pa.Buffer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ToController:
+class ToController(msgspec.Struct, frozen=True):
     """Effect: report to the controller."""
 
     message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed

@@ -45,12 +45,14 @@ Answer = Callable[[Hashable, ToProducer | Acks], None]
 
 
 class Subscriptions:
-    """``answer`` sends a message back on a connection. ``ack_at``: when ``flush_acks`` has something to say."""
+    """``answer`` sends a message back on a connection. ``ack_at``: when ``flush_acks`` has something to say. ``ack_s``: how long
+    an ack may wait for others, if no producer may be short of credit by then; the shell of a busy worker makes it longer."""
 
     def __init__(self, plan: Plan, hosted: Hosted, counters: Counters, answer: Answer) -> None:
         self.streams: dict[StreamId, Inbound] = {}
         self.credit = Credit(plan.settings.credit_max_bytes)
         self.ack_at = np.inf
+        self.ack_s = plan.settings.ack_interval
         self._plan = plan
         self._hosted = hosted
         self._counters = counters
@@ -363,14 +365,18 @@ class Subscriptions:
             )
         self.answer(connection, Reset(*stream, f"batch {message.sequence} cannot be decoded"))
 
-    def applied(self, partition: int, slices: Iterable[Slice], now: float) -> None:
+    def applied(self, partition: int, slices: Sequence[Slice], now: float) -> None:
         """The oldest slices that waited for a partition are in its state and its output logs."""
+        if not slices:
+            return
+        urgent = False
         for slice_ in slices:
             inbound = self.streams[slice_.stream]
             inbound.applied(partition, slice_)
-            self._note_ack(inbound, now)
+            urgent |= inbound.ack_urgent
             if slice_.ends_stream and not any(inbound.waiting.values()):
                 self.credit.release(slice_.stream)
+        self._ack_within(0.0 if urgent else self.ack_s, now)
 
     # ---- acks
 
@@ -394,7 +400,10 @@ class Subscriptions:
 
     def _note_ack(self, inbound: Inbound, now: float) -> None:
         if inbound.ack_due:
-            self.ack_at = min(self.ack_at, now if inbound.ack_urgent else now + self._plan.settings.ack_interval)
+            self._ack_within(0.0 if inbound.ack_urgent else self.ack_s, now)
+
+    def _ack_within(self, seconds: float, now: float) -> None:
+        self.ack_at = min(self.ack_at, now + seconds)
 
     def _ack_soon(self, inbound: Inbound) -> None:
         """Resume and ReadsElsewhere carry an ack to one replica of the producer; the others have to hear it too."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from flux.host.gathering import SMALL_ROWS
 from flux.replicas.replica import Replica
-from flux.replicas.waiting import rows_of
 from flux.stream.receiver import Slice
 from partitioning.ids import PartitionKey
 
@@ -62,7 +61,7 @@ class Turns:
     def gathers(self, replica: Replica, slice_: Slice, now: float) -> bool:
         """Whether what has come for a replica is not to be ordered yet, because more of it is expected soon (design: gather).
         Whatever it is woken by, the replica waits until ``gathered`` names it."""
-        if not self.gather_s or not replica.primary or replica.timed or rows_of([slice_]) > SMALL_ROWS:
+        if not self.gather_s or not replica.primary or replica.timed or slice_.rows > SMALL_ROWS:
             return False  # between two ticks whatever waits is applied: a timer would be late
         if replica.applied < replica.order.end:
             return False  # a step that is ordered may have waited for this very slice

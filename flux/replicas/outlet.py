@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import pyarrow as pa
 
-from flux.dataflow.batches import conform, given_batches, split
+from flux.dataflow.batches import conform, given_batches, is_tiny, split
 from flux.dataflow.columns import picked
 from flux.dataflow.operator import Batches
 from flux.dataflow.plan import StagePlan
@@ -38,6 +39,15 @@ class Outlet:
         else:
             data = clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)
         producer.append(data, created)
+
+
+def fits(output: Batches, stage: StagePlan, limits: Settings) -> TypeGuard[list[pa.RecordBatch]]:
+    """Whether an operator has given a list of one batch that needs neither a check nor a cut, as most do for small steps."""
+    if type(output) is not list or len(output) != 1 or type(output[0]) is not pa.RecordBatch:
+        return False
+    batch = output[0]
+    small = 0 < batch.num_rows <= limits.batch_max_rows and is_tiny(batch, limits.batch_max_bytes)
+    return small and stage.output_schema is not None and bool(batch.schema.equals(stage.output_schema))
 
 
 def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) -> Iterator[pa.RecordBatch]:

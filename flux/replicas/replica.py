@@ -29,14 +29,14 @@ from flux.replicas.cuts import Cuts
 from flux.replicas.exit import Exit
 from flux.replicas.kinds import Kind, active, compared
 from flux.replicas.order import NO_CLAIM, Claim, OrderLog
-from flux.replicas.outlet import Outlet, cut_output
+from flux.replicas.outlet import Outlet, cut_output, fits
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
 from flux.replicas.waiting import Waiting, rows_of
 from flux.settings import Settings
 from flux.stream.checksum import extend
 from flux.stream.elements import End, Word
-from flux.stream.receiver import RowSlice, Slice, WordSlice
+from flux.stream.receiver import Slice, WordSlice
 from flux.wire.messages import OrderEntry, StepKind
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt
@@ -385,9 +385,7 @@ class Replica:
 
     def _complete(self) -> list[Slice]:
         if self.applying:
-            for slice_ in self.applying:
-                if isinstance(slice_, RowSlice):
-                    self.rows_in += slice_.batch.num_rows
+            self.rows_in += rows_of(self.applying)
         elif self.kind is _FINISH:
             for outlet in self.outlets:
                 outlet.producer.finish(self.context.created)
@@ -467,6 +465,8 @@ class Replica:
         self.order.append(OrderEntry(now, created, slices, kind, rows_of(chosen)))
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
+        if fits(output, self.stage, self._limits):
+            return iter(output)
         return cut_output(output, self.stage, self._limits, f"{self.where}, {self.method}()")
 
     def _emit(self) -> bool:

@@ -140,8 +140,7 @@ class Ingress:
         now = time.monotonic()
         core.wall_ahead = time.time() - now
         self._turns += 1
-        for effect in core.poll(now):
-            self.links.send(effect)
+        self.links.send(core.poll(now))
         if now >= self._beat_at:
             self._beat(core, now)
         for ready in self.sockets.wait(wait_s):

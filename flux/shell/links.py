@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flux.errors import ProtocolError, QueryFailed
 from flux.host.partners import Unneeded
-from flux.shell.transport import Link, Sockets
+from flux.shell.transport import Frames, Link, Sockets
 from flux.stream.producer import ToWorker
 from flux.wire.codec import decode_answer, encode_batches
 from flux.wire.frames import encode
@@ -41,12 +41,23 @@ class Links:
         del self._worker_of[link]
         self._sockets.close_link(link)
 
-    def send(self, effect: ToWorker) -> None:
-        link = self._links.get(effect.worker)
+    def send(self, effects: Iterable[ToWorker]) -> None:
+        """All is made before the first is sent: to wake the thread that sends is most of what sending costs."""
+        messages: dict[int, list[Frames]] = {}
+        for effect in effects:
+            messages.setdefault(effect.worker, []).append(self._frames(effect))
+        for worker, several in messages.items():
+            self._to(worker).send_all(several)
+
+    def _to(self, worker: int) -> Link:
+        link = self._links.get(worker)
         if link is None:
-            link = self._sockets.link(self._endpoints[effect.worker])
-            self._links[effect.worker] = link
-            self._worker_of[link] = effect.worker
+            link = self._sockets.link(self._endpoints[worker])
+            self._links[worker] = link
+            self._worker_of[link] = worker
+        return link
+
+    def _frames(self, effect: ToWorker) -> Frames:
         frames = encode_batches(effect.batches)
         for frame in frames:
             if frame.size > self._message_max_bytes:
@@ -58,7 +69,7 @@ class Links:
                 )
         if effect.payload is not None:
             frames.append(effect.payload)
-        link.send([encode(effect.message), *frames])
+        return [encode(effect.message), *frames]
 
     def answers(self, link: Any) -> Iterator[tuple[int, Any]]:
         """What cannot be read is left out and counted."""

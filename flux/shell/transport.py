@@ -23,6 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from flux.errors import ProtocolError
 from flux.shell.doorman import EVENTS, Door, Doorman
 from flux.shell.link_phases import LinkEvent, LinkPhase, after
+from flux.wire.bundle import bundled, unbundled
 from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
 
 #: How long closing may wait for queued frames: the last acks and reports of a worker that ends.
@@ -288,13 +289,12 @@ class Port:
                 if session is None:
                     self._meet(connection, buffers, frames)
                     continue
-                heard = [session.open(buffers)] if self._sealed else buffers
+                for heard in [[session.open(buffers)]] if self._sealed else unbundled(buffers):
+                    yield connection, heard
             except ProtocolError:
                 self._refused += 1
                 if session is None:
                     self._send([connection, UNKNOWN])
-                continue
-            yield connection, heard
 
     def _meet(self, connection: bytes, buffers: Frames, frames: Sequence[zmq.Frame]) -> None:
         """The next step of a handshake."""
@@ -309,6 +309,11 @@ class Port:
         self._closed.extend((now, connection) for connection in self._door.closed())
         while self._closed and now - self._closed[0][0] > LAST_WORDS_S:
             self._gate.forget(self._closed.popleft()[1])
+
+    def send_all(self, connection: bytes, messages: Sequence[Frames]) -> None:
+        """Several messages, the small ones among them together."""
+        for frames in messages if self._sealed else bundled(messages):
+            self.send(connection, frames)
 
     def send(self, connection: bytes, frames: Frames) -> None:
         """To a connection that is gone: dropped, the protocol repairs it."""
@@ -393,15 +398,13 @@ class Link:
                 if len(buffers) == 1 and len(buffers[0]) == len(UNKNOWN) and buffers[0] == UNKNOWN:
                     self._session = None
                     raise ProtocolError(f"who listens at {self.endpoint} has forgotten this connection")
-                heard = [self._session.open(buffers)] if self._sealed else buffers
+                yield from [[self._session.open(buffers)]] if self._sealed else unbundled(buffers)
             except ProtocolError as error:
                 self.refused += 1
                 if self._session is None:
                     self.problem = str(error)
                     self._on(LinkEvent.ENDED)
                     self._lose(self)
-                continue
-            yield heard
 
     def _meet(self, buffers: Frames) -> None:
         """The next step of the handshake."""
@@ -418,6 +421,11 @@ class Link:
 
     def _on(self, event: LinkEvent) -> None:
         self.phase = after(self.phase, event)
+
+    def send_all(self, messages: Sequence[Frames]) -> None:
+        """Several messages, the small ones among them together."""
+        for frames in messages if self._sealed else bundled(messages):
+            self.send(frames)
 
     def send(self, frames: Frames) -> None:
         if self._session is None:

@@ -47,7 +47,7 @@ from flux.shell.loop import (
 from flux.shell.pulse import Heart
 from flux.shell.sinks import Sinks
 from flux.shell.step_watch import StepWatch
-from flux.shell.transport import Port, Sockets, own_address
+from flux.shell.transport import Frames, Port, Sockets, own_address
 from flux.stream.producer import ToWorker
 from flux.wire.codec import decode_asked, decode_batches
 from flux.wire.control import (
@@ -225,6 +225,7 @@ class Worker:
         self._pace.turn(worked_s, waited_s, rows, steps, core.aged_s - aged_s)
         core.reading.interval_s = self._pace.interval_s
         core.turns.gather_s = self._pace.gather_s
+        core.subscriptions.ack_s = max(self.plan.settings.ack_interval, self._pace.ack_s)
 
     # ---- in
 
@@ -324,10 +325,11 @@ class Worker:
         return batches > 0
 
     def _flush(self, core: StageWorker, now: float) -> None:
-        # All is decided before the first is sent: to wake the thread that sends is most of what sending costs.
+        to_workers: list[ToWorker] = []
+        answers: dict[bytes, list[Frames]] = {}
         for effect in list(core.poll(now)):
             if isinstance(effect, ToWorker):
-                self.links.send(effect)
+                to_workers.append(effect)
             elif isinstance(effect, Aside):
                 self._background.give(effect.token, effect.job)
             elif isinstance(effect, ToConnection):
@@ -335,11 +337,14 @@ class Worker:
                 if effect.payload is not None:
                     frames.append(effect.payload)
                 assert isinstance(effect.connection, bytes)
-                self.port.send(effect.connection, frames)
+                answers.setdefault(effect.connection, []).append(frames)
             else:
                 if isinstance(effect.message, PartitionFinished):
                     self._beat(core, now)  # so that the last progress report has the last counts
                 self.control.report(effect.message)
+        self.links.send(to_workers)
+        for connection, messages in answers.items():
+            self.port.send_all(connection, messages)
 
     def _heartbeat(self, core: StageWorker, now: float) -> None:
         if now >= self._beat_at:

@@ -7,23 +7,22 @@ class, a line there, and its meaning for a replica.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
+
+import msgspec
 
 from flux.wire.messages import ElementKind
 from partitioning.cluster import Clustered
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """A batch, clustered by partition. It goes to the partitions that have rows in it."""
 
     data: Clustered
     kind: ClassVar[ElementKind] = ElementKind.ROWS
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The stream ends here."""
 
     kind: ClassVar[ElementKind] = ElementKind.END

@@ -12,15 +12,16 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from flux.stream.elements import Element
 from flux.wire.messages import Mark
+from partitioning import kernels
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """Element ``sequence`` of a stream. ``touches``: partitions that have rows in it, or must hear of it; ``nbytes``: what
+class LogEntry(msgspec.Struct, frozen=True):
+    """Element ``sequence`` of a stream. ``touches``: int32, partitions that have rows in it, or must hear of it; ``nbytes``: what
     it takes of the log's bound. ``begin``: of a batch of numbered rows, its first; ``mark``: the newest of them through this
     entry."""
 
@@ -92,12 +93,10 @@ class Log:
             sequence, partition = self._held_by
             if sequence == head.sequence and acked[partition] < sequence:
                 break  # asked for every ack: most change nothing for the oldest entry
-            if len(head.touches):
-                lacking = acked[head.touches] < head.sequence
-                first = lacking.argmax()
-                if lacking[first]:
-                    self._held_by = head.sequence, int(head.touches[first])
-                    break
+            first = kernels.first_below(acked, head.touches, head.sequence)
+            if first >= 0:
+                self._held_by = head.sequence, int(head.touches[first])
+                break
             self._entries.popleft()
             self.bytes -= head.nbytes
             self.meter.add(-head.nbytes)

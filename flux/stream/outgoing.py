@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
 from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
 from flux.wire.messages import RUN_BATCHES, Data
-from partitioning.cluster import Clustered
+from partitioning import kernels
 from partitioning.ids import StreamId
 
 #: Credit for a message beside its rows, so that credit also bounds the number of small messages.
 MESSAGE_BYTES = 256
 
-_FROM_ANY = np.zeros(0, np.int64)
+_FROM_ANY, _ALL = np.zeros(0, np.int64), np.empty(0, bool)
 
 Sent = tuple[Data, tuple[pa.RecordBatch, ...]]
 
@@ -114,34 +113,39 @@ class Outgoing:
             yield message, (packed.batch,)
 
     def _wanted(self, entry: LogEntry) -> np.ndarray:
-        """bool: which of the partitions that the entry touches are here and do not have it."""
+        """bool: which of the partitions that the entry touches are here and do not have it; empty: all that are here."""
         cursor = self._cursor
+        if entry.sequence >= cursor.catching_up_to:
+            return _ALL
         mine: np.ndarray = cursor.at.hosts[entry.touches]
-        if entry.sequence < cursor.catching_up_to:
-            wanted = cursor.wanted_from[np.searchsorted(cursor.at.partitions, entry.touches[mine])]
-            mine[mine] = wanted <= entry.sequence
+        wanted = cursor.wanted_from[np.searchsorted(cursor.at.partitions, entry.touches[mine])]
+        mine[mine] = wanted <= entry.sequence
         return mine
 
     def _alone(self, entry: LogEntry) -> Iterator[Sent]:
-        mine = self._wanted(entry)
-        if not np.count_nonzero(mine):
-            return
+        wanted, element = self._wanted(entry), entry.element
         partitions: list[int] = []
         rows: list[int] = []
-        pieces: list[tuple[int, pa.RecordBatch]] = []
+        runs: list[int] = []
+        pieces: tuple[pa.RecordBatch, ...] = ()
         nbytes = 0
-        if isinstance(entry.element, Rows):
-            data = entry.element.data
-            places = np.flatnonzero(mine)
-            partitions = data.by_rank[places].tolist()
-            rows = (data.offsets[places + 1] - data.offsets[places]).tolist()
-            pieces = _pieces(data, places)
+        if isinstance(element, Rows):
+            data = element.data
+            out = np.empty((5, len(data.by_rank)), np.int64)
+            found, several = kernels.choose_slices(data.by_rank, data.offsets, self._cursor.at.hosts, wanted, out)
+            if not found:
+                return
+            partitions, rows = out[:2, :found].tolist()
+            runs, begins, ends = out[2:, :several].tolist()
+            pieces = tuple([data.batch.slice(begin, end - begin) for begin, end in zip(begins, ends, strict=True)])
             nbytes = entry.nbytes * sum(rows) // data.batch.num_rows
+        elif not (wanted if wanted.size else self._cursor.at.hosts[entry.touches]).any():
+            return
         message = self._message(
-            entry.sequence, partitions, rows, [several for several, _ in pieces], nbytes, entry.element.kind,
+            entry.sequence, partitions, rows, runs, nbytes, element.kind,
             entry.checksum, entry.created, [], [], entry.mark,
         )  # fmt: skip
-        yield message, tuple(batch for _, batch in pieces)
+        yield message, pieces
 
     def _message(
         self, sequence: int, partitions: list[int], rows: list[int], runs: list[int], nbytes: int, *more: Any
@@ -156,16 +160,3 @@ class Outgoing:
         cursor.sent_bytes += nbytes
         cursor.first = sequence + 1
         return message
-
-
-def _pieces(data: Clustered, places: np.ndarray) -> list[tuple[int, pa.RecordBatch]]:
-    """Slices whose rows lie next to each other are one: of how many partitions, and their rows."""
-    if int(places[-1]) - int(places[0]) == len(places) - 1:
-        begin, end = int(data.offsets[places[0]]), int(data.offsets[places[-1] + 1])
-        return [(len(places), data.batch.slice(begin, end - begin))]
-    breaks = (np.flatnonzero(places[1:] != places[:-1] + 1) + 1).tolist()
-    pieces = []
-    for low, high in pairwise([0, *breaks, len(places)]):
-        begin, end = int(data.offsets[places[low]]), int(data.offsets[places[high - 1] + 1])
-        pieces.append((high - low, data.batch.slice(begin, end - begin)))
-    return pieces

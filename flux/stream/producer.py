@@ -9,10 +9,10 @@ Left to others: clustering (partitioning.cluster), frames (codec), sockets (tran
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -25,12 +25,14 @@ from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing, Spans
 from flux.stream.pressing import Pressing
 from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, ToProducer, end_mark
+from partitioning import kernels
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
 
 #: No sequence is held back.
 NEVER = 1 << 62
+_NONE, _NOWHERE = np.empty(0, np.int64), np.empty((0, 0), bool)
 #: In resend timeouts: how often a producer that a consumer does not read from greets this consumer again.
 STANDBY_PATIENCE = 4
 #: In resend timeouts: the longest time that a stream with rows to send stands still, whatever was lost and however long
@@ -39,8 +41,7 @@ STANDBY_PATIENCE = 4
 PATIENCE_MAX = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class ToWorker:
+class ToWorker(msgspec.Struct, frozen=True):
     """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
 
     worker: int
@@ -180,7 +181,7 @@ class Producer:
 
     def say(self, word: Word, created: float) -> None:
         """Take an element without rows, which goes to every partition."""
-        everyone = np.arange(self.partitions)
+        everyone = np.arange(self.partitions, dtype=np.int32)
         mark = end_mark(self.log.end) if self.earlier.numbered else None
         self._push(LogEntry(self.log.end, word, everyone, 0, self._checksum, created, mark=mark))
 
@@ -271,10 +272,11 @@ class Producer:
 
     def on_answer(self, worker: int, message: ToProducer, now: float) -> None:
         """Take the answer of a consumer. RefusedError if it refuses this producer."""
+        if isinstance(message, Ack):
+            self.on_ack(worker, message, now)
+            return
         self.dirty = True
         match message:
-            case Ack():
-                self.on_ack(worker, message, now)
             case Resume():
                 self.on_resume(worker, message, now)
             case ReadsElsewhere():
@@ -348,6 +350,8 @@ class Producer:
             if news or message.granted > cursor.granted:  # otherwise it does not show that messages have arrived
                 cursor.heard, cursor.patience = now, 1.0
             cursor.granted = max(cursor.granted, message.granted)
+            self.dirty |= cursor.next < min(self.log.end, self.release_from)  # it may have waited for credit
+        self.dirty |= self._presses
 
     def on_standby(self, worker: int, message: ReadsElsewhere, now: float) -> None:
         """The consumer reads from another replica. Greet it now and then, in case its Resume for this one was lost."""
@@ -371,31 +375,34 @@ class Producer:
             cursor.nonce = None
             cursor.hello_due = min(cursor.hello_due, now)
 
-    def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: Iterable[tuple[int, int]]) -> bool:
+    def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: Sequence[tuple[int, int]]) -> bool:
         """Take an ack. Whether it says anything new."""
-        at = cursor.at
-        acked = np.where(at.reads, through, -1)
-        for partition, sequence in behind:
-            place = at.at.get(partition)
-            if place is not None:
-                acked[place] = sequence
-        if epoch < at.newest:
-            # A replica introduced after the sender's table is another life than the one that acked.
-            acked[at.since > epoch] = -1
-        if not np.count_nonzero(acked > cursor.acked):  # asked for each ack: ``any`` takes five times as long
-            return False
-        np.maximum(cursor.acked, acked, out=cursor.acked)
-        cursor.settled_at = UNKNOWN
-        self._acks[at.partitions, at.slots] = cursor.acked
-        self._settle(at.partitions)
-        return True
+        at, places, sequences = cursor.at, _NONE, _NONE
+        if behind:
+            known = [(at.at[partition], sequence) for partition, sequence in behind if partition in at.at]
+            places, sequences = np.array(known, np.int64).reshape(-1, 2).T.copy()
+        # A replica introduced after the sender's table is another life than the one that acked.
+        news = kernels.raise_marks(
+            cursor.acked, through, at.reads, places, sequences, at.since, epoch, self._acks, at.partitions, at.slots,
+            self._left_out, NOBODY, self._acked,
+        )  # fmt: skip
+        if news:
+            cursor.settled_at = UNKNOWN
+            self._evict()
+        return bool(news)
+
+    @property
+    def _left_out(self) -> np.ndarray:
+        """bool[partitions, width]: replicas for which nothing is kept. Empty: there are none."""
+        consumers = self._consumers
+        return consumers.keeps if self.reads_again and consumers is not None and consumers.kept else _NOWHERE
 
     def _settle(self, *changed: np.ndarray) -> None:
         """Replicas of these partitions have acked more, or are others than before."""
         for partitions in changed:
             acks = self._acks[partitions]
-            if self.reads_again and self._consumers is not None and self._consumers.kept:
-                acks[self._consumers.keeps[partitions]] = NOBODY
+            if self._left_out.size:
+                acks[self._left_out[partitions]] = NOBODY
             least = acks.min(axis=1)
             least[least == NOBODY] = -1  # a partition without any replica: keep everything
             self._acked[partitions] = least
@@ -425,7 +432,8 @@ class Producer:
         end = min(self.log.end, self.release_from)
         if end != self._sendable:
             self._sendable, self._version = end, self._version + 1
-        if self._consumers is not None and self._consumers.kept and not self.reads_again:
+        if self._presses:
+            assert self._consumers is not None
             for worker, press in self._pressing.look(
                 self.log, self.finished or self.resting, self._acks, self._consumers, now
             ):
@@ -453,6 +461,11 @@ class Producer:
                         self._worker,
                     ),
                 )
+
+    @property
+    def _presses(self) -> bool:
+        """Whether rows may be kept for checkpoints alone."""
+        return self._consumers is not None and self._consumers.kept and not self.reads_again
 
     def _silent(self, cursor: Cursor, now: float) -> bool:
         """Whether a worker owes an ack for too long. Not only for the head of the log: that may be held by another, who

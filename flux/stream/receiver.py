@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from flux.stream.elements import WORDS, End, Word
 from flux.stream.marks import Marks
@@ -34,8 +36,7 @@ class Packet:
     pending: int
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """An element of a stream in one partition, waiting to be applied: one of the two classes below.
 
     ``held``: it counts against the stream's credit. Slices of a secondary do not (design: secondary-credit)."""
@@ -53,17 +54,24 @@ class Slice:
         return self.sequence
 
     @property
+    def rows(self) -> int:
+        return 0
+
+    @property
     def ends_stream(self) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class RowSlice(Slice):
+class RowSlice(Slice, frozen=True):
     """Rows of one batch, or of the batches of a ``run`` that ends with ``sequence``, or numbered ones, the last of which is
     ``sequence``."""
 
     batch: pa.RecordBatch
     run: Run | RowNumbers | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
 
     @property
     def first(self) -> int:
@@ -85,8 +93,7 @@ class RowSlice(Slice):
         return some, others
 
 
-@dataclass(frozen=True, slots=True)
-class WordSlice(Slice):
+class WordSlice(Slice, frozen=True):
     """An element without rows, which comes to every partition."""
 
     word: Word
@@ -229,7 +236,7 @@ class Inbound:
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         if hosted:
             self.received.reach(message.sequence + 1)
-        packet.pending = sum(slice_.held for _, slice_ in slices)
+        packet.pending = sum([slice_.held for _, slice_ in slices])
         if packet.pending:
             self.held_bytes += nbytes
         else:
@@ -255,59 +262,80 @@ class Inbound:
         counters: Counters,
     ) -> list[Delivery]:
         slices: list[Delivery] = []
-
-        def take(partition: int, of: type[Slice], content: Any) -> None:
-            if self.received[partition] > message.sequence:
-                counters.duplicate += 1
-                return
-            held = partition not in secondary
-            slice_ = of(self.stream, message.sequence, packet, self.input, message.created, held, content)  # type: ignore[call-arg]
-            slices.append(Delivery(partition, slice_))
-
-        def take_numbered(partition: int, numbered: pa.RecordBatch) -> None:
-            """Without the rows that it has: an earlier life may have cut them elsewhere."""
-            batch, numbers = without_numbers(numbered)
-            had = numbers.before(self.received[partition])
-            counters.duplicate += had > 0
-            if had < len(numbers.numbers):
-                if had:
-                    batch, numbers = batch.slice(had), RowNumbers(numbers.numbers[had:])
-                held = partition not in secondary
-                about = self.stream, numbers.last, packet, self.input, message.created, held
-                slices.append(Delivery(partition, RowSlice(*about, batch, numbers)))
-
         if message.batches:
             runs = unpack(batches[0], message.batches, message.rows, message.counts)
             for partition, (found, rows) in zip(message.partitions, runs, strict=True):
                 if partition not in hosted:
                     counters.misrouted += 1
-                    continue
-                if self.numbered:
-                    take_numbered(partition, rows)
-                    continue
-                had = bisect_left(found.sequences, self.received[partition])
-                counters.duplicate += had > 0
-                if had < len(found.rows):
-                    part = self._of_run(message, packet, found, rows, had, partition not in secondary)
-                    slices.append(Delivery(partition, part))
+                elif self.numbered:
+                    slices += self._of_numbers(message, packet, partition, rows, secondary, counters)
+                else:
+                    had = bisect_left(found.sequences, self.received[partition])
+                    counters.duplicate += had > 0
+                    if had < len(found.rows):
+                        part = self._of_run(message, packet, found, rows, had, partition not in secondary)
+                        slices.append(Delivery(partition, part))
             return slices
+        sequence, created, received = message.sequence, message.created, self.received
         index = 0
         for run, batch in zip(message.runs, batches, strict=True):
             offset = 0
             named = slice(index, index + run)
             for partition, rows in zip(message.partitions[named], message.rows[named], strict=True):
-                if partition in hosted and self.numbered:
-                    take_numbered(partition, batch.slice(offset, rows))
-                elif partition in hosted:
-                    take(partition, RowSlice, batch.slice(offset, rows))
-                else:
+                if partition not in hosted:
                     counters.misrouted += 1
+                elif self.numbered:
+                    part = batch.slice(offset, rows)
+                    slices += self._of_numbers(message, packet, partition, part, secondary, counters)
+                elif received[partition] > sequence:
+                    counters.duplicate += 1
+                else:
+                    held, part = partition not in secondary, batch.slice(offset, rows)
+                    one = RowSlice(self.stream, sequence, packet, self.input, created, held, part)
+                    slices.append(Delivery(partition, one))
                 offset += rows
             index += run
         if message.element != ElementKind.ROWS:
-            for partition in hosted:
-                take(partition, WordSlice, WORDS[message.element])
+            slices += self._words(message, packet, hosted, secondary, counters)
         return slices
+
+    def _of_numbers(
+        self,
+        message: Data,
+        packet: Packet,
+        partition: int,
+        numbered: pa.RecordBatch,
+        secondary: Collection[int],
+        counters: Counters,
+    ) -> Iterator[Delivery]:
+        """Numbered rows, without those that the partition has: an earlier life may have cut them elsewhere."""
+        batch, numbers = without_numbers(numbered)
+        had = numbers.before(self.received[partition])
+        counters.duplicate += had > 0
+        if had < len(numbers.numbers):
+            if had:
+                batch, numbers = batch.slice(had), RowNumbers(numbers.numbers[had:])
+            held = partition not in secondary
+            about = self.stream, numbers.last, packet, self.input, message.created, held
+            yield Delivery(partition, RowSlice(*about, batch, numbers))
+
+    def _words(
+        self,
+        message: Data,
+        packet: Packet,
+        hosted: Collection[int],
+        secondary: Collection[int],
+        counters: Counters,
+    ) -> Iterator[Delivery]:
+        """An element without rows, for every partition that does not have it."""
+        word = WORDS[message.element]
+        for partition in hosted:
+            if self.received[partition] > message.sequence:
+                counters.duplicate += 1
+                continue
+            held = partition not in secondary
+            about = self.stream, message.sequence, packet, self.input, message.created, held
+            yield Delivery(partition, WordSlice(*about, word))
 
     def _of_run(self, message: Data, packet: Packet, run: Run, batch: pa.RecordBatch, had: int, held: bool) -> RowSlice:
         """The rows of a run for one partition, without the first batches, which it ``had`` before."""

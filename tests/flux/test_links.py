@@ -61,7 +61,7 @@ class Host:
     def turn(self, now: float) -> None:
         for effect in self.core.poll(now):
             if isinstance(effect, ToWorker):
-                self.links.send(effect)
+                self.links.send([effect])
         self.links.close_unneeded(partners(self.core), now)
 
     @property
@@ -201,8 +201,7 @@ def ends() -> Any:
 
 def test_a_link_that_is_not_needed_closes_its_connection_and_opens_again_with_the_next_message(ends: Ends) -> None:
     say = [ToWorker(worker, Orders([])) for worker in (0, 1)]
-    for effect in say:
-        ends.links.send(effect)
+    ends.links.send(say)
     assert ends.heard() == [1, 1]
     assert ends.connections() == 2
     for now in (0.0, GRACE_S):
@@ -211,7 +210,6 @@ def test_a_link_that_is_not_needed_closes_its_connection_and_opens_again_with_th
     while ends.connections() > 1 and time.monotonic() < end:
         time.sleep(0.01)
     assert ends.connections() == 1
-    for effect in say:
-        ends.links.send(effect)
+    ends.links.send(say)
     assert ends.heard() == [1, 1]
     assert ends.connections() == 2

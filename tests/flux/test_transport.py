@@ -16,6 +16,7 @@ import zmq
 from harness import LIMIT_S
 
 from flux.shell.transport import Keys, Sockets
+from flux.wire.bundle import PREFIX
 
 SECRET = b"of this query"
 #: For documentation (RFC 5737): no machine has it.
@@ -112,3 +113,29 @@ def test_who_has_lost_all_links_sleeps_until_it_dials_again() -> None:
         sockets.wait(0.05)
     assert time.monotonic() - began > 0.2
     sockets.close()
+
+
+def test_messages_that_are_sent_together_come_one_by_one_and_a_damaged_bundle_is_refused_alone() -> None:
+    sockets = Sockets(None, SECRET)
+    port = sockets.port("127.0.0.1")
+    link = sockets.link(port.endpoint)
+    messages = [[b"first", b"rows"], [b"second"], [b"third", bytes(1 << 20)], [b"fourth"]]
+    at_port: list[list[bytes]] = []
+    at_link: list[list[bytes]] = []
+    link.send_all(messages)  # those before the handshake is over wait for it
+    end = time.monotonic() + LIMIT_S
+    while len(at_link) < len(messages) and time.monotonic() < end:
+        for ready in sockets.wait(0.02):
+            if ready is link:
+                at_link += [[bytes(frame) for frame in frames] for frames in ready.receive()]
+                continue
+            for connection, frames in ready.receive():
+                at_port.append([bytes(frame) for frame in frames])
+                if len(at_port) == len(messages):
+                    link.send([PREFIX + b"not a directory"])
+                    link.send_all(messages)
+                if len(at_port) == 2 * len(messages):
+                    port.send_all(connection, messages)
+    refused = port.refused
+    sockets.close()
+    assert (at_port, at_link, refused) == (2 * messages, messages, 1)

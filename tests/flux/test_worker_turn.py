@@ -35,6 +35,7 @@ class Core:
         self.note = [0] * 8
         self.work, self.read = loop.applies, loop.reads
         self.turns = SimpleNamespace(gather_s=0.0)
+        self.subscriptions = SimpleNamespace(ack_s=0.0)
 
     @property
     def has_work(self) -> bool:
