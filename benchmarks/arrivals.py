@@ -23,6 +23,8 @@ from spark_integration.query import Query
 
 #: Of a value that leaves the sink.
 CHUNK_BYTES = 1 << 20
+#: Small steps are looked at together: what the sink computes is no part of what is measured.
+STEPS, ROWS = 64, 4096
 
 
 class Arrivals(flux.Operator):
@@ -37,19 +39,36 @@ class Arrivals(flux.Operator):
         super().open(context)
         self.counts = np.zeros(self.keys, np.int64)
         self.notes: list[np.ndarray] = []
+        self._steps: list[tuple[int, pa.RecordBatch]] = []
+        self._rows = 0
 
     def process(self, batch: pa.RecordBatch) -> None:
+        self._steps.append((round(self.context.now * 1e9), batch))
+        self._rows += batch.num_rows
+        if len(self._steps) >= STEPS or self._rows >= ROWS:
+            self._look()
+
+    def _look(self) -> None:
+        """At the steps since the last time."""
+        if not self._steps:
+            return
+        times = np.array([now for now, _ in self._steps])
+        of_step = np.repeat(np.arange(len(times)), [batch.num_rows for _, batch in self._steps])
+        batch = pa.concat_batches([batch for _, batch in self._steps])
+        self._steps, self._rows = [], 0
         keys, rows = batch.column("key").to_numpy(), batch.column("rows").to_numpy()
         (np.maximum if self.newest else np.add).at(self.counts, keys, rows)
         ids = partition_ids(hash_columns([batch.column("key")]), self.partitions)
-        oldest = np.full(self.partitions, np.iinfo(np.int64).max)
-        np.minimum.at(oldest, ids, batch.column("due_ns").to_numpy())
-        arrived = np.bincount(ids, minlength=self.partitions)
+        groups = of_step * self.partitions + ids
+        oldest = np.full(len(times) * self.partitions, np.iinfo(np.int64).max)
+        np.minimum.at(oldest, groups, batch.column("due_ns").to_numpy())
+        arrived = np.bincount(groups, minlength=len(oldest))
         used = np.flatnonzero(arrived)
-        now = np.full(len(used), round(self.context.now * 1e9))
-        self.notes.append(np.column_stack([now, used, oldest[used], arrived[used]]))
+        now, partition = times[used // self.partitions], used % self.partitions
+        self.notes.append(np.column_stack([now, partition, oldest[used], arrived[used]]))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
+        self._look()
         yield from self._chunks("count", self.counts.astype(np.int32).tobytes())
         yield from self._chunks("note", self._all_notes().tobytes())
 
@@ -64,6 +83,7 @@ class Arrivals(flux.Operator):
         return np.concatenate([np.zeros((0, 4), np.int64), *self.notes])
 
     def snapshot(self) -> Any:
+        self._look()
         return self.counts, self._all_notes()
 
     def restore(self, snapshot: Any) -> None:

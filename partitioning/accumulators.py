@@ -149,7 +149,7 @@ class Count(Accumulator):
             kernels.count_rows(slots[column.is_valid().to_numpy(zero_copy_only=False)], self._counts)
 
     def _result(self, slots: np.ndarray) -> pa.Array:
-        return pa.array(self._counts[slots])
+        return fixed_column(self.result_type, self._counts.take(slots))
 
 
 class _Doubles(Accumulator):

@@ -61,17 +61,17 @@ SUPPORTED = (
     "binary",
 )
 
-_STORAGE: dict[int, Any] = {
-    INT8: np.int8,
-    INT16: np.int16,
-    INT32: np.int32,
-    INT64: np.int64,
-    UINT8: np.uint8,
-    UINT16: np.uint16,
-    UINT32: np.uint32,
-    UINT64: np.uint64,
-    FLOAT32: np.uint32,  # as bits
-    FLOAT64: np.uint64,
+_STORAGE: dict[int, np.dtype[Any]] = {
+    INT8: np.dtype(np.int8),
+    INT16: np.dtype(np.int16),
+    INT32: np.dtype(np.int32),
+    INT64: np.dtype(np.int64),
+    UINT8: np.dtype(np.uint8),
+    UINT16: np.dtype(np.uint16),
+    UINT32: np.dtype(np.uint32),
+    UINT64: np.dtype(np.uint64),
+    FLOAT32: np.dtype(np.uint32),  # as bits
+    FLOAT64: np.dtype(np.uint64),
 }
 
 
@@ -150,8 +150,7 @@ def fixed_column(type_: pa.DataType, words: np.ndarray, valid: np.ndarray | None
         values = np.packbits(words != 0, bitorder="little")
     else:
         stored = _STORAGE[kind]
-        whole = words.dtype.itemsize == np.dtype(stored).itemsize
-        values = np.ascontiguousarray(words.view(stored) if whole else words.astype(stored))
+        values = np.ascontiguousarray(words if stored.itemsize == words.itemsize else words.astype(stored))
     return pa.Array.from_buffers(type_, len(words), [validity_buffer(valid), pa.py_buffer(values)])
 
 

@@ -131,7 +131,7 @@ class _Single:
         valid = ~table.nulls(slots) if table.meta[1] >= 0 else None
         if isinstance(table, Strings):
             return [_string_column(self._type, table, slots, valid)]
-        return [fixed_column(self._type, table.words[slots], valid)]
+        return [fixed_column(self._type, table.words.take(slots), valid)]
 
 
 class _Several:
