@@ -42,7 +42,7 @@ class CountedLink:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
 
-    def send(self, frames: Any) -> None: ...
+    def send_all(self, messages: Any) -> None: ...
 
 
 class Host:

@@ -6,11 +6,11 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import flux
 from flux.dataflow.plan import StagePlan
