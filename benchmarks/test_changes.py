@@ -21,7 +21,7 @@ from flux.replicas.replica import Replica
 from flux.replicas.transfers import Aside, Transfers
 from flux.settings import Settings
 from flux.shell.background import Background
-from flux.shell.transport import Bell
+from flux.shell.bell import Bell
 from flux.stream.producer import ToWorker
 from flux.wire.messages import Install, Installed, OrderEntry
 from partitioning.ids import STANDBY, PartitionKey

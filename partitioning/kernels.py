@@ -762,6 +762,15 @@ def raise_marks(
 
 
 @kernel
+def any_owed(marks: Array, last: Array, rows: Array, limit: int, counts: Array) -> bool:
+    """Whether some reader i that counts is below last[rows[i]], or below the limit if that is less."""
+    for i in range(marks.size):  # noqa: SIM110 - compiled
+        if counts[i] and marks[i] < min(last[rows[i]], limit):
+            return True
+    return False
+
+
+@kernel
 def first_below(values: Array, places: Array, limit: int) -> int:
     """The first k for which values[places[k]] is below the limit; -1: none is."""
     for k in range(places.size):

@@ -56,6 +56,7 @@ def warm_up() -> None:
     kernels.raise_marks(
         number - 1, 0, readers, none, none, number, 0, cells, number, number, np.empty((0, 0), bool), 1 << 62, number.copy()
     )  # fmt: skip
+    kernels.any_owed(number, number, number, 0, readers)
     kernels.first_below(number, one, 0)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 

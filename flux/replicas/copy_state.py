@@ -235,5 +235,6 @@ def _append(producer: Producer, packed: _LogTuple, schema: pa.Schema | None) -> 
         producer.finish(created) if isinstance(word, End) else producer.say(word, created)
         return
     rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
-    data = Clustered(rows, np.frombuffer(by_rank, np.int32), np.frombuffer(offsets, np.int64), nbytes)
+    # Copies that may be written: kernels would be compiled anew for arrays that may not.
+    data = Clustered(rows, np.frombuffer(by_rank, np.int32).copy(), np.frombuffer(offsets, np.int64).copy(), nbytes)
     producer.append(data, created, checksum)

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from flux.replicas.aside import attempt
-from flux.shell.transport import Bell
+from flux.shell.bell import Bell
 
 
 class Background:

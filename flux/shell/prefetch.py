@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from flux.shell.transport import Bell
+from flux.shell.bell import Bell
 
 T = TypeVar("T")
 _END = object()

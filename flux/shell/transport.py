@@ -21,9 +21,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from flux.errors import ProtocolError
+from flux.shell.bell import Bell
 from flux.shell.doorman import EVENTS, Door, Doorman
 from flux.shell.link_phases import LinkEvent, LinkPhase, after
-from flux.wire.bundle import bundled, unbundled
+from flux.wire.bundle import BUNDLE_BYTES, bundled, unbundled
 from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
 
 #: How long closing may wait for queued frames: the last acks and reports of a worker that ends.
@@ -74,6 +75,7 @@ class Sockets:
         self._keys = keys
         self._secret = secret
         self._message_max_bytes = message_max_bytes
+        self._bundle_max = message_max_bytes if message_max_bytes >= 0 else BUNDLE_BYTES
         self._open: dict[Any, Any] = {}  # by what is polled
         self._monitors: dict[zmq.Socket[bytes], Link] = {}
         self._lost: list[Link] = []
@@ -120,13 +122,13 @@ class Sockets:
         proved = self._secret if secret is None else secret
         door = Door(domain, number, monitor, Tickets(proved, endpoint), member)
         self._doorman.watch(door)
-        port = Port(raw, endpoint, Gate(proved, endpoint), door, sealed)
+        port = Port(raw, endpoint, Gate(proved, endpoint), door, sealed, self._bundle_max)
         self.add(port)
         return port
 
     def link(self, endpoint: str, sealed: bool = False) -> Link:
         """Connect to a port; connects again by itself when the connection breaks."""
-        link = Link(endpoint, sealed, self._lose)
+        link = Link(endpoint, sealed, self._lose, self._bundle_max)
         self.dial(link)
         return link
 
@@ -256,12 +258,22 @@ class Port:
     """Receives from many connections, those that have proved the secret, and answers each. A connection is an opaque
     bytes value. What the others say is counted in ``refused``."""
 
-    def __init__(self, raw: zmq.Socket[bytes], endpoint: str, gate: Gate, door: Door, sealed: bool) -> None:
+    def __init__(
+        self,
+        raw: zmq.Socket[bytes],
+        endpoint: str,
+        gate: Gate,
+        door: Door,
+        sealed: bool,
+        bundle_max: int = BUNDLE_BYTES,
+    ) -> None:
+        """``bundle_max``: bytes of a message that the other ends accept."""
         self.raw = raw
         self.endpoint = endpoint
         self._gate = gate
         self._door = door
         self._sealed = sealed
+        self._bundle_max = bundle_max
         self._refused = 0
         self._told = 0
         self._closed: deque[tuple[float, bytes]] = deque()
@@ -276,12 +288,15 @@ class Port:
         return self._told - before
 
     def receive(self) -> Iterator[tuple[bytes, Frames]]:
-        for _ in range(BURST):
+        """What has come; to go on until it ends, because messages that came together are taken together."""
+        burst = 0
+        while burst < BURST:
             try:
                 identity, *frames = self.raw.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._forget_closed()
                 return
+            burst += 1
             connection = identity.bytes
             session = self._gate.sessions.get(connection)
             buffers = [frame.buffer for frame in frames]
@@ -289,7 +304,8 @@ class Port:
                 if session is None:
                     self._meet(connection, buffers, frames)
                     continue
-                for heard in [[session.open(buffers)]] if self._sealed else unbundled(buffers):
+                for more, heard in enumerate([[session.open(buffers)]] if self._sealed else unbundled(buffers)):
+                    burst += more > 0
                     yield connection, heard
             except ProtocolError:
                 self._refused += 1
@@ -312,7 +328,7 @@ class Port:
 
     def send_all(self, connection: bytes, messages: Sequence[Frames]) -> None:
         """Several messages, the small ones among them together."""
-        for frames in messages if self._sealed else bundled(messages):
+        for frames in messages if self._sealed else bundled(messages, self._bundle_max):
             self.send(connection, frames)
 
     def send(self, connection: bytes, frames: Frames) -> None:
@@ -339,13 +355,17 @@ class Link:
     raw: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
 
-    def __init__(self, endpoint: str, sealed: bool, lose: Callable[[Link], None]) -> None:
+    def __init__(
+        self, endpoint: str, sealed: bool, lose: Callable[[Link], None], bundle_max: int = BUNDLE_BYTES
+    ) -> None:
+        """``bundle_max``: bytes of a message that the other end accepts."""
         self.endpoint = endpoint
         self.problem = ""
         self.refused = 0
         self.dial_at = 0.0
         self._sealed = sealed
         self._lose = lose
+        self._bundle_max = bundle_max
         self._caller: Caller | None = None
         self._session: Session | None = None
         self._held: deque[Frames] = deque(maxlen=HELD_MAX)
@@ -385,11 +405,14 @@ class Link:
         return self._session is not None
 
     def receive(self) -> Iterator[Frames]:
-        for _ in itertools.count() if self.phase is LinkPhase.ENDED else range(BURST):
+        """What has come; to go on until it ends, because messages that came together are taken together."""
+        burst = 0
+        while burst < BURST or self.phase is LinkPhase.ENDED:
             try:
                 frames = self.raw.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            burst += 1
             buffers = [frame.buffer for frame in frames]
             try:
                 if self._session is None:
@@ -398,7 +421,9 @@ class Link:
                 if len(buffers) == 1 and len(buffers[0]) == len(UNKNOWN) and buffers[0] == UNKNOWN:
                     self._session = None
                     raise ProtocolError(f"who listens at {self.endpoint} has forgotten this connection")
-                yield from [[self._session.open(buffers)]] if self._sealed else unbundled(buffers)
+                for more, heard in enumerate([[self._session.open(buffers)]] if self._sealed else unbundled(buffers)):
+                    burst += more > 0
+                    yield heard
             except ProtocolError as error:
                 self.refused += 1
                 if self._session is None:
@@ -424,7 +449,7 @@ class Link:
 
     def send_all(self, messages: Sequence[Frames]) -> None:
         """Several messages, the small ones among them together."""
-        for frames in messages if self._sealed else bundled(messages):
+        for frames in messages if self._sealed else bundled(messages, self._bundle_max):
             self.send(frames)
 
     def send(self, frames: Frames) -> None:
@@ -441,33 +466,6 @@ class Link:
             self.raw.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
         except zmq.Again:
             pass
-
-
-class Bell:
-    """Rung by any thread, heard by the one that waits; heard again and again until cleared."""
-
-    def __init__(self) -> None:
-        self._hears, self._rings = socket.socketpair()
-        self._hears.setblocking(False)
-        self._rings.setblocking(False)
-        self.raw = self._hears.fileno()
-
-    def ring(self) -> None:
-        try:
-            self._rings.send(b"!")
-        except OSError:
-            pass  # full: it is ringing already; or closed: nobody listens
-
-    def clear(self) -> None:
-        try:
-            while self._hears.recv(4096):
-                pass
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        self._hears.close()
-        self._rings.close()
 
 
 def own_address(towards: str) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from flux import domain
 from flux.dataflow.plan import Plan
 from flux.errors import Fenced, ProtocolError
-from flux.host.effects import ToConnection
+from flux.host.effects import ToConnection, ToController
 from flux.host.gathering import Gathering
 from flux.host.newest_table import NewestTable
 from flux.host.notes import KIND, TURN, TURNS, WAITS
@@ -74,6 +74,8 @@ log = logging.getLogger("flux")
 
 #: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
+#: Of the time after which a producer asks again, an ack that waits for others takes this part at most.
+ACK_SHARE = 8
 #: How long to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
 #: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
@@ -225,7 +227,10 @@ class Worker:
         self._pace.turn(worked_s, waited_s, rows, steps, core.aged_s - aged_s)
         core.reading.interval_s = self._pace.interval_s
         core.turns.gather_s = self._pace.gather_s
-        core.subscriptions.ack_s = max(self.plan.settings.ack_interval, self._pace.ack_s)
+        settings = self.plan.settings
+        core.subscriptions.ack_s = max(
+            settings.ack_interval, min(self._pace.ack_s, settings.resend_timeout / ACK_SHARE)
+        )
 
     # ---- in
 
@@ -327,6 +332,7 @@ class Worker:
     def _flush(self, core: StageWorker, now: float) -> None:
         to_workers: list[ToWorker] = []
         answers: dict[bytes, list[Frames]] = {}
+        reports: list[ToController] = []
         for effect in list(core.poll(now)):
             if isinstance(effect, ToWorker):
                 to_workers.append(effect)
@@ -339,12 +345,14 @@ class Worker:
                 assert isinstance(effect.connection, bytes)
                 answers.setdefault(effect.connection, []).append(frames)
             else:
-                if isinstance(effect.message, PartitionFinished):
-                    self._beat(core, now)  # so that the last progress report has the last counts
-                self.control.report(effect.message)
+                reports.append(effect)
         self.links.send(to_workers)
         for connection, messages in answers.items():
             self.port.send_all(connection, messages)
+        for report in reports:
+            if isinstance(report.message, PartitionFinished):
+                self._beat(core, now)  # so that the last progress report has the last counts
+            self.control.report(report.message)
 
     def _heartbeat(self, core: StageWorker, now: float) -> None:
         if now >= self._beat_at:

@@ -349,6 +349,8 @@ class Producer:
         if message.nonce == cursor.nonce:
             if news or message.granted > cursor.granted:  # otherwise it does not show that messages have arrived
                 cursor.heard, cursor.patience = now, 1.0
+                if news and not self._owes(cursor):
+                    cursor.settled_at = self._version  # the time of what is appended next begins with that
             cursor.granted = max(cursor.granted, message.granted)
             self.dirty |= cursor.next < min(self.log.end, self.release_from)  # it may have waited for credit
         self.dirty |= self._presses
@@ -451,16 +453,8 @@ class Producer:
                 # Each try waits twice as long as the one before: a consumer that comes back from a long step then finds
                 # a few greetings, and not a queue of them with a retransmission each.
                 cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
-                yield ToWorker(
-                    worker,
-                    Hello(
-                        self.stream.edge,
-                        self.stream.producer,
-                        self.incarnation,
-                        self._epoch,
-                        self._worker,
-                    ),
-                )
+                hello = Hello(*self.stream, self.incarnation, self._epoch, self._worker)
+                yield ToWorker(worker, hello)
 
     @property
     def _presses(self) -> bool:
@@ -473,15 +467,18 @@ class Producer:
         late = now >= cursor.heard + self._resend_s * cursor.patience
         if cursor.settled_at == self._version or (cursor.settled_at == OWES and not late):
             return False
-        owed = np.minimum(self._last[cursor.at.partitions], self.release_from - 1)
-        owes = cursor.acked < owed
-        if not np.count_nonzero(owes if cursor.at.all_read else owes & cursor.at.reads):
+        if not self._owes(cursor):
             cursor.heard, cursor.settled_at = now, self._version  # its time begins with what is sent next
             return False
         if cursor.settled_at >= 0:
             cursor.heard, late = now, False
         cursor.settled_at = OWES
         return late
+
+    def _owes(self, cursor: Cursor) -> bool:
+        """Whether a worker has still to ack what may be sent to it."""
+        at = cursor.at
+        return bool(kernels.any_owed(cursor.acked, self._last, at.partitions, self.release_from - 1, at.reads))
 
     def _data(self, worker: int, cursor: Cursor, now: float) -> Iterator[ToWorker]:
         assert self._consumers is not None

@@ -4,7 +4,8 @@ Each message that is handed to ZeroMQ wakes its thread, and the other end's, whi
 one. So what a turn of the loop has to say to one receiver travels together: one frame with a directory and all the frames of all
 messages. Nothing of this is known to those who make and read messages. Large ones travel alone, in their turn.
 
-Law: what ``unbundled`` gives are the messages that were given to ``bundled``, frame by frame and in their order.
+Law: what ``unbundled`` gives are the messages that were given to ``bundled``, frame by frame and in their order. No bundle is
+longer than the receiver accepts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ PREFIX = b"FLB\x01"
 SMALL_BYTES = 16 << 10
 #: Of a bundle: what comes in one piece is read in one piece.
 BUNDLE_BYTES = 256 << 10
-#: Messages in a bundle.
-MESSAGES_MAX = 1024
+#: Messages in a bundle, as many as are taken from a socket at a time; and frames of all of them.
+MESSAGES_MAX, FRAMES_MAX = 64, 1024
+#: Bytes of a directory: numbers of up to five bytes, and as much for each list.
+DIRECTORY_BYTES = 5 * (FRAMES_MAX + MESSAGES_MAX + 1)
 #: Where frames begin, as Arrow wants it.
 WORD = 8
 
@@ -35,49 +38,77 @@ _directory = msgspec.msgpack.Decoder(list[list[int]])
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def bundled(messages: Sequence[Frames]) -> Iterator[Frames]:
-    """What is to be sent for these messages: several small ones as one, the others as they are."""
+class _Gathered:
+    """Small messages that may become a bundle of so many bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.messages: list[Frames] = []
+        self._sizes: list[list[int]] = []
+        self._frames = 0
+        self._bytes_max = bytes_max
+        self._nbytes = 0
+
+    def takes(self, sizes: list[int]) -> bool:
+        more = _room(sizes)
+        fits = self._nbytes + more <= self._bytes_max and self._frames + len(sizes) <= FRAMES_MAX
+        return fits and len(self.messages) < MESSAGES_MAX
+
+    def add(self, frames: Frames, sizes: list[int]) -> None:
+        self.messages.append(frames)
+        self._sizes.append(sizes)
+        self._frames += len(sizes)
+        self._nbytes += _room(sizes)
+
+    def frames(self) -> Frames:
+        if len(self.messages) == 1:
+            return self.messages[0]
+        directory = _encode(self._sizes)
+        parts: list[Any] = [PREFIX, len(directory).to_bytes(4, "little"), directory, _padding(len(directory))]
+        for frames, sizes in zip(self.messages, self._sizes, strict=True):
+            for frame, size in zip(frames, sizes, strict=True):
+                parts += frame, _padding(size)
+        return [b"".join(parts)]
+
+
+def bundled(messages: Sequence[Frames], bytes_max: int = BUNDLE_BYTES) -> Iterator[Frames]:
+    """What is to be sent for these messages: several small ones as one of at most so many bytes, the others as they are."""
     if len(messages) == 1:
         yield messages[0]
         return
-    small: list[Frames] = []
-    sizes: list[list[int]] = []
-    nbytes = 0
+    bytes_max = min(bytes_max, BUNDLE_BYTES) - len(PREFIX) - 4 - 5 - WORD  # beside what each message takes
+    gathered = _Gathered(bytes_max)
     for frames in messages:
-        mine = list(map(len, frames))
-        size = sum(mine)
-        if small and (size > SMALL_BYTES or nbytes + size > BUNDLE_BYTES or len(small) == MESSAGES_MAX):
-            yield _bundle(small, sizes)
-            small, sizes, nbytes = [], [], 0
-        if size > SMALL_BYTES:
-            yield frames
+        sizes = list(map(len, frames))
+        small = sum(sizes) <= SMALL_BYTES
+        if gathered.messages and not (small and gathered.takes(sizes)):
+            yield gathered.frames()
+            gathered = _Gathered(bytes_max)
+        if small and gathered.takes(sizes):
+            gathered.add(frames, sizes)
         else:
-            small.append(frames)
-            sizes.append(mine)
-            nbytes += size
-    if small:
-        yield _bundle(small, sizes)
+            yield frames
+    if gathered.messages:
+        yield gathered.frames()
 
 
-def _bundle(messages: list[Frames], sizes: list[list[int]]) -> Frames:
-    if len(messages) == 1:
-        return messages[0]
-    directory = _encode(sizes)
-    parts: list[Any] = [PREFIX, len(directory).to_bytes(4, "little"), directory, _padding(len(directory))]
-    for frames in messages:
-        for frame in frames:
-            parts += frame, _padding(len(frame))
-    return [b"".join(parts)]
+def _room(sizes: list[int]) -> int:
+    """Bytes of a bundle that a message takes at most."""
+    return 5 + sum(sizes) + (5 + WORD) * len(sizes)
 
 
 def unbundled(frames: Frames) -> Iterator[Frames]:
-    """The messages in what has come. ProtocolError where it is a bundle that does not keep to its form."""
+    """The messages in what has come. ProtocolError where it is a bundle that does not keep to its form. What is left when the
+    caller goes away is lost."""
     if len(frames) != 1 or frames[0][: len(PREFIX)] != PREFIX:
         yield frames
         return
-    whole = memoryview(bytes(frames[0]))  # the frames are to lie at words, wherever this came to lie
+    whole = memoryview(frames[0])
+    if len(whole) > BUNDLE_BYTES:
+        raise ProtocolError(f"a bundle of {len(whole)} bytes, at most {BUNDLE_BYTES} are accepted")
     try:
         (length,) = unpack_from("<I", whole, len(PREFIX))
+        if length > DIRECTORY_BYTES:
+            raise ProtocolError(f"a bundle with a directory of {length} bytes, at most {DIRECTORY_BYTES} are accepted")
         begin = len(PREFIX) + 4
         sizes = _directory.decode(whole[begin : begin + length])
     except (error, msgspec.MsgspecError, RecursionError, MemoryError) as problem:
@@ -85,12 +116,14 @@ def unbundled(frames: Frames) -> Iterator[Frames]:
     flat = [size for mine in sizes for size in mine]
     first = begin + _rounded(length)
     ends = list(accumulate(map(_rounded, flat), initial=first))
-    if not all(sizes) or min(flat, default=-1) < 0 or len(sizes) > MESSAGES_MAX or ends[-1] != len(whole):
+    few = len(sizes) <= MESSAGES_MAX and len(flat) <= FRAMES_MAX
+    if not few or not all(sizes) or min(flat, default=-1) < 0 or ends[-1] != len(whole):
         raise ProtocolError(f"a bundle of {len(whole)} bytes whose directory says {ends[-1]}")
     at = 0
     for mine in sizes:
         last = at + len(mine)
-        yield [whole[start : start + size] for start, size in zip(ends[at:last], mine, strict=True)]
+        # Copies: rows may wait for long, and are not to keep all the others of the bundle; and they are to lie at words.
+        yield [bytes(whole[start : start + size]) for start, size in zip(ends[at:last], mine, strict=True)]
         at = last
 
 

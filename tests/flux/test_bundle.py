@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flux.errors import ProtocolError
-from flux.wire.bundle import BUNDLE_BYTES, MESSAGES_MAX, PREFIX, SMALL_BYTES, WORD, bundled, unbundled
+from flux.wire.bundle import (
+    BUNDLE_BYTES,
+    DIRECTORY_BYTES,
+    FRAMES_MAX,
+    MESSAGES_MAX,
+    PREFIX,
+    SMALL_BYTES,
+    WORD,
+    bundled,
+    unbundled,
+)
 from flux.wire.frames import PREFIX as MESSAGE_PREFIX
 
 frames_ = st.lists(
@@ -48,13 +58,31 @@ def test_a_large_message_travels_as_it_is_in_its_turn() -> None:
     assert heard(travelled) == [small, small, large, small]
 
 
-@pytest.mark.parametrize("size", [0, SMALL_BYTES - len(MESSAGE_PREFIX)])
-def test_a_bundle_is_bounded_in_bytes_and_in_messages(size: int) -> None:
-    messages = [[MESSAGE_PREFIX, bytes(size)] for _ in range(2 * MESSAGES_MAX + 1)]
+@pytest.mark.parametrize("frames", [1, 2, FRAMES_MAX // 2 + 1])
+@pytest.mark.parametrize("size", [0, 1, 15])
+def test_a_bundle_is_bounded_in_messages_and_frames(size: int, frames: int) -> None:
+    messages = [[MESSAGE_PREFIX, *[bytes(size)] * frames] for _ in range(2 * MESSAGES_MAX + 1)]
     travelled = sent(messages)
     assert heard(travelled) == messages
-    assert all(len(frames[0]) < BUNDLE_BYTES + MESSAGES_MAX * 2 * (WORD + 8) for frames in travelled)
-    assert all(len(list(unbundled(frames))) <= MESSAGES_MAX for frames in travelled)
+    for bundle in map(unbundled, travelled):
+        found = list(bundle)
+        assert len(found) <= MESSAGES_MAX
+        assert len(found) == 1 or sum(map(len, found)) <= FRAMES_MAX
+
+
+@given(st.lists(message_, min_size=2, max_size=12), st.integers(-1, 3000) | st.just(BUNDLE_BYTES))
+def test_no_bundle_is_longer_than_the_receiver_accepts(messages: list[list[bytes]], accepted: int) -> None:
+    """ZeroMQ cuts the connection of who sends more, and after the next handshake again: the stream stood still for ever."""
+    travelled = [list(frames) for frames in bundled(messages, accepted)]
+    assert heard(travelled) == messages
+    assert all(frames in messages or len(frames[0]) <= accepted for frames in travelled)
+
+
+def test_what_is_kept_of_a_bundle_keeps_nothing_else_of_it() -> None:
+    (frames,) = sent([[MESSAGE_PREFIX, b"rows"], [MESSAGE_PREFIX, bytes(SMALL_BYTES // 2)]])
+    for _, rows in unbundled(frames):
+        assert memoryview(rows).obj is rows, "a view keeps the memory of all others"
+        assert isinstance(rows, bytes)
 
 
 def test_rows_lie_at_words_wherever_the_bundle_came_to_lie() -> None:
@@ -86,6 +114,9 @@ def spoilt(directory: Any, rest: bytes = b"") -> list[bytes]:
         spoilt([[9]], bytes(8)),
         spoilt([[8]], bytes(16)),
         spoilt([[0]] * (MESSAGES_MAX + 1)),
+        spoilt([[0] * (FRAMES_MAX + 1)]),
+        spoilt(b"\xdc\xff\xff" + bytes(DIRECTORY_BYTES)),
+        spoilt([[BUNDLE_BYTES]], bytes(BUNDLE_BYTES)),
         spoilt(b"\x91" * 2000),
     ],
 )

@@ -9,7 +9,13 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import SnapshotError
+from flux.replicas import copy_state
 from flux.replicas.snapshot import ALIGNMENT, decode_snapshot, encode_snapshot
+from flux.stream.elements import Rows
+from flux.stream.log import LogEntry
+from flux.stream.producer import Producer
+from partitioning.cluster import Clustering
+from partitioning.ids import StreamId
 
 BATCH = pa.record_batch({"key": [1, 2, None], "name": ["a", None, "c"]})
 STATES: dict[str, Any] = {
@@ -69,3 +75,19 @@ def test_arrow_data_is_read_wherever_in_memory_the_message_lies(offset: int) -> 
 def test_what_is_no_snapshot_is_refused() -> None:
     with pytest.raises(SnapshotError, match="not a snapshot"):
         decode_snapshot(b"?")
+
+
+def test_the_entries_of_a_copied_log_are_sent_and_evicted_without_compiling_anything() -> None:
+    """Kernels are compiled anew for arrays that may not be written: in the worker that has just taken over."""
+    rows = pa.record_batch({"k": pa.array(range(100), pa.int64())})
+    data = Clustering(rows.schema, (0,), 4).by_key(rows)
+    producer = Producer(StreamId(0, 0), 0, 4, 1 << 20, 1.0)
+    packed = copy_state._pack(LogEntry(0, Rows(data), data.by_rank, data.nbytes, 0, 0.0))
+    copy_state._append(producer, packed, rows.schema)
+    entry = producer.log[0]
+    assert isinstance(entry.element, Rows)
+    back = entry.element.data
+    assert back.batch == data.batch
+    for array, first in ((back.by_rank, data.by_rank), (back.offsets, data.offsets), (entry.touches, data.by_rank)):
+        assert array.tolist() == first.tolist()
+        assert (array.dtype, array.flags.writeable) == (first.dtype, True)

@@ -254,6 +254,29 @@ def test_an_idle_stream_does_not_greet_again_when_a_batch_comes_at_last() -> Non
     assert sent(p, 100.5) == []
 
 
+@pytest.mark.parametrize("seconds", [0.9, 1.5, 3.0])
+def test_a_long_step_between_an_ack_and_the_next_batch_is_no_silence_of_the_consumer(seconds: float) -> None:
+    """Acks do not lead to a poll, and during a step there is none."""
+    p = welcomed(producer())
+    p.append(batch(1, 1, 0), 0.0)
+    sent(p)
+    for worker in (10, 11):
+        p.on_answer(worker, ack(0), 0.3)
+    assert not p.dirty
+    p.append(batch(1, 1, 0), 0.3 + seconds)
+    assert [type(effect.message) for effect in p.poll(0.3 + seconds)] == [Data, Data]
+
+
+def test_an_ack_that_brings_credit_for_rows_that_wait_is_followed_by_them() -> None:
+    p = welcomed(producer(), granted=1)
+    for _ in range(2):
+        p.append(batch(1, 0, 0), 0.0)
+    assert len(messages(p, 10)) == 1
+    p.on_answer(10, ack(0, granted=1 << 20), 0.1)
+    assert p.dirty
+    assert [message.sequence for message in messages(p, 10, 0.1)] == [1]
+
+
 def test_an_answer_from_before_its_sender_hosts_something_else_is_asked_for_again() -> None:
     p = producer()
     list(p.poll(0.0))

@@ -15,8 +15,8 @@ import pytest
 import zmq
 from harness import LIMIT_S
 
-from flux.shell.transport import Keys, Sockets
-from flux.wire.bundle import PREFIX
+from flux.shell.transport import BURST, Keys, Sockets
+from flux.wire.bundle import MESSAGES_MAX, PREFIX
 
 SECRET = b"of this query"
 #: For documentation (RFC 5737): no machine has it.
@@ -139,3 +139,44 @@ def test_messages_that_are_sent_together_come_one_by_one_and_a_damaged_bundle_is
     refused = port.refused
     sockets.close()
     assert (at_port, at_link, refused) == (2 * messages, messages, 1)
+
+
+def test_small_messages_get_through_to_one_that_accepts_no_large_ones() -> None:
+    """All of them together were larger than it accepts: it cut the connection, again and again."""
+    sockets = Sockets(None, SECRET, 64 << 10)
+    port = sockets.port("127.0.0.1")
+    link = sockets.link(port.endpoint)
+    messages = [[b"%d" % number, bytes(2000)] for number in range(60)]
+    heard: list[bytes] = []
+    link.send_all(messages[:1])
+    end = time.monotonic() + LIMIT_S
+    while len(heard) < len(messages) and time.monotonic() < end:
+        for ready in sockets.wait(0.02):
+            if ready is link:
+                list(ready.receive())
+                continue
+            heard += [bytes(frames[0]) for _, frames in ready.receive()]
+            if len(heard) == 1:
+                link.send_all(messages[1:])
+    sockets.close()
+    assert heard == [frames[0] for frames in messages]
+
+
+def test_one_look_at_a_port_takes_a_bounded_number_of_messages_however_they_travel() -> None:
+    sockets = Sockets(None, SECRET)
+    port = sockets.port("127.0.0.1")
+    link = sockets.link(port.endpoint)
+    looks: list[int] = []
+    sent = 0
+    end = time.monotonic() + LIMIT_S
+    while sum(looks) < 40 * MESSAGES_MAX and time.monotonic() < end:
+        for ready in sockets.wait(0.02):
+            looks.append(len(list(ready.receive())))
+        if link.ready and not sent:
+            sent = 40 * MESSAGES_MAX
+            for _ in range(40):
+                link.send_all([[b"word"]] * MESSAGES_MAX)
+            time.sleep(0.2)  # so that all of them wait
+    sockets.close()
+    assert sum(looks) == sent
+    assert max(looks) < BURST + MESSAGES_MAX

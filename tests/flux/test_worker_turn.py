@@ -55,7 +55,7 @@ class Turning(Worker):
         self.left = steps
         nothing = SimpleNamespace(check=lambda: None, acquire=lambda: None, release=lambda: None)
         self._sinks: Any = nothing
-        self.plan: Any = SimpleNamespace(settings=SimpleNamespace(ack_interval=0.0))
+        self.plan: Any = SimpleNamespace(settings=SimpleNamespace(ack_interval=0.0, resend_timeout=1.0))
         self._watch: Any = SimpleNamespace(quiet=nothing)
         self._gathering, self._pace = Gathering(), Pace()
         self._turns, self._rested_s, self._beat_at = 0, 0.0, 0.0
