@@ -17,6 +17,8 @@ from flux.calls import nearest
 from flux.errors import UsageError
 
 PREFIX = "spark.flux."
+#: A batch travels in one message, with lengths, names and padding beside its rows.
+BATCHES_IN_MESSAGE = 2
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -49,7 +51,7 @@ TABLE = (
     Setting("memory_keep_bytes", "memory.keepBytes", "bytes", "256m", "freed memory that a worker keeps for reuse instead of returning it, because fresh memory is slow to touch (glibc only)", 0),
     Setting("credit_max_bytes", "credit.maxBytes", "bytes", "128m", "bytes that all producers together may have under way to one worker", 1 << 10),
     Setting("batch_max_rows", "batch.maxRows", "int", "131072", "most rows of one batch; larger ones are split", 1, 1 << 24),
-    Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "most bytes of one batch; larger ones are split", 1 << 10),
+    Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "most bytes of one batch; larger ones are split; half of message.maxBytes at most", 1 << 10),
     Setting("message_max_bytes", "message.maxBytes", "bytes", "256m", "largest frame accepted on a data port", 1 << 12),
     Setting("step_max_rows", "step.maxRows", "int", "4096", "small slices are joined to one step of up to this many rows", 1),
     Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement, but for a worker that small batches keep busy", 0),
@@ -162,7 +164,20 @@ class Settings:
         for setting in TABLE:
             raw = overrides.get(setting.keyword)
             values[setting.name] = parse(setting, given.get(setting.key, setting.default) if raw is None else raw)
+        said = overrides.get("batch_max_bytes") is not None or "batch.maxBytes" in given
+        values["batch_max_bytes"] = _batch_bytes(values["batch_max_bytes"], values["message_max_bytes"], said)
         return cls(**values)
+
+
+def _batch_bytes(batch: int, message: int, said: bool) -> int:
+    """The limit of a batch beside that of a message. UsageError where it was said and does not fit."""
+    most = message // BATCHES_IN_MESSAGE
+    if batch > most and said:
+        raise UsageError(
+            f"{PREFIX}batch.maxBytes: a batch of {batch:,} bytes does not fit into a message of {PREFIX}message.maxBytes "
+            f"({message:,}); at most half of it, {most:,}, is accepted"
+        )
+    return min(batch, most)
 
 
 def parse(setting: Setting, raw: Any) -> Any:

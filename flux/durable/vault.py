@@ -39,7 +39,8 @@ class Vault(StageWorker):
         # tenth of a second to flush one.
         super().__init__(plan, worker, clock, workers, limits or Limits(inline_bytes=INLINE_BYTES), journal)
         self.journal = journal
-        self._handing = Handing(plan.secret, plan.settings.resend_timeout, limits)
+        parts = (limits or Limits()).within(plan.settings.message_max_bytes)
+        self._handing = Handing(plan.secret, plan.settings.resend_timeout, parts)
         self._early: dict[PartitionKey, Restore] = {}  # asked by who has heard of a table that has not come here yet
         self._held: list[Effect] = []
         self._flush_at = inf

@@ -121,7 +121,8 @@ class StageWorker:
             plan, self.hosted, self._housing, self.subscriptions, self.turns, self._pairing, self._show, self._lead,
             self._promote,
         )  # fmt: skip
-        self._transfers = Transfers(newcomers, plan.secret, plan.settings.resend_timeout, clock, limits)
+        parts = (limits or Limits()).within(plan.settings.message_max_bytes)
+        self._transfers = Transfers(newcomers, plan.secret, plan.settings.resend_timeout, clock, parts)
         self._arrivals = self._transfers.arrivals
         self.checkpoints = Checkpoints(self.replicas, plan.settings, self._transfers)
 

@@ -6,7 +6,7 @@ They end with a code (HMAC) under the query's secret, which may come later than 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from flux.wire.handshake import MAC_BYTES
@@ -24,6 +24,10 @@ class Limits:
     inline_bytes: int = 1 << 20
     changes_max: int = 64
     changes_share: float = 1 / 2
+
+    def within(self, message_max_bytes: int) -> Limits:
+        """With parts that a port accepts: one that is larger would cut the connection, again and again."""
+        return replace(self, part_bytes=min(self.part_bytes, message_max_bytes))
 
 
 class Part(NamedTuple):

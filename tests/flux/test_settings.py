@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import flux
+from flux.errors import UsageError
 from flux.settings import TABLE, Settings
 from spark_integration.executor import spark_id
 from spark_integration.settings import Need, Others, count_slots, room_for_workers
@@ -143,3 +144,15 @@ def test_the_version_is_that_of_the_newest_changes() -> None:
 def test_units_mean_what_they_say() -> None:
     settings = Settings.of({"spark.flux.log.maxBytes": "1.5 kb"}, ack_interval="20ms", credit_max_bytes=4096)
     assert (settings.log_max_bytes, settings.ack_interval, settings.credit_max_bytes) == (1536, 0.02, 4096)
+
+
+def test_batches_fit_into_messages_whatever_is_said_of_these() -> None:
+    """Every batch was larger than a message might be, and the query failed late, with advice about rows."""
+    assert Settings.of(message_max_bytes="64k").batch_max_bytes == 32 << 10
+    assert Settings.of(message_max_bytes="64k", batch_max_bytes="32k").batch_max_bytes == 32 << 10
+    for conf, given in (({}, {"batch_max_bytes": "33k"}), ({"spark.flux.batch.maxBytes": "33k"}, {})):
+        with pytest.raises(
+            UsageError, match=r"batch.maxBytes: .* 33,792 .*message.maxBytes \(65,536\); at most .* 32,768"
+        ):
+            Settings.of(conf, message_max_bytes="64k", **given)
+    assert Settings.of().batch_max_bytes == 8 << 20

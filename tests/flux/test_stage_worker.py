@@ -15,6 +15,7 @@ from flux.errors import Fenced, QueryFailed, RefusedError, UserCodeError
 from flux.host.effects import ToConnection, ToController
 from flux.host.stage_worker import StageWorker
 from flux.host.subscriptions import UNDECODABLE_MAX
+from flux.replicas.parts import Limits
 from flux.wire.control import PartitionFinished, TableSeen
 from flux.wire.messages import Ack, Data, ElementKind, Hello, Refuse, Reset, Resume
 
@@ -316,3 +317,9 @@ def test_a_worker_that_the_newest_table_does_not_know_is_fenced() -> None:
     core = worker(plan)
     with pytest.raises(Fenced):
         core.on_table(table(plan, epoch=1, worker=9), 0.0)
+
+
+def test_parts_of_a_copy_are_no_larger_than_a_port_accepts() -> None:
+    """The port cut the connection, again and again, and the repair never came to its end."""
+    assert worker(planned(SINK, message_max_bytes=1 << 16))._transfers._limits.part_bytes == 1 << 16
+    assert worker(planned(SINK))._transfers._limits.part_bytes == Limits().part_bytes
