@@ -84,6 +84,12 @@ class Arrivals(flux.Operator):
         age_us = (now - due[due > 0]) // 1000
         np.add.at(self.buckets, np.clip(age_us // BUCKET_US, 0, BUCKETS - 1), 1)
 
+    def snapshot(self) -> Any:
+        return self.buckets
+
+    def restore(self, snapshot: Any) -> None:
+        self.buckets = snapshot
+
     def finish(self) -> Iterator[pa.RecordBatch]:
         used = np.flatnonzero(self.buckets)
         yield pa.RecordBatch.from_arrays([pa.array(used), pa.array(self.buckets[used])], schema=self.schema)
