@@ -48,10 +48,6 @@ class ConsumersAt:
     def any_reads(self) -> bool:
         return bool(self.reads.any())
 
-    @cached_property
-    def newest(self) -> int:
-        return int(self.since.max())
-
     def same_lives(self, other: ConsumersAt) -> bool:
         """Whether these are the same replicas, live or not, and the same of them read."""
         return (
