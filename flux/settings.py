@@ -53,7 +53,7 @@ TABLE = (
     Setting("batch_max_rows", "batch.maxRows", "int", "131072", "most rows of one batch; larger ones are split", 1, 1 << 24),
     Setting("batch_max_bytes", "batch.maxBytes", "bytes", "8m", "most bytes of one batch; larger ones are split; half of message.maxBytes at most", 1 << 10),
     Setting("message_max_bytes", "message.maxBytes", "bytes", "256m", "largest frame accepted on a data port", 1 << 12),
-    Setting("step_max_rows", "step.maxRows", "int", "4096", "small slices are joined to one step of up to this many rows", 1),
+    Setting("step_max_rows", "step.maxRows", "int", "16384", "slices that wait are joined to one step of up to this many rows, fewer where the operator takes long for them", 1),
     Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement, but for a worker that small batches keep busy", 0),
     Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream repeats its handshake after this long without an acknowledgement", 0.001),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),

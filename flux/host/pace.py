@@ -29,6 +29,9 @@ REST_MAX_S = 0.002
 #: In intervals: how long an ack waits for others. After each interval a worker has an ack for every stream that it reads and
 #: every replica of its producer, and nobody waits for these while there is credit.
 ACK_INTERVALS = 2.0
+#: How long orders wait for others at most where steps are large and the worker is as good as full, and which share of the age of
+#: rows: each message of orders has an answer, and both cost as much for one step as for ten.
+ORDER_MAX_S, ORDER_SHARE = 0.02, 0.25
 #: How long a worker is watched before it is judged.
 WINDOW_S = 0.1
 #: A worker is busy, or has time, with a larger or smaller share of its time than this. An interval twice as long takes less than
@@ -43,13 +46,14 @@ OLD, YOUNG = 1.25, 0.75
 
 class Pace:
     """Told of every turn of the loop. ``interval_s``, how long partitions are to gather, how long a rest may be, and how long an
-    ack may wait at least (seconds): as these should be now."""
+    ack and orders may wait at least (seconds): as these should be now."""
 
     def __init__(self) -> None:
         self.interval_s = INTERVALS_S[0]
         self.gather_s = 0.0
         self.rest_max_s = gathering.REST_MAX_S
         self.ack_s = 0.0
+        self.order_s = 0.0
         self._at = 0
         self._worked_s = self._waited_s = 0.0
         self._rows = self._steps = 0
@@ -82,6 +86,8 @@ class Pace:
         self.gather_s = min(self.interval_s / 2, GATHER_MAX_S)
         self.rest_max_s = max(gathering.REST_MAX_S, min(self.interval_s / 4, REST_MAX_S))
         self.ack_s = ACK_INTERVALS * self.interval_s
+        large = self._rows > SMALL_ROWS * self._steps
+        self.order_s = min(ORDER_SHARE * age_s, ORDER_MAX_S) if large and share > FULL else 0.0
 
 
 def next_multiple(of_s: float, wall: float) -> float:

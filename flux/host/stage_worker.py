@@ -114,11 +114,11 @@ class StageWorker:
         # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
         self._tick_at = np.inf
         self._looked_ahead = 0.0  # of the wall clock to ``now`` at the last look for timers
-        self._pairing = Pairing(
+        self.pairing = Pairing(
             self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
         )  # fmt: skip
         newcomers = Newcomers(
-            plan, self.hosted, self._housing, self.subscriptions, self.turns, self._pairing, self._show, self._lead,
+            plan, self.hosted, self._housing, self.subscriptions, self.turns, self.pairing, self._show, self._lead,
             self._promote,
         )  # fmt: skip
         parts = (limits or Limits()).within(plan.settings.message_max_bytes)
@@ -227,7 +227,7 @@ class StageWorker:
             replica.lead(table.epoch, [])  # every copy for itself
         elif first.worker == self.worker:
             replica.lead(table.epoch, others)
-            self._pairing.tell(replica.key)
+            self.pairing.tell(replica.key)
             self.leaving.report(replica)
         else:
             replica.follow()
@@ -303,12 +303,12 @@ class StageWorker:
     # ---- order of steps
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
-        answers = self._pairing.on_orders(message)
+        answers = self.pairing.on_orders(message)
         if answers:
             self._answer(connection, OrdersSeen(answers))
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
-        for report in self._pairing.on_orders_seen(worker, message, now):
+        for report in self.pairing.on_orders_seen(worker, message, now):
             self._effects.append(ToController(to_control(self.worker, report)))
 
     # ---- copies of state
@@ -351,7 +351,7 @@ class StageWorker:
         """It has more to apply; as primary it also has more to order."""
         self.turns.wake(replica.key)
         if replica.order.peers:
-            self._pairing.tell(replica.key)
+            self.pairing.tell(replica.key)
 
     # ---- work
 
@@ -397,7 +397,7 @@ class StageWorker:
         if replica.context.timers.pending:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
-            self._pairing.tell(replica.key)
+            self.pairing.tell(replica.key)
         self.subscriptions.applied(replica.partition, slices, now)
         if slices and isinstance(slices[0], RowSlice):
             age_s = wall - replica.context.created
@@ -412,7 +412,7 @@ class StageWorker:
         for replica in self.replicas.values():
             replica.said_complete = False
             replica.order.report_again()
-            self._pairing.tell(replica.key)
+            self.pairing.tell(replica.key)
             self.leaving.report(replica)
 
     # ---- sources
@@ -470,7 +470,7 @@ class StageWorker:
                 else:
                     yield effect
         # After the rows that were just read here: their order goes with what there was to say.
-        yield from self._pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
+        yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):
@@ -482,7 +482,7 @@ class StageWorker:
     def due(self) -> float:
         """When ``poll`` must be called again at the latest, if nothing happens before."""
         return min(
-            self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self._pairing.due(),
+            self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.pairing.due(),
             self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
             self.turns.gathered_at,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from partitioning.ids import PartitionKey
 
 #: Entries in one message at most: a replica that is far behind is not served in one piece.
 ENTRIES_MAX = 1024
-#: Times the ack interval: how long orders wait for each other while there is other work. Each message has its answer.
+#: Times the ack interval: how long orders wait for each other while there is other work, at least. Each message has its answer.
 PATIENCE = 2
 #: How soon a replica that is catching up, or that holds back its primary, is asked again how far it is.
 PROBE_S = 0.005
@@ -59,7 +59,8 @@ class Diverged:
 
 
 class Pairing:
-    """Of one worker: what its primaries tell, and what its secondaries are told."""
+    """Of one worker: what its primaries tell, and what its secondaries are told. ``patience_s``: how long orders wait for each
+    other while there is other work, at least ``least_patience_s``; the shell of a busy worker makes it longer."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Pairing:
         self._counters = counters
         self._wake = wake
         self._report_complete = report_complete
-        self._patience_s = PATIENCE * settings.ack_interval
+        self.patience_s = self.least_patience_s = PATIENCE * settings.ack_interval
         self._again_s = settings.heartbeat_interval
         self._untold: dict[PartitionKey, None] = {}  # primaries that have something to say, oldest first
         self._tell_at = 0.0
@@ -99,7 +100,7 @@ class Pairing:
             self._untold |= dict.fromkeys(key for key, replica in self._replicas.items() if replica.order.peers)
         if not self._untold or (busy and now < self._tell_at):
             return
-        self._tell_at = now + self._patience_s
+        self._tell_at = now + self.patience_s
         leaders = [self._replicas[key] for key in self._untold if key in self._replicas]
         self._untold.clear()
         for replica in leaders:

@@ -448,7 +448,7 @@ class Replica:
                 return
             if self.context.timers.next <= now:
                 now = self._latest  # what has become due since then has its turn after this step, so this is not later
-        chosen = self.waits.choose(self._limits.step_max_rows)
+        chosen = self.waits.choose(self._limits.step_max_rows, self.busy_s)
         assert chosen or self.waits.all_ended
         self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
 

@@ -15,6 +15,9 @@ from flux.stream.receiver import RowSlice, Slice
 from flux.wire.messages import OrderEntry
 from partitioning.ids import StreamId
 
+#: Slices are joined as long as their step takes so many seconds, by what rows have cost here; so many rows are joined anyway.
+STEP_S, STEP_ROWS = 0.005, 4096
+
 
 class Waiting:
     """``by_stream``: what waits, no stream without any. ``arrivals``: for a primary, the stream of each slice that is not
@@ -28,6 +31,7 @@ class Waiting:
         self.by_stream: dict[StreamId, deque[Slice]] = {}
         self.arrivals: deque[StreamId] | None = deque()
         self._ordered: dict[StreamId, int] = {}  # of those that wait, by this primary
+        self._rows = 0  # taken by now
         self.ended: dict[int, set[int]] = {edge: set() for edge in edges}  # streams that have come to their end
         self.expected: dict[int, Collection[int]] = {}  # all streams of an edge, once that is known
 
@@ -59,10 +63,14 @@ class Waiting:
             self.arrivals = deque(stream for stream, slices in self.by_stream.items() for _ in slices)
             self._ordered = {}
 
-    def choose(self, rows_max: int) -> list[Slice]:
+    def choose(self, most: int, busy_s: float) -> list[Slice]:
         """The oldest slice that is not ordered, and with it the following ones of the same input as long as they are few rows
-        together. They wait on, until they are taken."""
+        together: ``most``, or fewer if the rows taken so far have kept the operator busy for long. They wait on, until they are
+        taken."""
         chosen: list[Slice] = []
+        rows_max = most
+        if STEP_S * self._rows < most * busy_s:
+            rows_max = min(most, max(int(STEP_S * self._rows / busy_s), STEP_ROWS))
         rows, arrivals, ordered = 0, self.arrivals, self._ordered
         while arrivals and (rows < rows_max or not chosen):
             stream = arrivals[0]
@@ -122,7 +130,9 @@ class Waiting:
                 self.by_stream.pop(stream, None)
             if last != through or (len(slices) > 1 and not isinstance(slice_, RowSlice)):
                 raise self._other_rows(stream, through)
-        if entry.rows >= 0 and entry.rows != rows_of(slices):
+        rows = rows_of(slices)
+        self._rows += rows
+        if entry.rows >= 0 and entry.rows != rows:
             read_again = [StreamId(*of) for *of, _ in entry.slices if of[0] in self.from_sources]
             raise self._other_rows((read_again or [stream])[0], through)
         return slices

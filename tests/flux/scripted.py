@@ -23,6 +23,8 @@ SCHEMA = pa.schema([("x", pa.int64())])
 STREAM = StreamId(0, 0)
 #: Of the only other replica.
 OTHER = 1
+#: More rows than these are two steps, unless a test says otherwise.
+STEP_ROWS = 4096
 
 
 class Scripted(flux.Operator):
@@ -72,7 +74,8 @@ def scripted(**script: Any) -> Any:
 
 def made(operator: Any, replicas: int = 1, log_bytes: int = 1 << 20, **options: Any) -> Replica:
     flow = flux.stage(partitions=1, replicas=replicas)(operator)(DataFrameSource("rows", SCHEMA))
-    plan = compile_plan([flow], Settings.of(**options), lambda schema: schema, "q", b"")
+    settings = Settings.of(**({"step_max_rows": STEP_ROWS} | options))
+    plan = compile_plan([flow], settings, lambda schema: schema, "q", b"")
     outlet = Outlet(Producer(StreamId(1, 0), 0, 1, log_bytes, 1.0), ())
     return Replica(plan.stages[0], 0, 0, [outlet], plan.settings)
 

@@ -16,6 +16,8 @@ from flux.host.pace import (
     IDLE,
     INTERVALS_S,
     OLD,
+    ORDER_MAX_S,
+    ORDER_SHARE,
     REST_MAX_S,
     WINDOW_S,
     YOUNG,
@@ -78,6 +80,18 @@ def test_large_steps_and_none_at_all_lead_to_no_interval(rows: int, steps: int) 
     pace = Pace()
     after(pace, 1.0, windows=2)
     assert after(pace, 1.0, windows=9, rows=rows, steps=steps) == 0
+
+
+def test_orders_wait_where_large_steps_leave_no_time_and_rows_are_old_and_only_there() -> None:
+    pace = Pace()
+    large = {"rows": SMALL_ROWS * 10 + 1, "steps": 10}
+    found = []
+    for share, steps, age_s in [
+        (FULL + 0.1, large, 1.0), (FULL + 0.1, large, 0.01), (FULL - 0.1, large, 1.0), (FULL + 0.1, {}, 1.0),
+    ]:  # fmt: skip
+        after(pace, share, age_s=age_s, **steps)
+        found.append(pace.order_s)
+    assert found == [ORDER_MAX_S, pytest.approx(ORDER_SHARE * 0.01), 0.0, 0.0]
 
 
 def test_short_turns_are_judged_together() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -36,6 +36,7 @@ class Core:
         self.work, self.read = loop.applies, loop.reads
         self.turns = SimpleNamespace(gather_s=0.0)
         self.subscriptions = SimpleNamespace(ack_s=0.0)
+        self.pairing = SimpleNamespace(patience_s=0.0, least_patience_s=0.01)
 
     @property
     def has_work(self) -> bool:
@@ -62,7 +63,7 @@ class Turning(Worker):
         self.sockets: Any = SimpleNamespace(wait=lambda _: [None] * receives)
 
     def turn(self) -> list[str]:
-        core: Any = Core(self)
+        self.core = core = cast(Any, Core(self))
         self._turn(core)
         return self.did
 
@@ -90,6 +91,15 @@ def test_sources_are_read_in_a_turn_that_has_applied_all_there_was() -> None:
     """They were read every 50 ms only, wherever each turn found something to apply."""
     assert Turning([QUICK_S] * 3).turn() == ["apply", "apply", "apply", "read", "send"]
     assert Turning([SLOW_S]).turn() == ["apply", "read", "send"]
+
+
+@pytest.mark.parametrize(("order_s", "patience_s"), [(0.0, 0.01), (0.02, 0.02)])
+def test_orders_wait_for_as_long_as_the_pace_says_but_not_for_less_than_ever(order_s: float, patience_s: float) -> None:
+    loop = Turning([])
+    loop._pace.order_s = order_s
+    loop.turn()
+    assert loop.core is not None
+    assert loop.core.pairing.patience_s == patience_s
 
 
 def test_what_waits_is_applied_before_sources_are_read() -> None:

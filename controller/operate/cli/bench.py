@@ -56,6 +56,14 @@ def throughput(
     peer: Annotated[
         bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")
     ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            help="Runs, in turn with those they are compared with; the median counts. [default: 1; 10 with --replicas]",
+        ),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +71,7 @@ def throughput(
     from benchmarks import throughput as benchmark
 
     console = _prepare(as_json, out)
-    report = benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console, replicas)
+    report = benchmark.run(rows, source.value, workers, peer, shape.value, partitions, console, replicas, rounds)
     _finish(report, console, as_json, out)
 
 
