@@ -90,6 +90,9 @@ class Ingress:
         )  # fmt: skip
         self._node = welcome.node
         core = IngressTask(self.plan, self.source, self.partition, welcome.incarnation, self.micro_batch)
+        core.wall_ahead = (
+            time.time() - time.monotonic()
+        )  # the table may have come too: then rows are read before any turn
         try:
             for command in early:
                 self._on_command(core, command, time.monotonic())
