@@ -54,7 +54,7 @@ def run(
     **options: Any,
 ) -> Report:
     """``replicas`` above 1 is measured against one copy, and against as many copies that are not kept in order. ``rounds``: runs,
-    in turn with those of the peer or of the other copies; medians count."""
+    in turn with those of the other copies, and then as many of the peer; medians count."""
     shape = data.SHAPES[shape_name]
     console.print(f"writing or finding {rows:,} rows ({shape.name})")
     paths = data.files(shape, rows)
@@ -67,20 +67,20 @@ def run(
         warm_rows = min(rows, len(some) * data.ROWS_PER_FILE)
         measure(spark, shape, some, warm_rows, source, workers, partitions, console, **options)
         reports: list[dict[str, Any]] = []
-        runs, peer_runs = [], []
-        for _ in range(1 if replicas > 1 else rounds or 1):
+        runs = []
+        for _ in range(alone := 1 if replicas > 1 else rounds or 1):
             reports.clear()
             runs.append(
                 measure(spark, shape, paths, rows, source, workers, partitions, console, reports=reports, **options)
             )
-            if peer:
-                peer_runs.append(measure_peer(spark, shape, paths, rows, console))
         result |= _median(runs, "rows_per_s")
         if replicas > 1:
             result |= _replicated(
                 spark, shape, paths, rows, source, workers, partitions, console, replicas, rounds or ROUNDS, options
             )
         if peer:
+            # Not in turn: its state stays in the heap of the executors, and their garbage would be collected in our runs.
+            peer_runs = [measure_peer(spark, shape, paths, rows, console) for _ in range(alone)]
             result |= _median(peer_runs, "peer_rows_per_s")
             result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
     finally:

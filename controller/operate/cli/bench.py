@@ -61,7 +61,7 @@ def throughput(
         typer.Option(
             min=1,
             max=100,
-            help="Runs, in turn with those they are compared with; the median counts. [default: 1; 10 with --replicas]",
+            help="Runs; the median counts, and of the peer that of as many. [default: 1; 10 with --replicas]",
         ),
     ] = None,
     out: Out = None,
