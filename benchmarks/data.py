@@ -19,6 +19,8 @@ ROWS_PER_FILE = 1_000_000
 #: Rows of one batch read from a file. The batches are counted, so none may be beyond spark.flux.batch.maxBytes.
 READ_ROWS, READ_ROWS_WIDE = 131_072, 65_536
 
+_READ = bytearray(1 << 20)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -65,7 +67,12 @@ def files(shape: Shape, rows: int) -> list[str]:
             table = _rows(shape, start, min(ROWS_PER_FILE, rows - start), seed=number)
             pq.write_table(table, folder / f"part-{number:04}.parquet", compression="none", use_dictionary=False)
         (folder / "_SUCCESS").touch()
-    return sorted(str(path) for path in folder.glob("*.parquet"))
+    paths = sorted(str(path) for path in folder.glob("*.parquet"))
+    for path in paths:  # into the page cache, from which the system may have taken them since the last run
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(_READ):
+                pass
+    return paths
 
 
 def _rows(shape: Shape, start: int, rows: int, seed: int) -> pa.Table:
