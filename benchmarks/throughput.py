@@ -54,7 +54,8 @@ def run(
     **options: Any,
 ) -> Report:
     """``replicas`` above 1 is measured against one copy, and against as many copies that are not kept in order. ``rounds``: runs,
-    in turn with those of the other copies, and then as many of the peer; medians count."""
+    in turn with those of the other copies, and then as many of the peer; medians count, and
+    the last run is drawn."""
     shape = data.SHAPES[shape_name]
     console.print(f"writing or finding {rows:,} rows ({shape.name})")
     paths = data.files(shape, rows)
@@ -68,7 +69,7 @@ def run(
         measure(spark, shape, some, warm_rows, source, workers, partitions, console, **options)
         reports: list[dict[str, Any]] = []
         runs = []
-        for _ in range(alone := 1 if replicas > 1 else rounds or 1):
+        for _ in range(1 if replicas > 1 else rounds or 1):
             reports.clear()
             runs.append(
                 measure(spark, shape, paths, rows, source, workers, partitions, console, reports=reports, **options)
@@ -80,7 +81,7 @@ def run(
             )
         if peer:
             # Not in turn: its state stays in the heap of the executors, and their garbage would be collected in our runs.
-            peer_runs = [measure_peer(spark, shape, paths, rows, console) for _ in range(alone)]
+            peer_runs = [measure_peer(spark, shape, paths, rows, console) for _ in range(rounds or 1)]
             result |= _median(peer_runs, "peer_rows_per_s")
             result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
     finally:

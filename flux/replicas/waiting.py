@@ -15,8 +15,9 @@ from flux.stream.receiver import RowSlice, Slice
 from flux.wire.messages import OrderEntry
 from partitioning.ids import StreamId
 
-#: Slices are joined as long as their step takes so many seconds, by what rows have cost here; so many rows are joined anyway.
-STEP_S, STEP_ROWS = 0.005, 4096
+#: Slices are joined as long as their step takes so many seconds, by what rows have cost here lately. So many rows are joined
+#: anyway, and more than these only up to so many bytes.
+STEP_S, STEP_ROWS, STEP_BYTES = 0.005, 4096, 16 << 20
 
 
 class Waiting:
@@ -32,6 +33,8 @@ class Waiting:
         self.arrivals: deque[StreamId] | None = deque()
         self._ordered: dict[StreamId, int] = {}  # of those that wait, by this primary
         self._rows = 0  # taken by now
+        self._row_s: float | None = None  # that a row has cost lately; None: not known
+        self._known = 0, 0.0  # rows taken, and seconds for them, when that was found
         self.ended: dict[int, set[int]] = {edge: set() for edge in edges}  # streams that have come to their end
         self.expected: dict[int, Collection[int]] = {}  # all streams of an edge, once that is known
 
@@ -65,13 +68,11 @@ class Waiting:
 
     def choose(self, most: int, busy_s: float) -> list[Slice]:
         """The oldest slice that is not ordered, and with it the following ones of the same input as long as they are few rows
-        together: ``most``, or fewer if the rows taken so far have kept the operator busy for long. They wait on, until they are
-        taken."""
+        together: ``most``, or fewer where rows cost much. They wait on, until they are taken. ``busy_s``: how long the operator
+        was busy with all rows that were taken."""
         chosen: list[Slice] = []
-        rows_max = most
-        if STEP_S * self._rows < most * busy_s:
-            rows_max = min(most, max(int(STEP_S * self._rows / busy_s), STEP_ROWS))
-        rows, arrivals, ordered = 0, self.arrivals, self._ordered
+        rows, nbytes, arrivals, ordered = 0, 0, self.arrivals, self._ordered
+        rows_max = self._few(most, busy_s) if arrivals and len(arrivals) > 1 else most
         while arrivals and (rows < rows_max or not chosen):
             stream = arrivals[0]
             before = ordered.get(stream, 0)
@@ -79,6 +80,10 @@ class Waiting:
             few = isinstance(head, RowSlice) and rows + head.batch.num_rows <= rows_max
             if chosen and not (few and head.input == chosen[0].input):
                 break
+            if chosen and rows + head.rows > STEP_ROWS:
+                nbytes = (nbytes or bytes_of(chosen)) + bytes_of([head])
+                if nbytes > STEP_BYTES:
+                    break
             arrivals.popleft()
             ordered[stream] = before + 1
             chosen.append(head)
@@ -86,6 +91,17 @@ class Waiting:
                 break
             rows += head.batch.num_rows
         return chosen
+
+    def _few(self, most: int, busy_s: float) -> int:
+        """Rows that may be joined. What they cost is looked at once more after each step: more counts at once, less by and by."""
+        rows, seconds = self._rows - self._known[0], busy_s - self._known[1]
+        if rows:
+            before = self._row_s
+            self._row_s = seconds / rows if before is None else max(seconds / rows, (before + seconds / rows) / 2)
+            self._known = self._rows, busy_s
+        if self._row_s is None:
+            return min(most, STEP_ROWS)
+        return most if self._row_s * most <= STEP_S else min(most, max(int(STEP_S / self._row_s), STEP_ROWS))
 
     # ---- for a step that is ordered
 
@@ -163,3 +179,7 @@ class Waiting:
 
 def rows_of(slices: Iterable[Slice]) -> int:
     return sum([slice_.rows for slice_ in slices])
+
+
+def bytes_of(slices: Iterable[Slice]) -> int:
+    return sum([int(slice_.batch.nbytes) for slice_ in slices if isinstance(slice_, RowSlice)])

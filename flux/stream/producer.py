@@ -24,6 +24,7 @@ from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing, Spans
 from flux.stream.pressing import Pressing
+from flux.stream.runs import RUN_ROWS
 from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, ToProducer, end_mark
 from partitioning import kernels
 from partitioning.cluster import Clustered
@@ -66,7 +67,8 @@ class Producer:
         run_max_rows: int = 0,
         reads_again: bool = False,
     ) -> None:
-        """``run_max_rows``: small batches that wait for the same worker travel together, up to so many rows; 0: never.
+        """``run_max_rows``: small batches that wait for the same worker travel together, up to so many rows and
+        ``RUN_ROWS``; 0: never.
         ``reads_again``: what only checkpoints lack need not be kept, because the source can be read again from there."""
         self.stream = stream
         self.incarnation = incarnation
@@ -80,7 +82,7 @@ class Producer:
         self.rows = 0
         self.resent_handshakes = 0
         self.reads_again = reads_again
-        self._run_max_rows = run_max_rows
+        self._run_max_rows = min(run_max_rows, RUN_ROWS)
         self._resend_s = resend_s
         self._worker = worker
         self._epoch = -1

@@ -25,6 +25,8 @@ from partitioning.cluster import Clustered, take
 SMALL_ROWS = 512
 #: Fewer batches travel one by one.
 RUN_LEAST = 2
+#: Rows of a run: it waits as one slice, and a slow operator is not to get more at a time.
+RUN_ROWS = 4096
 #: Batches of a run times partitions: so many numbers its header has at most.
 RUN_CELLS = 8192
 #: A batch with more bytes travels alone as well.

@@ -19,7 +19,7 @@ from flux.stream.elements import End
 from flux.stream.outgoing import MESSAGE_BYTES
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, Packet, RowSlice, WordSlice
-from flux.stream.runs import RUN_BYTES, RUN_CELLS, SMALL_ROWS, Run, pack, span, unpack
+from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_ROWS, SMALL_ROWS, Run, pack, span, unpack
 from flux.wire.codec import decode_answer, decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
 from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume
@@ -159,6 +159,16 @@ def test_a_run_is_no_longer_than_a_step_and_the_credit_allow() -> None:
         short.append(2, 0, 0, 0)
     sent = [message.nbytes for message, _ in short.resume(10, {0: 0, 2: 0, 3: 0})]
     assert sum(sent[:-1]) < short.granted <= sum(sent), "the last one goes beyond it"
+
+
+def test_a_run_has_no_more_rows_than_a_slow_operator_may_get_however_many_a_step_may_have() -> None:
+    stream = Stream(run_max_rows=4 * RUN_ROWS)
+    for _ in range(4):
+        stream.append(RUN_ROWS // 8, 0, 0, 0)
+        for _ in range(7):
+            stream.append(RUN_ROWS // 8 - 1, 1, 0, 0)
+    for _, batches in stream.resume(10, {0: 0, 2: 0, 3: 0}):
+        assert sum(batch.num_rows for batch in batches) <= RUN_ROWS
 
 
 def test_a_batch_that_waits_alone_is_no_run() -> None:

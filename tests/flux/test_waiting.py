@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError
-from flux.replicas.waiting import STEP_ROWS, STEP_S, Waiting
+from flux.replicas.waiting import STEP_BYTES, STEP_ROWS, STEP_S, Waiting
 from flux.stream.elements import End
 from flux.stream.receiver import Inbound, Packet, RowSlice, WordSlice
 from flux.wire.messages import OrderEntry
@@ -39,20 +39,55 @@ def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_re
 SLICE_ROWS = STEP_ROWS // 2
 
 
-def rows_as_batch(sequence: int) -> RowSlice:
-    return RowSlice(
-        STREAM, sequence, Packet(Inbound(STREAM, 0, 1, 1), 1, 1), 0, 0.0, True, pa.record_batch({"n": range(SLICE_ROWS)})
-    )  # fmt: skip
+def rows_as_batch(sequence: int, text: str = "") -> RowSlice:
+    rows = pa.record_batch({"n": pa.array([text] * SLICE_ROWS, pa.large_string())})
+    return RowSlice(STREAM, sequence, Packet(Inbound(STREAM, 0, 1, 1), 1, 1), 0, 0.0, True, rows)
 
 
-@pytest.mark.parametrize(
-    ("row_s", "slices"), [(0.0, 7), (1e-9, 7), (STEP_S / (4 * SLICE_ROWS), 4), (1.0, STEP_ROWS // SLICE_ROWS)]
-)
+class Joining:
+    """Steps of a replica whose rows all wait; each row takes ``row_s``."""
+
+    def __init__(self, slices: int = 99, **column: Any) -> None:
+        self.waits = Waiting([0], 0, "stage s, partition 0")
+        self.busy_s = 0.0
+        for sequence in range(slices):
+            self.waits.add(rows_as_batch(sequence, **column))
+
+    def step(self, row_s: float = 0.0, most: int = 8 * SLICE_ROWS) -> int:
+        """How many slices it has."""
+        taken = self.waits.choose(most, self.busy_s)
+        self.waits.take(OrderEntry(0.0, 0.0, [(*STREAM, taken[-1].sequence)]))
+        self.busy_s += row_s * SLICE_ROWS * len(taken)
+        return len(taken)
+
+
+FEW = STEP_ROWS // SLICE_ROWS
+
+
+@pytest.mark.parametrize(("row_s", "slices"), [(0.0, 8), (1e-9, 8), (STEP_S / (4.1 * SLICE_ROWS), 4), (1.0, FEW)])
 def test_fewer_rows_are_joined_where_they_have_taken_long(row_s: float, slices: int) -> None:
-    waits = Waiting([0], 0, "stage s, partition 0")
-    for sequence in range(9):
-        waits.add(rows_as_batch(sequence))
-    taken = waits.choose(2 * SLICE_ROWS, busy_s=0.0)
-    assert len(taken) == 2, "nothing is known of what they cost, and so many are allowed"
-    waits.take(OrderEntry(0.0, 0.0, [(*STREAM, taken[-1].sequence)]))
-    assert len(waits.choose(7 * SLICE_ROWS, busy_s=2 * SLICE_ROWS * row_s)) == slices
+    joining = Joining()
+    assert joining.step(row_s) == FEW, "nothing is known of what they cost"
+    assert joining.step(row_s) == slices
+    assert joining.step(row_s, most=SLICE_ROWS) == 1, "so many are allowed"
+
+
+def test_what_is_ordered_before_the_first_step_is_never_large() -> None:
+    waits = Joining().waits
+    assert [len(waits.choose(8 * SLICE_ROWS, 0.0)) for _ in range(5)] == [FEW] * 5
+
+
+def test_dearer_rows_count_at_once_and_cheaper_ones_by_and_by() -> None:
+    joining = Joining()
+    for _ in range(5):
+        joining.step(1e-9)
+    assert joining.step(1e-3) == 8, "nobody knows beforehand"
+    found = [joining.step(1e-9) for _ in range(14)]
+    assert found[0] == FEW
+    assert found == sorted(found)
+    assert found[-1] == 8, "one dear step is not remembered for ever"
+
+
+def test_rows_of_many_bytes_are_not_joined_beyond_what_always_was() -> None:
+    joining = Joining(text="x" * (STEP_BYTES // (3 * SLICE_ROWS)))
+    assert [joining.step(), joining.step()] == [FEW, FEW], "three slices are more than so many bytes"
