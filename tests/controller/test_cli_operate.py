@@ -148,7 +148,7 @@ def test_where_there_are_too_many_copies_to_read_stages_are_shown_unless_all_are
 ) -> None:
     monkeypatch.setattr(tables, "MANY", 9)
     shown = run("partitions").stdout
-    assert "step p50" in shown, "the stages"
+    assert "age p50" in shown, "the stages"
     assert "10 copies in all: --all shows each" in shown
     assert "load and rows/s over" in run("partitions", "--stage", "Delays").stdout, "these are 8"
     every = run("partitions", "--all").stdout

@@ -61,7 +61,7 @@ def throughput(
         typer.Option(
             min=1,
             max=100,
-            help="Runs; the median counts, and of the peer that of as many. [default: 1; 10 with --replicas]",
+            help="Runs, of the peer as many; the median counts, the lower one of two. (default: 1; 10 with --replicas)",
         ),
     ] = None,
     out: Out = None,
@@ -110,7 +110,7 @@ def failover(
     oldest_ms: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Exit with 1 if a row gets older than this. [default: depends on the fault; kill-worker 400]"
+            min=1, help="Exit with 1 if a row gets older than this. (default: depends on the fault; kill-worker 400)"
         ),
     ] = None,
     out: Out = None,
@@ -149,7 +149,7 @@ def move(
 def skew(
     slow: Annotated[
         float | None,
-        typer.Option(min=1.1, max=100, help="Factor by which one of three workers slows down. [default: 4]"),
+        typer.Option(min=1.1, max=100, help="Factor by which one of three workers slows down. (default: 4)"),
     ] = None,
     zipf: Annotated[
         float | None, typer.Option(min=0.1, max=5, help="Draw keys with this Zipf exponent instead.")
@@ -172,7 +172,7 @@ def small(
     batch_rows: Annotated[int, typer.Option(min=1, max=65_536, help="Rows of each batch; no source joins any.")] = 64,
     batches_per_s: Annotated[
         float | None,
-        typer.Option(min=1, help="Batches per second over all sources. [default: the most that --p99-ms allows]"),
+        typer.Option(min=1, help="Batches per second over all sources. (default: the most that --p99-ms allows)"),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure each rate.")] = 6,
     sources: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the source.")] = 8,
@@ -203,7 +203,7 @@ def techniques(
     times: Annotated[int, typer.Option(min=1, max=1000, help="Executors killed for each technique.")] = 2,
     interval: Annotated[
         list[float] | None,
-        typer.Option(min=0.01, help="Seconds between checkpoints; may be repeated. [default: 0.5, 2, 10]"),
+        typer.Option(min=0.01, help="Seconds between checkpoints; may be repeated. (default: 0.5, 2, 10)"),
     ] = None,
     peer: Annotated[bool, typer.Option("--peer", help="Also run Spark Structured Streaming.")] = False,
     out: Out = None,
@@ -281,7 +281,7 @@ def kafka(
     ] = 10_000_000,
     bootstrap: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A broker that runs; its topics stay as they are. [default: a new one]"),
+        typer.Option(metavar="HOST:PORT", help="A broker that runs; its topics stay as they are. (default: a new one)"),
     ] = None,
     p99_ms: Annotated[
         float | None,
@@ -311,11 +311,11 @@ def kafka(
 def scale(
     workers: Annotated[
         list[int] | None,
-        typer.Option(min=4, max=4096, help="Workers of a simulated cluster; may be repeated. [default: 10, 100, 1000]"),
+        typer.Option(min=4, max=4096, help="Workers of a simulated cluster; may be repeated. (default: 10, 100, 1000)"),
     ] = None,
     real: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=64, help="Workers that share one load here; may be repeated. [default: 2, 4, 8]"),
+        typer.Option(min=1, max=64, help="Workers that share one load here; may be repeated. (default: 2, 4, 8)"),
     ] = None,
     rate: Annotated[
         int, typer.Option(min=1, help="Rows per second over all sources, for the real workers.")
@@ -343,7 +343,7 @@ def streams(
         list[str] | None,
         typer.Option(
             help="in, out: Structured Streaming into a query, and of its output; files: files that keep coming; datasource, "
-            "datasource-rows: a Python data source that gives batches, or rows. May be repeated. [default: all]"
+            "datasource-rows: a Python data source that gives batches, or rows. May be repeated. (default: all)"
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1000, help="Rows of each backlog.")] = 20_000_000,

@@ -156,7 +156,7 @@ def head(query: Status) -> Text:
 
 def stages(rows: Sequence[StageStatus]) -> Table:
     made = table("stage", ">partitions", ">done", "copies", ">short", ">rows in", ">rows out", ">rows/s",
-                 ">queued", ">in logs", ">step p50 / p99", ">a loss costs")  # fmt: skip
+                 ">queued", ">in logs", ">age p50 / p99", ">a loss costs")  # fmt: skip
     for row in rows:
         made.add_row(
             row.name, str(row.partitions), str(row.finished), _copies(row),
