@@ -80,7 +80,7 @@ def run(
                 spark, shape, paths, rows, source, workers, partitions, console, replicas, rounds or ROUNDS, options
             )
         if peer:
-            # Not in turn: its state stays in the heap of the executors, and their garbage would be collected in our runs.
+            # Not in turn: what it leaves in the heap of the executors may slow the runs that come after it.
             peer_runs = [measure_peer(spark, shape, paths, rows, console) for _ in range(rounds or 1)]
             result |= _median(peer_runs, "peer_rows_per_s")
             result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
