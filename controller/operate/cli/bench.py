@@ -366,11 +366,17 @@ def _prepare(as_json: bool, out: Path | None) -> Console:
         from benchmarks.timeline import require_plots
 
         require_plots()
+    from benchmarks import machine
+
+    machine.about()  # before there is load
     made = Console(stderr=as_json, highlight=False)
     return made if made.is_terminal else Console(stderr=as_json, highlight=False, width=WIDE)
 
 
 def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -> None:
+    from benchmarks import machine
+
+    report.figures |= machine.about()
     result: dict[str, Any] = report.figures
     table = Table(show_header=False, title=f"flux bench {result['benchmark']}")
     for key, value in result.items():
