@@ -220,9 +220,15 @@ def _quantity(raw: Any, units: Mapping[str, float]) -> float:
     return float(match[1]) * units[match[2].lower()]
 
 
+def _whole(raw: Any) -> int:
+    if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
+        raise ValueError(raw)  # int() takes both, and rounds
+    return int(raw)
+
+
 def _number(raw: Any) -> float:
     value = float(raw)
-    if not math.isfinite(value):
+    if isinstance(raw, bool) or not math.isfinite(value):
         raise ValueError(raw)
     return value
 
@@ -235,7 +241,7 @@ def _labels(raw: Any) -> str:
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "int": int,
+    "int": _whole,
     "number": _number,
     "text": str,
     "labels": _labels,

@@ -111,6 +111,16 @@ def test_a_number_is_finite(raw: str) -> None:
         Settings.of(None, balance_threshold=raw)
 
 
+@pytest.mark.parametrize("raw", [True, False, 2.5])
+def test_a_number_of_things_is_no_truth_value_and_is_not_rounded(raw: Any) -> None:
+    with pytest.raises(flux.UsageError, match=rf"spark\.flux\.step\.maxRows: cannot read {raw} as int"):
+        Settings.of(None, step_max_rows=raw)
+    if isinstance(raw, bool):
+        with pytest.raises(flux.UsageError, match=rf"spark\.flux\.balance\.threshold: cannot read {raw} as number"):
+            Settings.of(None, balance_threshold=raw)
+    assert Settings.of(None, step_max_rows=4096.0).step_max_rows == 4096
+
+
 def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     rows = [line for line in readme.splitlines() if line.startswith("| `spark.flux.")]
