@@ -126,13 +126,19 @@ def start_spark(master: str) -> SparkSession:
 
 
 def kill_a_worker(query: flux.Query, at_row: int) -> None:
-    """Wait until so many rows are in, then kill the process of a worker the hard way."""
-    while query.isActive and (query.lastProgress or {"totalInputRows": 0})["totalInputRows"] < at_row:
+    """Wait until so many rows are in and every partition has both of its copies, then kill the process of a worker the hard
+    way. While copies are missing, a second loss would end the query, as it should."""
+    while query.isActive and not may_lose_a_worker(query, at_row):
         time.sleep(0.01)
     if query.phase == "running":
         worker, member = next(iter(query.members().items()))
         console.print(f"[bold]Killing worker {worker} (process {member.about.pid})[/bold]")
         os.kill(member.about.pid, signal.SIGKILL)
+
+
+def may_lose_a_worker(query: flux.Query, at_row: int) -> bool:
+    progress = query.lastProgress
+    return progress is not None and progress["totalInputRows"] >= at_row and not progress["underReplicated"]
 
 
 def print_worst(rows: list, count: int) -> None:  # type: ignore[type-arg]
@@ -163,8 +169,9 @@ def main() -> int:
         console.print(f"{flights.count():,} flights")
         started = time.perf_counter()
         query = WorstCarrier(Delays(flights.mapInArrow(unhurried, flights.schema))).start(
-            keep_output=True, workers=arguments.workers, progress_interval="200ms"
-        )
+            keep_output=True, workers=arguments.workers, progress_interval="200ms",
+            heartbeat_timeout="3s",  # a machine that is busy with other things is no failure; a killed worker is noticed at once
+        )  # fmt: skip
         saboteur = threading.Thread(target=kill_a_worker, args=(query, flights.count() // 2), daemon=True)
         saboteur.start()
         flux.follow(query)
