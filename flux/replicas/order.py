@@ -11,7 +11,6 @@ per term, and an ack speaks of the log of one term only.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,7 +67,6 @@ class Peer:
     copying: bool = False
     left: int = 0
     left_at: float = 0.0
-    asked_at: float = -math.inf  # how far it is, by orders without entries
     heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
     since: float = 0.0  # then, or when it last owed nothing
     applied_as_told: int = -1  # when the controller was last told of the replicas here
@@ -81,12 +79,6 @@ class Peer:
         if heard != self.heard or (self.acked >= end and self.applied >= committed and answered):
             self.heard, self.since = heard, now
         return now - self.since >= again_s
-
-    def ask(self, now: float, after_s: float) -> None:
-        """How far it is, once nothing was heard for ``after_s``. What was sent is on its way: one that has much to do would get
-        the same entries again and again, and have even more to do (design: order-bound)."""
-        if now - max(self.since, self.asked_at) >= after_s:
-            self.told, self.asked_at = -1, now
 
     @property
     def catching_up(self) -> bool:

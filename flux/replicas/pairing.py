@@ -185,10 +185,9 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
         for worker, peer in order.peers.items():
             if peer.acked is None or peer.copying:
                 continue
-            if peer.overdue(end, committed, now, again_s):
+            probe = peer.catching_up or replica.held_back
+            if peer.overdue(end, committed, now, PROBE_S if probe else again_s):
                 peer.send_again(now)
-            elif peer.catching_up or replica.held_back:
-                peer.ask(now, PROBE_S)
             if peer.sent >= end and peer.told >= committed and not peer.wants_left(left, now):
                 continue
             peer.left_at = now + again_s

@@ -223,17 +223,6 @@ def test_a_replica_that_is_catching_up_is_asked_how_far_it_is_also_if_there_is_n
     assert told(primary, 1.0 + 4 * PROBE_S) == [], "it has caught up, and the controller has been told"
 
 
-def test_entries_that_are_on_their_way_are_not_sent_again_with_each_question() -> None:
-    """A worker that is late already would have the same thousand entries to read every few milliseconds."""
-    primary = being_added(steps=3, copied_at=2)
-    answer(primary, below=3, applied=2, now=1.0)
-    primary.decide(5)
-    assert told(primary, 1.0) == [(3, 8, 8)]
-    asked = [told(primary, 1.0 + 1.01 * n * PROBE_S) for n in range(1, 10)]
-    assert asked == [[(8, 8, 8)]] * 9, "only how far it is"
-    assert told(primary, 1.0 + 1.1 * AGAIN_S) == [(3, 8, 8)], "it may be lost"
-
-
 def test_a_replica_that_has_more_to_apply_than_it_can_becomes_live_with_the_order_alone() -> None:
     primary = being_added(steps=3, copied_at=2)
     assert answer(primary, below=3, applied=2, now=1.0) == []
