@@ -31,13 +31,12 @@ def connected(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
 
 def test_without_a_ticket_nothing_that_is_said_is_heard() -> None:
     with attacked_half_way() as query:
-        for endpoint in everywhere(query):
-            for frames in MALFORMED.values():
-                with connected(endpoint) as stranger, contextlib.suppress(zmq.Again):
-                    stranger.send_multipart(frames, zmq.NOBLOCK)
-        with contextlib.ExitStack() as open_until:  # a busy machine may not have met any of those before they left
+        with contextlib.ExitStack() as strangers:  # none leaves before it is met, however busy the machine
             for endpoint in everywhere(query):
-                open_until.enter_context(connected(endpoint)).send(b"anybody there?", zmq.NOBLOCK)
+                for frames in MALFORMED.values():
+                    stranger = strangers.enter_context(connected(endpoint))
+                    with contextlib.suppress(zmq.Again):
+                        stranger.send_multipart(frames, zmq.NOBLOCK)
             query.until_counted("refused", 1)
             until(lambda: query.server.core.refused >= 1)
         assert query.counters()["malformed"] == 0
