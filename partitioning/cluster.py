@@ -8,7 +8,7 @@ partition; and it owns its memory, because Spark writes over the buffers of batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -64,6 +64,7 @@ class Clustering:
         self._schema = schema
         self._views = [i for i, type_ in enumerate(types) if type_.id in _UNVIEWED]
         self._shares = any(_may_share(type_) for type_ in types)
+        self._copy = copier(schema)
         # Of a dictionary that would be the numbers in it, and what is shared is most of it.
         self._row_bytes = None if self._shares else row_bytes(schema)
         key = kind_of(types[self._keys[0]]) if len(self._keys) == 1 else None
@@ -130,7 +131,7 @@ class Clustering:
 
     def whole(self, batch: pa.RecordBatch, partition: int) -> Clustered:
         """Send every row to one partition (streams without a key)."""
-        copy = owned(batch)
+        copy = self._copy(batch)
         if not copy.num_rows:
             return Clustered(copy, np.empty(0, np.int32), np.zeros(1, np.int64), 0)
         by_rank, offsets = np.array([partition], np.int32), np.array([0, copy.num_rows], np.int64)
@@ -145,7 +146,7 @@ class Clustering:
         taken = take(batch, rows)
         for i in self._views:
             taken = _with_type(taken, i, self._schema.field(i).type)
-        return owned(taken) if self._shares else taken
+        return self._copy(taken) if self._shares else taken
 
 
 def pieces(batch: pa.RecordBatch, sizes: Iterable[int]) -> Iterator[pa.RecordBatch]:
@@ -172,12 +173,30 @@ def cluster_by_key(
 
 def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A copy that shares no memory with the batch, nor with the batch's larger parent."""
-    if any(_may_share(type_) for type_ in batch.schema.types):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+    return copier(batch.schema)(batch)
+
+
+def copier(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """``owned`` for batches of this schema: which way is cheapest takes as long to find out as to copy a small batch."""
+    types = schema.types
+    if all(type_.id in _FLAT for type_ in types):
+        return _concatenated
+    return _written_and_read if any(_may_share(type_) for type_ in types) else _serialized
+
+
+def _concatenated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.concat_batches([batch, batch.slice(0, 0)])  # of two, because one alone might be handed back as it is
+
+
+def _serialized(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+
+
+def _written_and_read(batch: pa.RecordBatch) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 def _checked_order(by_rank: np.ndarray, partitions: int) -> np.ndarray:
@@ -204,6 +223,17 @@ _SHARING = {
     pa.lib.Type_LARGE_LIST_VIEW,
     pa.lib.Type_RUN_END_ENCODED,
 }
+
+
+#: Types of columns that are values, or offsets and bytes, and nothing else.
+_FLAT = {
+    kind.id
+    for kind in (
+        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
+        pa.float32(), pa.float64(), pa.decimal128(1), pa.date32(), pa.date64(), pa.timestamp("us"), pa.time32("s"),
+        pa.time64("us"), pa.duration("us"), pa.string(), pa.binary(), pa.large_string(), pa.large_binary(),
+    )
+}  # fmt: skip
 
 
 def _may_share(type_: pa.DataType) -> bool:

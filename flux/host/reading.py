@@ -35,7 +35,7 @@ from flux.stream.producer import Producer
 from flux.stream.runs import SMALL_BYTES, SMALL_ROWS
 from flux.stream.source_streams import SourceStreams
 from flux.wire.statistics import BadRecords, SourceLag
-from partitioning.cluster import owned
+from partitioning.cluster import copier
 from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
 
@@ -61,11 +61,12 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 class Open:
     """A reader, and what it has given that is in no log yet: first the ``small`` batches that were read in this turn, or that the
     log had no room for, and when each was read; then what is left (``unread``) of a batch that was too large for one, with the
-    position behind each part. ``row_bytes``: of each row, where all have as many. ``over``: it has no more. ``rings``: it rings
-    when it has something. ``rung``: it has, since it was asked. ``quiet_until``: when it is asked although it has not.
-    ``pauses``: how often it had nothing just now, as it said last."""
+    position behind each part. ``copy`` copies a batch of it, with its memory. ``row_bytes``: of each row, where all have as many.
+    ``over``: it has no more. ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``:
+    when it is asked although it has not. ``pauses``: how often it had nothing just now, as it said last."""
 
     reader: Reader
+    copy: Callable[[pa.RecordBatch], pa.RecordBatch]
     row_bytes: int | None = None
     unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
     small: list[tuple[pa.RecordBatch, float]] = field(default_factory=list)
@@ -206,7 +207,8 @@ class Reading:
                     return False
                 nbytes = self._if_small(key, source, batch)
                 if nbytes:
-                    source.small.append((owned(batch), created))  # its reader may use its memory again when it is asked
+                    # Its reader may use its memory again when it is asked.
+                    source.small.append((source.copy(batch), created))
                     source.small_bytes += nbytes
                     if self._enough(key, source):
                         self._hand_on(key, source)
@@ -275,7 +277,8 @@ class Reading:
             position = self.sources[key].position
             try:
                 about = self._about(key)
-                found = Open(self.open_reader(about, key.partition, position), row_bytes(about.schema))
+                schema = about.schema
+                found = Open(self.open_reader(about, key.partition, position), copier(schema), row_bytes(schema))
                 self._open[key] = found
                 self._hand_bell(found)
             except BaseException as error:  # the user's, also sys.exit()

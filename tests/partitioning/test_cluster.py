@@ -150,6 +150,32 @@ def test_the_result_owns_its_memory(partitions: int, text: pa.DataType) -> None:
     assert clustered.batch.to_pylist() == before
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([True, None, False] * 40),
+        pa.array([decimal.Decimal("1.25"), None] * 60, pa.decimal128(5, 2)),
+        pa.array([1.5, -0.0, None] * 40),
+        pa.array(["a string beyond twelve bytes", None, ""] * 40),
+        pa.array([[1, 2], None, []] * 40),
+        pa.array([{"a": 1}, None] * 60),
+        pa.array(["x", None, "y"] * 40).dictionary_encode(),
+        pa.array(["a string beyond twelve bytes", None] * 60, pa.string_view()),
+        pa.nulls(120),
+    ],
+    ids=lambda values: str(values.type),
+)
+@pytest.mark.parametrize("part", [slice(0, 120), slice(7, 90), slice(5, 5)])
+def test_a_copy_is_equal_and_shares_no_memory_with_the_batch(values: pa.Array, part: slice) -> None:
+    whole = pa.record_batch([values], ["c"])
+    batch = whole.slice(part.start, part.stop - part.start)
+    copy = owned(batch)
+    assert copy.equals(batch)
+    theirs = [buffer for buffer in whole.column(0).buffers() if buffer is not None and buffer.size]
+    for mine in filter(None, copy.column(0).buffers()):
+        assert not any(their.address <= mine.address < their.address + their.size for their in theirs)
+
+
 def test_nbytes_is_that_of_the_rows_and_not_of_the_larger_batch_that_they_were_cut_from() -> None:
     part = numbered(100_000).slice(500, 10)
     assert cluster_by_key(part, [0], 4).nbytes == 160
