@@ -56,6 +56,9 @@ class Accumulator:
     name = ""
     result_type: pa.DataType
     _arrays: tuple[str, ...] = ()
+    #: What kernels for several partitions in one call do for it (``kernels.update_each``), where there are any.
+    each: int | None = None
+    flip = 0
 
     def __init__(self, column: str | None, type_: pa.DataType | None) -> None:
         self.column, self.type = column or "", type_
@@ -110,11 +113,31 @@ class Accumulator:
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self._arrays)
 
-    def _grow(self, size: int) -> None:
+    @property
+    def in_one_call(self) -> bool:
+        """Whether calls for several partitions take it (``several``)."""
+        return self.each is not None
+
+    def places(self) -> tuple[int, int, int]:
+        """Where its arrays are, for kernels: addresses of the first and of the last one, and how many slots there is room for. As
+        long as ``room`` stays and nothing is loaded."""
+        first, last = getattr(self, self._arrays[0]), getattr(self, self._arrays[-1])
+        return first.ctypes.data, last.ctypes.data, len(last)
+
+    @property
+    def room(self) -> int:
+        """Slots that there is room for."""
+        return self._room
+
+    def reserve(self, size: int) -> None:
+        """Make room for so many slots."""
         if size > self._room:
             self._room = max(size, 2 * self._room, 64)
             for name in self._arrays:
                 setattr(self, name, self._more(name, getattr(self, name), self._room))
+
+    def _grow(self, size: int) -> None:
+        self.reserve(size)
         self.size = max(self.size, size)
 
     def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
@@ -126,6 +149,10 @@ class Accumulator:
     def _result(self, slots: np.ndarray) -> pa.Array:
         raise NotImplementedError
 
+    def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+        """The result from what ``kernels.gather_each`` gives, int64 words; valid None: every one is."""
+        raise NotImplementedError
+
 
 class Count(Accumulator):
     """Rows, or non-null values of a column of any type."""
@@ -133,6 +160,11 @@ class Count(Accumulator):
     name = "count"
     result_type = pa.int64()
     _arrays = ("_counts",)
+    each = kernels.COUNT_ROWS
+
+    @property
+    def in_one_call(self) -> bool:
+        return not self.column or self.kind is not None  # others may tell their nulls in another way
 
     def __init__(self, column: str | None = None, type_: pa.DataType | None = None) -> None:
         super().__init__(column, type_)
@@ -149,7 +181,10 @@ class Count(Accumulator):
             kernels.count_rows(slots[column.is_valid().to_numpy(zero_copy_only=False)], self._counts)
 
     def _result(self, slots: np.ndarray) -> pa.Array:
-        return fixed_column(self.result_type, self._counts.take(slots))
+        return self.column_of(self._counts.take(slots), None)
+
+    def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+        return fixed_column(self.result_type, words)
 
 
 class _Doubles(Accumulator):
@@ -157,6 +192,7 @@ class _Doubles(Accumulator):
 
     result_type = pa.float64()
     _arrays = ("_sums", "_counts")
+    each = kernels.ADD_DOUBLES
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
         super().__init__(column, type_)
@@ -166,17 +202,20 @@ class _Doubles(Accumulator):
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         kernels.add_doubles(slots, *raw(column), self._sums, self._counts)
 
+    def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+        return _doubles(words.view(np.float64), valid)
+
 
 class SumDouble(_Doubles):
     name = "sum"
 
     def _result(self, slots: np.ndarray) -> pa.Array:
-        sums, valid = _counted(self._sums.view(np.int64), self._counts, slots)
-        return _doubles(sums.view(np.float64), valid)
+        return self.column_of(*_counted(self._sums.view(np.int64), self._counts, slots))
 
 
 class MeanDouble(_Doubles):
     name = "mean"
+    each = kernels.MEAN_DOUBLES
 
     def _result(self, slots: np.ndarray) -> pa.Array:
         counts = self._counts[slots]
@@ -187,6 +226,7 @@ class SumInteger(Accumulator):
     name = "sum"
     result_type = pa.int64()
     _arrays = ("_sums", "_counts")
+    each = kernels.ADD_INTEGERS
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
         super().__init__(column, type_)
@@ -198,7 +238,10 @@ class SumInteger(Accumulator):
             raise SumOverflowError(self.column, self.result_type)
 
     def _result(self, slots: np.ndarray) -> pa.Array:
-        return fixed_column(self.result_type, *_counted(self._sums, self._counts, slots))
+        return self.column_of(*_counted(self._sums, self._counts, slots))
+
+    def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+        return fixed_column(self.result_type, words, valid)
 
 
 class SumDecimal(Accumulator):
@@ -245,6 +288,7 @@ class Min(Accumulator):
 
     name = "min"
     _arrays = ("_best", "_seen")
+    each = kernels.KEEP_LEAST
     _turn = 0
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
@@ -253,7 +297,7 @@ class Min(Accumulator):
         self._best = np.zeros(0, np.int64)
         self._seen = np.zeros(0, np.bool_)
         # Flipping all bits reverses the order; flipping the first makes unsigned numbers sort as signed.
-        self._flip = self._turn ^ (_SIGN if self.kind == UINT64 else 0)
+        self.flip = self._turn ^ (_SIGN if self.kind == UINT64 else 0)
 
     def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
         larger = grown(array, rows)
@@ -262,16 +306,18 @@ class Min(Accumulator):
         return larger
 
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
-        kernels.keep_least(slots, *raw(column), self._flip, self._best, self._seen)
+        kernels.keep_least(slots, *raw(column), self.flip, self._best, self._seen)
 
     def _result(self, slots: np.ndarray) -> pa.Array:
         best, valid = np.empty(len(slots), np.int64), np.empty(len(slots), np.bool_)
-        whole = kernels.gather_seen(self._best, self._seen, slots, self._flip, best, valid) == len(slots)
-        seen = None if whole else valid
+        whole = kernels.gather_seen(self._best, self._seen, slots, self.flip, best, valid) == len(slots)
+        return self.column_of(best, None if whole else valid)
+
+    def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
         if self.kind not in (FLOAT32, FLOAT64):
-            return fixed_column(self.result_type, best, seen)
-        bits = best ^ ((best >> np.int64(63)) & np.int64(np.iinfo(np.int64).max))
-        return _doubles(bits.view(np.float64), seen).cast(self.result_type)
+            return fixed_column(self.result_type, words, valid)
+        bits = words ^ ((words >> np.int64(63)) & np.int64(np.iinfo(np.int64).max))
+        return _doubles(bits.view(np.float64), valid).cast(self.result_type)
 
 
 class Max(Min):

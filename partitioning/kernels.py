@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from partitioning.columns import (
@@ -100,6 +100,14 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
 
 
 @kernel
@@ -956,6 +964,136 @@ def keep_least_decimals(
                 low[s] = a
                 high[s] = b
                 seen[s] = True
+
+
+# ---- several partitions in one call ----------------------------------------------------------------
+# Rows of several partitions lie one behind the other; those of partition k end at row ``ends[k]``. What partition k keeps comes
+# as addresses of its arrays, in places[k, which], int64[5] (see ``flux.dataflow.together``), with how long they are.
+
+
+@kernel
+def find_words_each(
+    values: int, validity: int, offset: int, kind: int, ends: Array, out: Array, places: Array, which: int
+) -> None:  # fmt: skip
+    """Slots of a one-word key. Places: addresses of a table, of its words, of the words of the slots and of ``meta``; and how
+    many keys there is room for, which must be enough."""
+    start = 0
+    for k in range(ends.size):
+        room = places[k, which, 4]
+        table, table_words = (
+            carray(_pointer(places[k, which, 0]), 2 * room, np.int32),
+            carray(_pointer(places[k, which, 1]), 2 * room, np.uint64),
+        )
+        words, meta = (
+            carray(_pointer(places[k, which, 2]), room, np.uint64),
+            carray(_pointer(places[k, which, 3]), 4, np.int64),
+        )
+        find_words(
+            values, validity, offset + start, kind, np.int64(0), out[start : ends[k]], table, table_words, words, meta
+        )
+        start = ends[k]
+
+
+@kernel
+def take_words_each(slots: Array, ends: Array, places: Array, which: int, out: Array, valid: Array) -> int:
+    """The words of these slots, and whether each is a value and not null. Returns how many are."""
+    start = count = 0
+    for k in range(ends.size):
+        words, meta = (
+            carray(_pointer(places[k, which, 2]), places[k, which, 4], np.uint64),
+            carray(_pointer(places[k, which, 3]), 4, np.int64),
+        )
+        for i in range(start, ends[k]):
+            out[i] = words[slots[i]]
+            valid[i] = slots[i] != meta[1]
+            count += valid[i]
+        start = ends[k]
+    return count
+
+
+@kernel
+def touched_each(slots: Array, ends: Array, places: Array, which: int, out: Array, found: Array) -> None:
+    """``touched`` of each partition, one behind the other in ``out``; found[k]: where they end. Places: the address of the
+    marks, the mark, and how many marks there are."""
+    start = at = 0
+    for k in range(ends.size):
+        mine = carray(_pointer(places[k, which, 0]), places[k, which, 2], np.int64)
+        at += touched(slots[start : ends[k]], mine, places[k, which, 1], out[at:])
+        found[k] = at
+        start = ends[k]
+
+
+#: What ``update_each`` and ``gather_each`` do.
+COUNT_ROWS, COUNT_VALID, ADD_DOUBLES, ADD_INTEGERS, KEEP_LEAST, MEAN_DOUBLES = 0, 1, 2, 3, 4, 5
+
+
+@kernel
+def update_each(
+    what: int, slots: Array, values: int, validity: int, offset: int, kind: int, flip: int, ends: Array, places: Array,
+    which: int,
+) -> int:  # fmt: skip
+    """Update an accumulator of each partition. Places: addresses of the values and of the counts, or of what has been seen, of
+    the slots; and how many slots there are. Returns the partition of the first sum that does not fit; -1: there is none."""
+    start = 0
+    for k in range(ends.size):
+        mine, first = slots[start : ends[k]], offset + start
+        start = ends[k]
+        room = places[k, which, 2]
+        counts = carray(_pointer(places[k, which, 1]), room, np.int64)
+        if what == COUNT_ROWS:
+            count_rows(mine, counts)
+        elif what == COUNT_VALID:
+            count_valid(mine, validity, first, counts)
+        elif what == KEEP_LEAST:
+            best, seen = (
+                carray(_pointer(places[k, which, 0]), room, np.int64),
+                carray(_pointer(places[k, which, 1]), room, np.bool_),
+            )
+            keep_least(mine, values, validity, first, kind, flip, best, seen)
+        elif what == ADD_INTEGERS:
+            sums = carray(_pointer(places[k, which, 0]), room, np.int64)
+            if not add_integers(mine, values, validity, first, kind, sums, counts):
+                return k
+        else:
+            doubles = carray(_pointer(places[k, which, 0]), room, np.float64)
+            add_doubles(mine, values, validity, first, kind, doubles, counts)
+    return -1
+
+
+@kernel
+def gather_each(
+    what: int, slots: Array, ends: Array, places: Array, which: int, flip: int, out: Array, valid: Array
+) -> int:
+    """out[i]: what the accumulator has for slots[i], as 64 bits; valid[i]: whether it has any. Returns how many are valid."""
+    count = start = 0
+    doubles = out.view(np.float64)
+    for k in range(ends.size):
+        end, room = ends[k], places[k, which, 2]
+        mine, part, there = slots[start:end], out[start:end], valid[start:end]
+        counts = carray(_pointer(places[k, which, 1]), room, np.int64)
+        if what == KEEP_LEAST:
+            best, seen = (
+                carray(_pointer(places[k, which, 0]), room, np.int64),
+                carray(_pointer(places[k, which, 1]), room, np.bool_),
+            )
+            count += _gather(best, seen, mine, flip, part, there)
+        elif what == MEAN_DOUBLES:
+            sums = carray(_pointer(places[k, which, 0]), room, np.float64)
+            for i in range(start, end):
+                s = slots[i]
+                doubles[i] = sums[s] / max(counts[s], 1)
+                valid[i] = counts[s] > 0
+                count += valid[i]
+        elif what in (COUNT_ROWS, COUNT_VALID):
+            for i in range(start, end):
+                out[i] = counts[slots[i]]
+                valid[i] = True
+            count += end - start
+        else:
+            kept = carray(_pointer(places[k, which, 0]), room, np.int64)
+            count += _gather(kept, counts, mine, 0, part, there)
+        start = end
+    return count
 
 
 # Least strings: each slot has a piece of the arena, ``starts`` and ``rooms``, and in it a value of ``sizes`` bytes (-1: none

@@ -43,11 +43,11 @@ class KeyIndex:
         for field in fields:
             check_key_type(field.name, field.type)
         self.fields = tuple(fields)
-        self._types = [field.type for field in fields]
-        kinds = [kind_of(type_) for type_ in self._types]
+        self.types = [field.type for field in fields]
+        kinds = [kind_of(type_) for type_ in self.types]
         single = len(kinds) == 1 and kinds[0] != DECIMAL
         self._index: _Single | _Several
-        self._index = _Single(self._types[0], keys) if single else _Several(self._types, keys)
+        self._index = _Single(self.types[0], keys) if single else _Several(self.types, keys)
 
     def __len__(self) -> int:
         """Number of distinct keys; slots are 0 to this, exclusive."""
@@ -61,7 +61,7 @@ class KeyIndex:
     def slots(self, columns: Sequence[pa.Array]) -> np.ndarray:
         """int32 slot of every row; keys not seen before get the next slots, in order of the rows."""
         rows = len(columns[0])
-        for column, type_ in zip(columns, self._types, strict=True):
+        for column, type_ in zip(columns, self.types, strict=True):
             # Kernels read by address: a wrong type or length would read outside of the column.
             if column.type != type_ or len(column) != rows:
                 raise TypeError(f"expected {rows} rows of {type_}, not {len(column)} rows of {column.type}")
@@ -77,6 +77,12 @@ class KeyIndex:
         elif not kernels.in_range(slots, len(self)):
             raise IndexError(f"slots must be from 0 to {len(self) - 1}")
         return self._index.keys(np.ascontiguousarray(slots, np.int32))
+
+    @property
+    def words(self) -> Words | None:
+        """The table of keys of one word. None: keys are of another kind."""
+        table = self._index._table if isinstance(self._index, _Single) else None
+        return table if isinstance(table, Words) else None
 
     def to_arrow(self) -> pa.Table:
         """All keys in the order of their slots; perhaps views of the index's memory."""

@@ -81,9 +81,23 @@ class Words(_Table):
             done = kernels.find_words(*source, done, out, self.table, self.table_words, self.words, self.meta)
             if done == len(out):
                 return
-            self._double()
-            self.words = grown(self.words, self.capacity)
-            kernels.rebuild_words(self.words, self.meta, self.table, self.table_words)
+            self._more()
+
+    def reserve(self, keys: int) -> None:
+        """Make room for so many keys more."""
+        while len(self) + keys > self.capacity:
+            self._more()
+
+    def places(self) -> tuple[int, int, int, int, int]:
+        """Where it is, for ``kernels.find_words_each``, as long as ``capacity`` stays."""
+        arrays = self.table, self.table_words, self.words, self.meta
+        table, table_words, words, meta = (array.ctypes.data for array in arrays)
+        return table, table_words, words, meta, self.capacity
+
+    def _more(self) -> None:
+        self._double()
+        self.words = grown(self.words, self.capacity)
+        kernels.rebuild_words(self.words, self.meta, self.table, self.table_words)
 
 
 class Rows(_Table):

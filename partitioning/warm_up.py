@@ -15,6 +15,7 @@ from partitioning import kernels
 from partitioning.accumulators import accumulator
 from partitioning.cluster import Clustering, cluster_by_key
 from partitioning.keyed_state import KeyIndex
+from partitioning.several import keys_each, result_each, slots_each, update_each
 from partitioning.slot_tables import KEYS_MIN
 
 
@@ -47,6 +48,7 @@ def warm_up() -> None:
             made = accumulator(measure, "column", column.type)
             made.update(slots, column, 1)
             made.result()
+    _together(numbers)
     kernels.count_rows(slots, np.zeros(1, np.int64))
     kernels.touched(slots, np.zeros(1, np.int64), 1, np.empty(rows, np.int32))
     number, one = np.zeros(1, np.int64), np.zeros(1, np.int32)
@@ -59,6 +61,23 @@ def warm_up() -> None:
     kernels.any_owed(number, number, number, 0, readers)
     kernels.first_below(number, one, 0)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
+
+
+def _together(numbers: pa.Array) -> None:
+    """What is called for several partitions at once."""
+    index, ends, slots = KeyIndex([pa.field("key", numbers.type)]), np.array([len(numbers)]), np.zeros(1, np.int32)
+    assert index.words is not None
+    index.words.reserve(len(numbers))
+    made = accumulator("sum", "column", numbers.type)
+    made.reserve(1)
+    marks, one = np.zeros(1, np.int64), np.array([1])
+    table, measure, of_marks = index.words.places(), (*made.places(), 0, 0), (marks.ctypes.data, 1, 1, 0, 0)
+    places = np.array([[table, measure, of_marks]], np.int64)
+    slots_each([index], [numbers], ends, places, 0)
+    keys_each([index], slots, one, places, 0)
+    update_each(made, np.zeros(len(numbers), np.int32), numbers, ends, places, 1)
+    result_each(made, slots, one, places, 1)
+    kernels.touched_each(slots, one, places, 2, np.empty(1, np.int32), np.empty(1, np.int64))
 
 
 if __name__ == "__main__":

@@ -266,6 +266,7 @@ class Aggregate(Operator):
         self._told = 0  # keys at the last call of ``changes``
         self._marks = np.zeros(0, np.int64)
         self._mark = 0
+        self._places: Any = None  # of all these arrays, for calls that are for several partitions (together)
 
     def _new_accumulators(self, schema: pa.Schema) -> list[Accumulator]:
         return [
@@ -278,10 +279,15 @@ class Aggregate(Operator):
             made.update(np.zeros(0, np.int32), None, size)
         self._size = size
 
-    def _touched(self, slots: np.ndarray, size: int) -> np.ndarray:
+    def _next_mark(self, size: int) -> int:
+        """A mark that none of so many slots has yet."""
         if size > len(self._marks):
             self._marks, self._mark = np.zeros(2 * size, np.int64), 0
         self._mark += 1
+        return self._mark
+
+    def _touched(self, slots: np.ndarray, size: int) -> np.ndarray:
+        self._next_mark(size)
         out = np.empty(len(slots), np.int32)
         return out[: kernels.touched(slots, self._marks, self._mark, out)]
 

@@ -40,10 +40,11 @@ from flux.replicas.parts import Limits
 from flux.replicas.replica import Replica
 from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Standby
+from flux.replicas.together import step_together
 from flux.replicas.transfers import Aside, ToSender, Transfers
 from flux.stream.consumers import Consumers
 from flux.stream.producer import Producer, ToWorker
-from flux.stream.receiver import Counters, RowSlice
+from flux.stream.receiver import Counters, RowSlice, Slice
 from flux.wire.control import Checkpointed, CopyState, TableSeen
 from flux.wire.messages import (
     Acks,
@@ -133,14 +134,6 @@ class StageWorker:
     @property
     def table(self) -> Table | None:
         return self.hosted.table
-
-    @property
-    def first_row_at(self) -> float | None:
-        return self.reading.first_row_at
-
-    @property
-    def finished_at(self) -> float | None:
-        return self.leaving.finished_at
 
     @property
     def held_bytes(self) -> int:
@@ -364,7 +357,7 @@ class StageWorker:
         replica = self.turns.next(now, self.wall_ahead)
         if replica is None:
             return False
-        self._step(replica, now)
+        self._step([replica, *self.turns.beside(replica, now, self.wall_ahead)], now)
         return True
 
     @property
@@ -382,17 +375,24 @@ class StageWorker:
             else:
                 self._tick_at = min(self._tick_at, replica.timer_at)
 
-    def _step(self, replica: Replica, now: float) -> None:
+    def _step(self, replicas: Sequence[Replica], now: float) -> None:
+        """The next step of each; of several, those of which go together."""
         started, wall = self._clock(), now + self.wall_ahead
-        note = self.note
-        note[WHAT], note[PARTITION], note[STEP] = replica.stage.id, replica.partition, replica.applied
+        note, first = self.note, replicas[0]
+        note[WHAT], note[PARTITION], note[STEP] = first.stage.id, first.partition, first.applied
         note[KIND] = IN_STEP
-        rows = replica.rows_in
-        slices = replica.step(wall)
-        self.rows_in += replica.rows_in - rows
-        self.steps += 1
+        before = [replica.rows_in for replica in replicas]
+        applied = [first.step(wall)] if len(replicas) == 1 else step_together(replicas, wall)
         note[KIND] = TURN
-        replica.busy_s += self._clock() - started
+        rows = [replica.rows_in - had for replica, had in zip(replicas, before, strict=True)]
+        in_all, busy_s = sum(rows), self._clock() - started
+        self.rows_in += in_all
+        self.steps += len(replicas)
+        for replica, mine, slices in zip(replicas, rows, applied, strict=True):
+            replica.busy_s += busy_s * mine / in_all if in_all else busy_s / len(replicas)
+            self._after_step(replica, slices, wall, now)
+
+    def _after_step(self, replica: Replica, slices: list[Slice], wall: float, now: float) -> None:
         self.ticked = not slices and replica.kind is StepKind.TICK
         if replica.context.timers.pending:
             self._tick_at = min(self._tick_at, replica.timer_at)

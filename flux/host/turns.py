@@ -19,6 +19,8 @@ from partitioning.ids import PartitionKey
 #: Steps of one partition in its turn. And the time for them, because steps may be slow: who has little to do then waits for
 #: one step of another, not for eight.
 STEPS_IN_TURN, TURN_S = 8, 0.01
+#: Partitions of a stage whose steps go together, at most: nothing is gained by more, and others wait meanwhile.
+TOGETHER_MAX = 64
 
 
 class Turns:
@@ -91,6 +93,22 @@ class Turns:
         self._steps += 1
         self._gathered.discard(self._order[0][0])
         return self._replicas[self._order[0][0]]
+
+    def beside(self, replica: Replica, now: float, wall_ahead: float = 0.0) -> list[Replica]:
+        """Others of the stage whose turn it is, ready for a step that goes together with that of ``replica``."""
+        if len(self._ready) < 2 or not replica.goes_together or not replica.between_steps:
+            return []
+        found: list[Replica] = []
+        for key in self._order[0]:
+            if key not in self._ready or key == replica.key:
+                continue
+            other = self._replicas[key]
+            if other.between_steps and self._is_ready(key, now + wall_ahead):
+                found.append(other)
+                self._gathered.discard(key)
+                if len(found) == TOGETHER_MAX - 1:
+                    break
+        return found
 
     def _goes_on(self, now: float, wall: float) -> bool:
         """Whether the partition whose turn it is applies one more step in it."""

@@ -59,9 +59,9 @@ def stats(core: StageWorker) -> Statistics:
         "log_bytes": core.log_meter.bytes,
         "peak_log_bytes": core.log_meter.peak,
         "held_bytes": core.held_bytes,
-        "queued": sum(replica.queued for replica in core.replicas.values()),
-        "first_row_at": core.first_row_at,
-        "finished_at": core.finished_at,
+        "queued": sum(len(replica.waits) for replica in core.replicas.values()),
+        "first_row_at": core.reading.first_row_at,
+        "finished_at": core.leaving.finished_at,
         "counters": asdict(core.counters),
         "stages": _of_stages(core),
         "written_bytes": core.written[0],
@@ -113,7 +113,7 @@ def load(core: StageWorker, now: float) -> Load:
         "replicas": [
             ReplicaWork(
                 *key, replica.incarnation, round(replica.busy_s, 6), replica.rows_in, replica.slices,
-                replica.queued, replica.state_bytes,
+                len(replica.waits), replica.state_bytes,
             )
             for key, replica in core.replicas.items()
         ] + [
@@ -140,7 +140,7 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
                     for partition, replica in mine.items()
                     if replica.primary
                 ],
-                "queued": sum(replica.queued for replica in mine.values()),
+                "queued": sum(len(replica.waits) for replica in mine.values()),
                 "busy_s": round(sum(replica.busy_s for replica in mine.values()), 6),
                 "latency_ms": _percentiles_ms(core.latencies[stage.id]),
                 "sink_bytes": sum(out.bytes for out in exits),

@@ -41,9 +41,10 @@ class Blame:
         except UserCodeError:
             raise
         except BaseException as error:  # also sys.exit() in it: a worker that obeys looks like a lost one
-            raise self._error(doing, slices, error) from error
+            raise self.error(doing, slices, error) from error
 
-    def _error(self, doing: str, slices: list[Slice] | None, error: BaseException) -> UserCodeError:
+    def error(self, doing: str, slices: list[Slice] | None, error: BaseException) -> UserCodeError:
+        """What ``guard`` raises for an error that is already there."""
         text = f"{self.where}: {doing}() raised {type(error).__name__}: {error}"
         if slices:
             names = ", ".join(f"stream {s.stream} sequence {s.sequence}" for s in slices[:3])

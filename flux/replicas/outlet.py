@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -15,7 +15,7 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import SchemaError, UserCodeError
 from flux.settings import Settings
 from flux.stream.producer import Producer
-from partitioning.cluster import Clustering
+from partitioning.cluster import Clustered, Clustering
 
 
 @dataclass
@@ -29,16 +29,28 @@ class Outlet:
     schema: pa.Schema | None = None
     _clustering: Clustering | None = field(default=None, init=False)
 
-    def send(self, batch: pa.RecordBatch, created: float) -> None:
-        batch = picked(batch, self.columns)
-        producer, clustering = self.producer, self._clustering
-        if clustering is None:
-            clustering = self._clustering = Clustering(batch.schema, self.key, producer.partitions)
+    def send(self, batch: pa.RecordBatch, created: float, clustered: Clustered | None = None) -> None:
+        """``clustered``: the same rows by partition, if they are so already."""
+        self.producer.append(clustered or self._clustered(picked(batch, self.columns)), created)
+
+    def _clustered(self, batch: pa.RecordBatch) -> Clustered:
+        producer, clustering = self.producer, self._clustering_of(batch)
         if self.key:
-            data = clustering.by_key(batch, producer.by_rank)
-        else:
-            data = clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)
-        producer.append(data, created)
+            return clustering.by_key(batch, producer.by_rank)
+        return clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)
+
+    def clustered_each(self, batch: pa.RecordBatch, rows: Sequence[int]) -> Sequence[Clustered | None]:
+        """Batches that lie one behind the other, of so many rows each, by partition: for this outlet, and those of other
+        partitions on the same edge. They share memory. None: whose turn it is, only the outlet knows."""
+        if not self.key:
+            return [None] * len(rows)
+        batch = picked(batch, self.columns)
+        return self._clustering_of(batch).each_by_key(batch, rows, self.producer.by_rank)
+
+    def _clustering_of(self, batch: pa.RecordBatch) -> Clustering:
+        if self._clustering is None:
+            self._clustering = Clustering(batch.schema, self.key, self.producer.partitions)
+        return self._clustering
 
 
 def fits(output: Batches, stage: StagePlan, limits: Settings) -> TypeGuard[list[pa.RecordBatch]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
+from flux.dataflow.together import goes_together
 from flux.dataflow.user_code import closed
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums, other_output
@@ -32,12 +33,12 @@ from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.outlet import Outlet, cut_output, fits
 from flux.replicas.release import Release
 from flux.replicas.snapshot import check_snapshot
-from flux.replicas.waiting import Waiting, rows_of
+from flux.replicas.waiting import Waiting, entry_of, rows_of
 from flux.settings import Settings
 from flux.stream.checksum import extend
-from flux.stream.elements import End, Word
 from flux.stream.receiver import Slice, WordSlice
 from flux.wire.messages import OrderEntry, StepKind
+from partitioning.cluster import Clustered
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt
 
@@ -62,6 +63,7 @@ class Replica:
         self.stage = stage
         self.partition = partition
         self.key = PartitionKey(stage.id, partition)
+        self.where = f"stage {stage.name}, partition {partition}"
         self.incarnation = incarnation
         self.outlets = outlets
         self.exit: Exit | None = None  # where the stage has a sink
@@ -86,7 +88,7 @@ class Replica:
         self.applied = 0  # steps
         self.checksum = 0  # running, of the output, step under way included
         self._checksums = Checksums()
-        self._limits = limits
+        self.limits = limits
         self._applies = kind.applies  # while another leads
         self._compared = compared(stage)  # its output, with that of the others
         self._alive_since = 0  # steps that were applied when it came to life
@@ -101,20 +103,13 @@ class Replica:
         self.applying: list[Slice] = []
         self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
         self._unsent: pa.RecordBatch | None = None  # came when the logs were full
-        self._blame = Blame(self.where, stage, self.context)
-        self.operator: Operator = self._blame.guard("open", None, self._open)
+        self.blame = Blame(self.where, stage, self.context)
+        self.operator: Operator = self.blame.guard("open", None, self._open)
         self.gives_changes = gives_changes(self.operator)
         # A state that cannot travel cannot be repaired or moved: say so before there is any.
         check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
+        self.goes_together = goes_together(self.operator)
         self.timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
-
-    @property
-    def where(self) -> str:
-        return f"stage {self.stage.name}, partition {self.partition}"
-
-    @property
-    def queued(self) -> int:
-        return len(self.waits)
 
     @property
     def complete(self) -> bool:
@@ -219,25 +214,25 @@ class Replica:
     @property
     def state_bytes(self) -> int:
         """About, without taking a snapshot."""
-        said = self._blame.guard("state_bytes", None, lambda: int(self.operator.state_bytes() or 0))
+        said = self.blame.guard("state_bytes", None, lambda: int(self.operator.state_bytes() or 0))
         return max(said, 0) or self.copy_bytes
 
     def snapshot(self) -> Any:
-        return self._blame.guard("snapshot", None, self.operator.snapshot)
+        return self.blame.guard("snapshot", None, self.operator.snapshot)
 
     def changes(self) -> Any:
         """What has changed since the last call. None: not known."""
-        return self._blame.guard("changes", None, self.operator.changes)
+        return self.blame.guard("changes", None, self.operator.changes)
 
     def needs_from(self) -> int | None:
         """The first step whose rows still matter. None: all of them."""
-        return self._blame.guard("needs_from", None, self.operator.needs_from)
+        return self.blame.guard("needs_from", None, self.operator.needs_from)
 
     def restore(self, snapshot: Any, changes: Iterable[Any] = ()) -> None:
         if snapshot is not None:
-            self._blame.guard("restore", None, lambda: self.operator.restore(snapshot))
+            self.blame.guard("restore", None, lambda: self.operator.restore(snapshot))
         for each in changes:
-            self._blame.guard("apply_changes", None, partial(self.operator.apply_changes, each))
+            self.blame.guard("apply_changes", None, partial(self.operator.apply_changes, each))
 
     # ---- roles
 
@@ -306,7 +301,7 @@ class Replica:
         """Whether the order log is as long as it may be, or it is not known how long that of a standby is: nothing more is
         ordered until the others have caught up. Steps that are ordered go on (design: order-bound)."""
         order = self.order
-        return order.unanswered or order.end - order.oldest >= self._limits.order_max_steps
+        return order.unanswered or order.end - order.oldest >= self.limits.order_max_steps
 
     @property
     def step_s(self) -> float:
@@ -321,7 +316,7 @@ class Replica:
     def _tick_due(self, now: float) -> bool:
         if self.context.timers.next > max(now, self._latest) or self.order.end - self.order.committed > UNCOMMITTED_MAX:
             return False
-        if self.order.behind > self._limits.replicas_max_steps_behind:
+        if self.order.behind > self.limits.replicas_max_steps_behind:
             return False  # whoever takes over has to make up for these ticks first
         return not self._ticked or not (self._waiting or self.waits.all_ended)
 
@@ -334,14 +329,14 @@ class Replica:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
         applied now, in the order of each stream."""
         assert self.ready(now)
-        if self._output is None and not self._begin(now):
-            return self._complete()  # no rows, which the operator does not see
-        if not self._blame.guard(self.method, self.applying, self._emit):
-            return []
-        self._output = None
-        return self._complete()
+        if self._output is None:
+            rows = self.begin(now)
+            if rows is not None:
+                self.process(rows)
+        return self.go_on()
 
-    def _begin(self, now: float) -> bool:
+    def begin(self, now: float) -> pa.RecordBatch | None:
+        """Begin the next step: its rows, for ``process``. None: it has none."""
         if self.applied == self.order.end:
             self._decide(now)
         entry = self.order[self.applied]
@@ -351,22 +346,32 @@ class Replica:
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
         if not self.applying:
             self._begin_without_rows(entry.kind)
-            return True
-        self.method = "process"
+            return None
         first = self.applying[0]
         if isinstance(first, WordSlice):
-            self._hear(first.word, first.stream)
-            return False
-        batch = joined(self.applying)
-        self.context.input = first.input
-        self._output = self._blame.guard("process", self.applying, lambda: self._parts(self.operator.process(batch)))
-        return True
+            self.waits.hear(first)
+            return None
+        self.method, self.context.input = "process", first.input
+        return joined(self.applying)
 
-    def _hear(self, word: Word, stream: StreamId) -> None:
-        """A step that is an element without rows, which the operator does not see."""
-        match word:
-            case End():
-                self.waits.ended[stream.edge].add(stream.producer)
+    def process(self, rows: pa.RecordBatch) -> None:
+        """Apply the rows of the step that has begun."""
+        self._output = self.blame.guard("process", self.applying, lambda: self._parts(self.operator.process(rows)))
+
+    def give(self, output: list[pa.RecordBatch], clustered: Sequence[Clustered | None] = ()) -> None:
+        """What the step that has begun gives has been found elsewhere; see ``go_on``. ``clustered``: the same for each outlet,
+        where that is known, of a single batch that needs no cut."""
+        if clustered:
+            self._hand_on(output[0], clustered)
+        self._output = iter(()) if clustered else self._parts(output)
+
+    def go_on(self) -> list[Slice]:
+        """Hand on what the step gives that is under way; see ``step``."""
+        if self._output is not None:
+            if not self.blame.guard(self.method, self.applying, self._emit):
+                return []
+            self._output = None
+        return self._complete()
 
     def _begin_without_rows(self, kind: StepKind) -> None:
         if kind is _TICK:
@@ -374,7 +379,7 @@ class Replica:
         else:
             self.method = "finish"
             self.context.timers.replace({})
-            self._output = self._blame.guard("finish", None, lambda: self._parts(self.operator.finish()))
+            self._output = self.blame.guard("finish", None, lambda: self._parts(self.operator.finish()))
 
     def _fired(self) -> Iterator[pa.RecordBatch]:
         """What the timers give that are due when the step begins."""
@@ -448,26 +453,19 @@ class Replica:
                 return
             if self.context.timers.next <= now:
                 now = self._latest  # what has become due since then has its turn after this step, so this is not later
-        chosen = self.waits.choose(self._limits.step_max_rows, self.busy_s)
+        chosen = self.waits.choose(self.limits.step_max_rows, self.busy_s)
         assert chosen or self.waits.all_ended
         self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
 
     def _append(self, now: float, chosen: list[Slice], kind: StepKind) -> None:
-        if now < self._latest:
-            now = self._latest
+        now = max(now, self._latest)
         self._latest, self._ticked = now, kind is _TICK
-        created = min([slice_.created for slice_ in chosen], default=now)
-        slices: list[tuple[int, int, int]] = []
-        for slice_ in chosen:
-            if slices and slices[-1][:2] == slice_.stream:
-                slices.pop()  # the later one says both
-            slices.append((*slice_.stream, slice_.sequence))
-        self.order.append(OrderEntry(now, created, slices, kind, rows_of(chosen)))
+        self.order.append(entry_of(chosen, now, kind))
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
-        if fits(output, self.stage, self._limits):
+        if fits(output, self.stage, self.limits):
             return iter(output)
-        return cut_output(output, self.stage, self._limits, f"{self.where}, {self.method}()")
+        return cut_output(output, self.stage, self.limits, f"{self.where}, {self.method}()")
 
     def _emit(self) -> bool:
         """Hand on output as long as the logs have room; False if more is to come. However much a step gives, a log
@@ -478,19 +476,21 @@ class Replica:
                 self._unsent = next(self._output, None)
                 if self._unsent is None:
                     return True
-            if self.applied < self._silent:
-                self._unsent = None
-                continue
-            if not self.has_room:
+            if self.applied >= self._silent and not self.has_room:
                 return False
             batch, self._unsent = self._unsent, None
-            self.rows_out += batch.num_rows
-            if self._compared:
-                self.checksum = extend(self.checksum, batch)
-            for outlet in self.outlets:
-                outlet.send(batch, self.context.created)
-            if self.exit is not None:
-                self.exit.add(self.applied, batch)
+            self._hand_on(batch)
+
+    def _hand_on(self, batch: pa.RecordBatch, clustered: Sequence[Clustered | None] = ()) -> None:
+        if self.applied < self._silent:
+            return
+        self.rows_out += batch.num_rows
+        if self._compared:
+            self.checksum = extend(self.checksum, batch)
+        for place, outlet in enumerate(self.outlets):
+            outlet.send(batch, self.context.created, clustered[place] if clustered else None)
+        if self.exit is not None:
+            self.exit.add(self.applied, batch)
 
     def close(self) -> None:
         """What the operator raises is logged as a warning once, by the primary: its copies raise the same."""

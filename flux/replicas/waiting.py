@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from flux.errors import NonDeterministicInputError
-from flux.stream.receiver import RowSlice, Slice
-from flux.wire.messages import OrderEntry
+from flux.stream.elements import End
+from flux.stream.receiver import RowSlice, Slice, WordSlice
+from flux.wire.messages import OrderEntry, StepKind
 from partitioning.ids import StreamId
 
 #: Slices are joined as long as their step takes so many seconds, by what rows have cost here lately. So many rows are joined
@@ -53,6 +54,12 @@ class Waiting:
             if expected is None or len(ended) < len(expected) or not ended.issuperset(expected):
                 return False
         return True
+
+    def hear(self, slice_: WordSlice) -> None:
+        """An element without rows is applied, which the operator does not see."""
+        match slice_.word:
+            case End():
+                self.ended[slice_.stream.edge].add(slice_.stream.producer)
 
     # ---- for a primary
 
@@ -175,6 +182,17 @@ class Waiting:
         if self.arrivals is not None:
             due, ordered = len(self.arrivals), sum(self._ordered.values())
             assert due + ordered == waits, f"{due} slices have their turn, {ordered} are ordered, {waits} wait"
+
+
+def entry_of(chosen: Iterable[Slice], now: float, kind: StepKind) -> OrderEntry:
+    """A step with these slices, as it is ordered."""
+    created = min([slice_.created for slice_ in chosen], default=now)
+    slices: list[tuple[int, int, int]] = []
+    for slice_ in chosen:
+        if slices and slices[-1][:2] == slice_.stream:
+            slices.pop()  # the later one says both
+        slices.append((*slice_.stream, slice_.sequence))
+    return OrderEntry(now, created, slices, kind, rows_of(chosen))
 
 
 def rows_of(slices: Iterable[Slice]) -> int:

@@ -110,7 +110,7 @@ def test_one_that_needs_no_copy_of_the_state_gets_the_order_from_what_is_committ
 def secondary(kind: kinds.Kind) -> Replica:
     """It has a committed step, and the rows of it."""
     like = made(Plain, 2)
-    replica = Replica(like.stage, 0, 0, like.outlets, like._limits, kind)
+    replica = Replica(like.stage, 0, 0, like.outlets, like.limits, kind)
     replica.follow()
     replica.order.on_orders(0, 0, [entry(0)], 1, 0)
     feed(replica, 0, 7)

@@ -122,7 +122,7 @@ def after_the_loss() -> Workers:
     workers = Workers()
     workers.read(0, 0, QUEUE)
     workers.read(0, QUEUE, 2 * QUEUE, applies=(1, 2, 2))
-    assert workers.cores[1].replicas[0, 0].queued == QUEUE
+    assert len(workers.cores[1].replicas[0, 0].waits) == QUEUE
     del workers.cores[0]
     workers.tell(1, reader=1)
     return workers

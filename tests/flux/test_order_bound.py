@@ -103,7 +103,7 @@ def test_what_a_worker_says_of_replicas_that_lag_is_steps_seconds_and_who_is_in_
     work(primary, 1.0)
     primary.busy_s = 6.0
     core: Any = type("Core", (), {"replicas": {(0, 0): primary}})()
-    core.plan = type("Plan", (), {"settings": primary._limits})()
+    core.plan = type("Plan", (), {"settings": primary.limits})()
     primary.order.on_seen(OTHER, 0, 5)
     assert behind(core) == [(0, 0, OTHER, 0, 12, 6.0, 0, False)], "it has not heard all"
     told(primary, secondary)

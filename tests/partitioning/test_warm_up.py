@@ -19,6 +19,7 @@ from partitioning import kernels
 from partitioning.warm_up import is_warm, warm_up
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
+from flux.dataflow.together import goes_together, process_each
 from partitioning.cluster import cluster_by_key
 
 def compiled():
@@ -34,6 +35,9 @@ class All(agg.Aggregate):
     n, c, s, a, b, m = agg.count(), agg.count("v"), agg.sum("v"), agg.min("v"), agg.max("v"), agg.mean("v")
     least, greatest = agg.min("t"), agg.max("t")
 
+class Some(agg.Aggregate):
+    n, c, s, a, b, m = agg.count(), agg.count("v"), agg.sum("v"), agg.min("v"), agg.max("v"), agg.mean("v")
+
 for key in (("i",), ("t",), ("i", "t", "v"), ()):
     for values in (pa.int8(), pa.float32(), pa.decimal128(5, 1), pa.uint64()):
         v = pa.array([1, None, 3], pa.int64()).cast(pa.decimal128(20, 1)).cast(values)
@@ -44,6 +48,11 @@ for key in (("i",), ("t",), ("i", "t", "v"), ()):
         operator.process(batch)
         operator.restore(operator.snapshot())
         operator.process(batch)
+        several = [Some(), Some()]
+        for each in several:
+            each.open(Context("some", key=key, schemas=(batch.schema,), output_mode="update"))
+        if goes_together(several[0]):
+            process_each(several, batch, [1, 1])
         if key:
             cluster_by_key(batch, range(len(key)), 7, np.arange(7)[::-1])
 assert compiled() == before

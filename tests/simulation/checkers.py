@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,16 @@ class Watch:
         self.steps: list[tuple[int, list[int]]] = []
         self.orders: dict[int, Any] = {}
         self.final = replica.applied
+
+
+@dataclass
+class Began:
+    """What was so when the step under way began. ``now``: of the worker; ``time``: of the operator; ``decides``: the replica
+    orders the step itself."""
+
+    now: float = 0.0
+    time: float = 0.0
+    decides: bool = False
 
 
 class Ledger:
@@ -259,29 +270,35 @@ class Ledger:
                     watch.counts[stream] = bisect_left(touching, inbound.next_to_apply(replica.partition))
             self.counts["copies of state with timers"] += bool(replica.context.timers.pending)
             self._inherit(watch)
-        step = replica.step
+        begin, go_on = replica.begin, replica.go_on
+        began = Began()
 
-        def watched_step(now: float) -> Any:
-            before, time, decides = replica.applied, replica.context.now, replica.applied == replica.order.end
-            if replica.between_steps:
-                watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
-                if not replica.primary and before >= replica.order.committed:
-                    raise Violation(
-                        "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
-                    )
-            slices = step(now)
-            context = replica.context
+        def watched_begin(now: float) -> Any:
+            before, order = replica.applied, replica.order
+            began.now, began.time, began.decides = now, replica.context.now, before == order.end
+            watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
+            if not replica.primary and before >= order.committed:
+                raise Violation(
+                    "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
+                )
+            return begin(now)
+
+        def watched_go_on() -> Any:
+            before, context = replica.applied, replica.context
+            slices = go_on()
             watch.orders[before] = step_of(replica.kind, context.now, through(replica.applying))
-            if context.now < time:
-                raise Violation("time never goes back", f"{replica.where}, step {before}: {context.now} after {time}")
+            if context.now < began.time:
+                raise Violation(
+                    "time never goes back", f"{replica.where}, step {before}: {context.now} after {began.time}"
+                )
             if replica.applied > before:
-                self.counts["steps of a time that the clock has not reached"] += context.now > now
+                self.counts["steps of a time that the clock has not reached"] += context.now > began.now
                 if replica.kind is StepKind.TICK:
-                    self._note_tick(replica, decides)
+                    self._note_tick(replica, began.decides)
                 self._stepped(watch, slices)
             return slices
 
-        replica.step = watched_step  # type: ignore[method-assign]
+        replica.begin, replica.go_on = watched_begin, watched_go_on  # type: ignore[method-assign]
         self._bound_order(replica)
 
     def _bound_order(self, replica: Replica) -> None:

@@ -325,11 +325,11 @@ def _standby_of(stage: StagePlan, rng: random.Random) -> str:
 
 def chain(
     ledger: Ledger, kinds: Sequence[Any], copies: int, partitions: int = 2, batches: int = 40,
-    outside: bool = False, readers: int = 0, **settings: Any,
+    outside: bool = False, readers: int = 0, totals: str = "", **settings: Any,
 ) -> Dataflow:  # fmt: skip
     """One source of two partitions, that gives a batch of four rows each millisecond; stages of these kinds one after
-    the other, and a sink, whose rows may go ``outside``, or to ``readers``, for whom so many bytes are kept; everything in
-    ``copies`` and fast enough, unless ``settings`` say otherwise."""
+    the other, and a sink, whose rows may go ``outside``, or to ``readers``, for whom so many bytes are kept, and which may have
+    an aggregate before it, of this output mode; everything in ``copies`` and fast enough, unless ``settings`` say otherwise."""
     builder = _Builder(random.Random(0), ledger, False, copies, copies)
     builder.rng, builder._spread = random.Random(0), 50  # the same rows for any number of copies
     data = SourceData("source", [[builder._rows(4) for _ in range(batches)] for _ in range(2)])
@@ -344,7 +344,11 @@ def chain(
     for kind in kinds:
         node = builder._stage(kind, [node], ("key",), partitions=partitions)
         builder.nodes.append(node)
-    sink = builder._stage(Giving if outside or readers else Sink, [node], ("key",), partitions=partitions)
+    if totals:
+        node = builder._stage(Totals, [node], ("key",), totals, partitions)
+        sink = builder._stage(TotalsSink, [node], ("key",))
+    else:
+        sink = builder._stage(Giving if outside or readers else Sink, [node], ("key",), partitions=partitions)
     given = {
         "ack_interval": 0.005,
         "resend_timeout": 0.1,

@@ -59,4 +59,4 @@ def _replica(replica: Replica) -> str:
     end = ", at its end" if replica.finished else ""
     full = [str(outlet.producer.stream) for outlet in replica.outlets if not outlet.producer.log.has_room]
     room = f", the log of stream {', '.join(full)} is full" if full else ""
-    return f"{role}, {steps}{end}; {number_of('slice', replica.queued)} wait{'s' * (replica.queued == 1)}{room}"
+    return f"{role}, {steps}{end}; {number_of('slice', len(replica.waits))} wait{'s' * (len(replica.waits) == 1)}{room}"

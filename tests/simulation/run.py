@@ -295,7 +295,7 @@ class Simulation:
     def how_it_stands(self) -> str:
         waiting = [
             f"worker {worker.node} epoch {worker.core.epoch}: "
-            f"{sum(r.queued for r in worker.core.replicas.values())} slices queued, unfinished "
+            f"{sum(len(r.waits) for r in worker.core.replicas.values())} slices queued, unfinished "
             f"{[(k, 'primary' if r.primary else 'secondary', r.applied, r.order.committed, r.order.end) for k, r in worker.core.replicas.items() if not r.finished]}, "
             f"awaited {list(worker.core.awaited)}, undrained {[str(s) for s, p in worker.core.producers.items() if not p.drained]}"
             for worker in self.workers

@@ -75,7 +75,7 @@ class RunEnd:
     def check_drained(self) -> None:
         self.counts["runs that came to rest"] += 1
         for core in self.sim.hosts():
-            queued = sum(replica.queued for replica in core.replicas.values())
+            queued = sum(len(replica.waits) for replica in core.replicas.values())
             ordered = sum(len(order.since(0)) for order in orders_of(core))
             if core.held_bytes or core.log_meter.bytes or queued or ordered:
                 raise Violation(

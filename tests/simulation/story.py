@@ -310,18 +310,25 @@ class Story:
 
     def _watch_replica(self, inner: Callable[..., None], core: StageWorker, replica: Replica) -> None:
         inner(core, replica)
-        step = replica.step
+        begin, go_on = replica.begin, replica.go_on
+        began: list[list[int]] = []  # where its output begins, of a step that has just begun
 
-        def told_step(now: float) -> Any:
+        def ends() -> list[int]:
+            return [outlet.producer.next_sequence for outlet in replica.outlets]
+
+        def told_begin(now: float) -> Any:
             self._look_at_replicas(core)
-            before = replica.applied
-            starts = [outlet.producer.next_sequence for outlet in replica.outlets]
+            began[:] = [ends()]
+            return begin(now)
+
+        def told_go_on() -> Any:
+            before, starts = replica.applied, began.pop() if began else ends()
             try:
-                return step(now)
+                return go_on()
             finally:
                 self._stepped(core, replica, before, starts)
 
-        replica.step = told_step  # type: ignore[method-assign]
+        replica.begin, replica.go_on = told_begin, told_go_on  # type: ignore[method-assign]
 
     def _stepped(self, core: StageWorker, replica: Replica, before: int, starts: list[int]) -> None:
         key = replica.stage.id, replica.partition

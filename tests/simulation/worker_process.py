@@ -237,8 +237,14 @@ class WorkerProcess(Process):
         self.sim.hearts.turned(self)
         steps = self.world.throw(4)
         worked = 0
-        while worked < steps and core.work(now):
+        while worked < steps:
+            before = core.steps
+            if not core.work(now):
+                break
             worked += 1
+            self.sim.counts["steps applied in one call with others"] += (
+                core.steps - before if core.steps > before + 1 else 0
+            )
         if worked < steps:
             self.sim.ledger.check_idle(core, now)
         if worked:

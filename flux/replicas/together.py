@@ -1,0 +1,74 @@
+"""Steps of several partitions of a stage, applied with one call of their operators (design: together).
+
+The steps are those that each replica would apply alone: in its order, with its rows, with output in the same batches. Only what
+is called for them is called once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pyarrow as pa
+
+from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.together import FailedPartition, Results, process_each
+from flux.replicas.replica import Replica
+from flux.stream.receiver import Slice
+from partitioning.cluster import copier
+
+#: Of larger steps the rows cost more than the calls.
+ROWS_MAX = 1024
+#: Output of one call shares memory until the last of it is gone. What has less than this part of a fair share is copied, so that
+#: a log holds a few times of what it counts at most.
+LEAST_SHARE = 1 / 4
+
+
+def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
+    """``step`` of each. All are of one stage, between two steps and ready for one, and their operators go together."""
+    begun = [(replica, replica.begin(now)) for replica in replicas]
+    few: list[tuple[Replica, pa.RecordBatch]] = []
+    for replica, rows in begun:
+        if rows is None:
+            continue  # a step without rows has no part in it
+        if 0 < rows.num_rows <= ROWS_MAX and (not few or replica.context.input == few[0][0].context.input):
+            few.append((replica, rows))
+        else:
+            replica.process(rows)
+    if len(few) > 1:
+        _process_each(few)
+    elif few:
+        replica, rows = few[0]
+        replica.process(rows)
+    return [replica.go_on() for replica in replicas]
+
+
+def _process_each(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> None:
+    operators = [replica.operator for replica, _ in few if isinstance(replica.operator, Aggregate)]
+    together, rows = pa.concat_batches([batch for _, batch in few]), [batch.num_rows for _, batch in few]
+    try:
+        results = process_each(operators, together, rows)
+    except FailedPartition as failed:
+        replica, _ = few[failed.at]
+        raise replica.blame.error("process", replica.applying, failed.error) from failed.error
+    if results is None:
+        for replica, _ in few:
+            replica.give([])
+    else:
+        _give_each([replica for replica, _ in few], results)
+
+
+def _give_each(replicas: Sequence[Replica], results: Results) -> None:
+    batch, first = results.batch, replicas[0]
+    rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
+    least = LEAST_SHARE * batch.num_rows / len(rows)
+    of_outlets = [outlet.clustered_each(batch, rows) for outlet in first.outlets]
+    whole = batch.nbytes <= first.limits.batch_max_bytes
+    for at, (replica, end) in enumerate(zip(replicas, accumulate(rows), strict=True)):
+        mine = batch.slice(end - rows[at], rows[at])
+        if rows[at] < least:
+            replica.give([copier(mine.schema)(mine)])
+        elif whole and rows[at] <= first.limits.batch_max_rows:
+            replica.give([mine], [clustered[at] for clustered in of_outlets])
+        else:
+            replica.give([mine])

@@ -1,0 +1,266 @@
+"""Aggregates of several partitions in one call do what each does alone with its own rows (design: together)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_worker import Kept, kept, planned, work, worker
+
+import flux
+from flux.dataflow.operator import Context
+from flux.dataflow.together import FailedPartition, goes_together, process_each
+from flux.errors import UserCodeError
+from flux.replicas import together
+from partitioning.cluster import Clustered
+
+SCHEMA = pa.schema(
+    [("k", pa.int32()), ("word", pa.string()), ("i", pa.int16()), ("u", pa.uint64()), ("f", pa.float32())]
+)
+KEYS = {"one word": ("k",), "a string": ("word",), "several": ("k", "word")}
+
+
+class All(flux.Aggregate):
+    rows = flux.count()
+    some, words = flux.count("i"), flux.count("word")
+    total, mean, least, most = flux.sum("i"), flux.mean("i"), flux.min("i"), flux.max("i")
+    unsigned, greatest = flux.min("u"), flux.max("u")
+    reals, average, low, high = flux.sum("f"), flux.mean("f"), flux.min("f"), flux.max("f")
+
+
+def made(key: Sequence[str], partitions: int, mode: str = "update") -> list[Any]:
+    operators = [All() for _ in range(partitions)]
+    for partition, operator in enumerate(operators):
+        operator.open(Context("all", partition, partitions, tuple(key), (SCHEMA,), mode))
+    return operators
+
+
+def batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, t) for c, t in zip(columns, SCHEMA.types, strict=True)], schema=SCHEMA
+    )
+
+
+ROW = st.tuples(
+    st.none() | st.integers(-3, 200),
+    st.none() | st.sampled_from(["", "a", "b" * 30, "é"]),
+    st.none() | st.integers(-100, 100),
+    st.none() | st.integers(0, 2**64 - 1),
+    st.none() | st.floats(width=32),
+)
+#: Steps: rows of each of three partitions, or of one of them alone; or the state of one of them is copied.
+STEP = st.lists(st.lists(ROW, min_size=1, max_size=20), min_size=3, max_size=3) | st.integers(0, 2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(STEP, max_size=8), st.sampled_from(sorted(KEYS)), st.sampled_from(["update", "complete"]), st.booleans()
+)
+def test_state_and_results_are_those_of_each_partition_alone(steps: list[Any], key: str, mode: str, told: bool) -> None:
+    ours, theirs = made(KEYS[key], 3, mode), made(KEYS[key], 3, mode)
+    assert all(map(goes_together, ours))
+    if told:
+        for operator in (*ours, *theirs):
+            operator.changes()
+    for step in steps:
+        if isinstance(step, int):
+            ours[step].restore(ours[step].snapshot())
+            theirs[step].restore(theirs[step].snapshot())
+            some = batch([(7, "alone", 1, 1, 1.0)])
+            ours[step].process(some)
+            theirs[step].process(some)
+            continue
+        parts = [batch(rows) for rows in step]
+        # Behind rows of somebody else: what is read is by address.
+        behind = pa.concat_batches([batch([(1, "x", 1, 1, 1.0)]), *parts]).slice(1)
+        found = process_each(ours, behind, [part.num_rows for part in parts])
+        expected = [operator.process(part) for operator, part in zip(theirs, parts, strict=True)]
+        if mode == "complete":
+            assert found is None
+            continue
+        assert found is not None
+        begins = [0, *found.ends]
+        for begin, end, (results,) in zip(begins, found.ends, expected, strict=False):
+            assert same(found.batch.slice(begin, end - begin), results)
+    for our, their in zip(ours, theirs, strict=True):
+        assert same(our.snapshot(), their.snapshot())
+        assert [same(a, b) for a, b in zip(our.finish() or [], their.finish() or [], strict=True)].count(False) == 0
+        if told:
+            a, b = our.changes(), their.changes()
+            assert (a is None) == (b is None)
+            assert a is None or (np.array_equal(a["slots"], b["slots"]) and same(a["state"], b["state"]))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit by bit: NaN is NaN, and -0.0 is not 0.0."""
+    return bool(a.schema.equals(b.schema)) and repr(a.to_pydict()) == repr(b.to_pydict())
+
+
+def test_state_that_has_grown_is_found_where_it_is_now() -> None:
+    """Tables and accumulators move when they double, and so do marks."""
+    ours, theirs = made(("k",), 2), made(("k",), 2)
+    for size in (1, 60, 300, 5, 900, 4000):
+        parts = [batch([(n + 7 * p, "w", 1, n, 0.5) for n in range(size)]) for p in range(2)]
+        found = process_each(ours, pa.concat_batches(parts), [size, size])
+        assert found is not None
+        expected = [operator.process(part)[0] for operator, part in zip(theirs, parts, strict=True)]
+        assert found.batch.equals(pa.concat_batches(expected))
+
+
+class Plain(flux.Aggregate):
+    n = flux.count()
+
+
+class Own(flux.Aggregate):
+    n = flux.count()
+
+    def process(self, batch: pa.RecordBatch) -> Any:
+        return super().process(batch)
+
+
+class Texts(flux.Aggregate):
+    first = flux.min("word")
+
+
+class Decimals(flux.Aggregate):
+    total = flux.sum("d")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "goes"),
+    [
+        (Plain, ("k",), True),
+        (Own, ("k",), False),
+        (Texts, ("k",), False),
+        (Decimals, ("k",), False),
+        (Plain, (), False),
+    ],
+)
+def test_only_plain_aggregates_with_a_key_go_together(kind: Any, key: tuple[str, ...], goes: bool) -> None:
+    schema = SCHEMA.append(pa.field("d", pa.decimal128(5, 2)))
+    operator = kind()
+    operator.open(Context("some", key=key, schemas=(schema,), output_mode="update"))
+    assert goes_together(operator) is goes
+    operator.process(pa.record_batch([[1], ["a"], [1], [1], [1.0], [Decimal(1)]], schema=schema))
+
+
+class Sums(flux.Aggregate):
+    total = flux.sum("x")
+
+
+def test_a_sum_that_does_not_fit_names_the_partition() -> None:
+    operators = [Sums() for _ in range(3)]
+    schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+    for partition, operator in enumerate(operators):
+        operator.open(Context("sums", partition, 3, ("k",), (schema,), "update"))
+    rows = pa.record_batch([[1, 1, 1, 1], [1, 2**63 - 1, 1, 1]], schema=schema)
+    with pytest.raises(FailedPartition) as raised:
+        process_each(operators, rows, [1, 2, 1])
+    assert raised.value.at == 1
+    assert "sum of column 'x'" in str(raised.value.error)
+
+
+# ---- in a worker
+
+
+PAIRS = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+
+
+class Newest(Kept):
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.batches.append([tuple(row.values()) for row in batch.to_pylist()])
+
+
+def run(
+    kind: Any, batches: list[pa.RecordBatch], partitions: int = 6, sinks: int = 1, **options: Any
+) -> tuple[list[Any], Any]:
+    """What arrives behind an aggregate of so many partitions, and the worker."""
+    source = flux.source(lambda p: iter(batches), PAIRS, 1)
+    behind = flux.stage(key="k" if sinks > 1 else None, partitions=sinks)(Newest)
+    first = flux.stage(key="k", partitions=partitions, output_mode="update")(kind)
+    plan = planned(first, behind, source=source, **options)
+    core = worker(plan)
+    for now in range(200):
+        list(core.poll(float(now)))
+        while core.read(True, float(now)):
+            pass
+        list(core.poll(float(now)))
+        work(core, float(now))
+    return [row for sink in range(sinks) for rows in kept(core, 1, sink) for row in rows], core
+
+
+def pairs(*rows: tuple[int, int]) -> pa.RecordBatch:
+    return pa.record_batch([[k for k, _ in rows], [x for _, x in rows]], schema=PAIRS)
+
+
+@pytest.mark.parametrize("batch_max_rows", [3, 65536])
+def test_partitions_of_a_worker_are_applied_in_one_call_and_give_what_they_should(
+    batch_max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted(operators: Any, batch: pa.RecordBatch, rows: Sequence[int]) -> Any:
+        calls.append(len(operators))
+        return process_each(operators, batch, rows)
+
+    monkeypatch.setattr(together, "process_each", counted)
+    rng = np.random.default_rng(0)
+    batches = [pairs(*zip(rng.integers(0, 40, 3), rng.integers(-9, 9, 3), strict=True)) for _ in range(200)]
+    arrived, core = run(Sums, batches, batch_max_rows=batch_max_rows)
+    expected: Counter[int] = Counter()
+    for each in batches:
+        for k, x in zip(*each.to_pydict().values(), strict=True):
+            expected[k] += x
+    assert dict(arrived) == dict(expected), "the newest of each key"
+    assert max(calls) > 2
+    assert core.rows_in == 600 + len(arrived)
+    core.validate()
+    for replica in core.replicas.values():
+        replica.validate()
+
+
+def test_whose_rows_failed_is_said_as_if_it_had_been_alone() -> None:
+    far = [pairs((1, 2**62), (2, 1), (3, 1), (4, 1), (5, 1))] * 2
+    with pytest.raises(UserCodeError) as alone:
+        run(Sums, far, 1)
+    with pytest.raises(UserCodeError) as several:
+        run(Sums, far, 6)
+    text = str(several.value)
+    assert text.split("process() raised")[1].split(" (at")[0] in str(alone.value)
+    assert "stage Sums, partition" in text
+    assert "stream 0.0 sequence 1" in text
+
+
+def test_output_of_a_small_share_does_not_keep_that_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log counts the rows of its own partition; what it shares with others is not a multiple of that."""
+    held: list[tuple[int, int]] = []
+    monkeypatch.setattr("flux.stream.producer.Producer._evict", lambda self: None)
+    push = flux.stream.producer.Producer.append
+
+    def watched(self: Any, data: Clustered, *more: Any) -> None:
+        if self.stream.edge == 1:
+            held.append((data.batch.num_rows, data.batch.column(0).buffers()[1].size // 8))
+        push(self, data, *more)
+
+    monkeypatch.setattr("flux.stream.producer.Producer.append", watched)
+    many = [(k, 1) for k in range(400)]
+    ones = [next((k, 1) for k in range(1000, 2000) if home(k) == 5)]
+    run(Sums, [pairs(*[row for row in many if home(row[0]) != 5], *ones)], sinks=2)
+    assert any(rows == 1 for rows, _ in held)
+    for rows, kept_rows in held:
+        assert kept_rows <= rows / together.LEAST_SHARE * 6, (rows, kept_rows)
+    assert any(kept_rows > rows > 1 for rows, kept_rows in held), "most share"
+
+
+def home(key: int) -> int:
+    from partitioning.cluster import cluster_by_key
+
+    return int(cluster_by_key(pairs((key, 1)), [0], 6).by_rank[0])
