@@ -10,6 +10,7 @@ import pytest
 
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
+from flux.dataflow.together import process_each
 from partitioning.keyed_state import KeyIndex
 
 ROWS, KEYS = 131_072, 16_384
@@ -64,3 +65,29 @@ def test_new_keys(benchmark: Any) -> None:
     field = pa.field("key", pa.int64())
     benchmark.pedantic(lambda: KeyIndex([field]).slots([column]), rounds=20, warmup_rounds=2)
     report(benchmark, ROWS)
+
+
+class Newest(agg.Aggregate):
+    rows = agg.count()
+    latest = agg.max("v")
+
+
+@pytest.mark.parametrize("partitions", [1, 5, 64])
+@pytest.mark.parametrize("way", ["each alone", "in one call"])
+def test_15_rows_for_each_of_several_partitions(benchmark: Any, partitions: int, way: str) -> None:
+    rows, schema = 15, pa.schema([("key", pa.int64()), ("v", pa.int64())])
+    operators = [Newest() for _ in range(partitions)]
+    for partition, operator in enumerate(operators):
+        operator.open(Context("newest", partition, partitions, ("key",), (schema,), "update"))
+    keys = pa.array(_RNG.integers(0, 1000, rows * partitions))
+    batch = pa.record_batch([keys, keys], schema=schema)
+    parts = [batch.slice(start, rows) for start in range(0, len(keys), rows)]
+
+    def alone() -> None:
+        for operator, part in zip(operators, parts, strict=True):
+            operator.process(part)
+
+    def together() -> None:
+        process_each(operators, batch, [rows] * partitions)
+
+    benchmark.pedantic(alone if way == "each alone" else together, rounds=200, warmup_rounds=20)

@@ -974,10 +974,11 @@ def keep_least_decimals(
 @kernel
 def find_words_each(
     values: int, validity: int, offset: int, kind: int, ends: Array, out: Array, places: Array, which: int
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
     """Slots of a one-word key. Places: addresses of a table, of its words, of the words of the slots and of ``meta``; and how
-    many keys there is room for, which must be enough."""
+    many keys there is room for. Returns whether it was enough."""
     start = 0
+    whole = True
     for k in range(ends.size):
         room = places[k, which, 4]
         table, table_words = (
@@ -988,10 +989,11 @@ def find_words_each(
             carray(_pointer(places[k, which, 2]), room, np.uint64),
             carray(_pointer(places[k, which, 3]), 4, np.int64),
         )
-        find_words(
-            values, validity, offset + start, kind, np.int64(0), out[start : ends[k]], table, table_words, words, meta
-        )
+        mine = out[start : ends[k]]
+        done = find_words(values, validity, offset + start, kind, np.int64(0), mine, table, table_words, words, meta)
+        whole &= done == mine.size
         start = ends[k]
+    return whole
 
 
 @kernel

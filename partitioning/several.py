@@ -32,7 +32,8 @@ def slots_each(
         # Kernels read by address: a wrong type or length would read outside of the column.
         raise TypeError(f"expected {ends[-1]} rows of {type_}, not {len(column)} rows of {column.type}")
     out = np.empty(len(column), np.int32)
-    kernels.find_words_each(*raw(column), ends, out, places, which)
+    whole = kernels.find_words_each(*raw(column), ends, out, places, which)
+    assert whole, "a table had no room for its rows"
     return out
 
 

@@ -34,15 +34,16 @@ class Chained(Operator):
         self.then.open(context)
 
     def process(self, batch: pa.RecordBatch) -> Batches:
-        return self._through(self.first.process(batch))
+        return self.through(self.first.process(batch))
 
     def on_timer(self, name: str) -> Batches:
-        return self._through(self.first.on_timer(name))
+        return self.through(self.first.on_timer(name))
 
     def finish(self) -> Batches:
-        return self._through(self.first.finish())
+        return self.through(self.first.finish())
 
-    def _through(self, output: Batches) -> Iterator[pa.RecordBatch]:
+    def through(self, output: Batches) -> Iterator[pa.RecordBatch]:
+        """What the second gives for what the first has given."""
         for batch in given_batches(output):
             try:
                 checked = conform(batch, self._given, f"output of stage {self.context.stage}")

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.aggregate import Aggregate
+from flux.dataflow.chained import Chained
 from flux.dataflow.operator import Operator
 from partitioning import kernels
 from partitioning.errors import SumOverflowError
@@ -48,10 +49,17 @@ class FailedPartition(Exception):
         self.at, self.error = at, error
 
 
-def goes_together(operator: Operator) -> bool:
+def aggregate_of(operator: Operator) -> Aggregate | None:
+    """The aggregate that gets the rows of an operator; what it gives may go through a second one of the same stage."""
+    first = operator.first if isinstance(operator, Chained) else operator
+    return first if isinstance(first, Aggregate) else None
+
+
+def goes_together(of_stage: Operator) -> bool:
     """Whether it can apply its rows in one call with others of its stage: an aggregate with a key whose rows nobody else
     looks at, of measures that have a kernel for it."""
-    if not isinstance(operator, Aggregate) or operator._index is None:
+    operator = aggregate_of(of_stage)
+    if operator is None or operator._index is None:
         return False
     kind, same = type(operator), ("process", "_touched", "_results", "_clear")
     own = any(getattr(kind, name) is not getattr(Aggregate, name) for name in same)

@@ -349,16 +349,15 @@ class StageWorker:
     # ---- work
 
     def work(self, now: float) -> bool:
-        """Apply one step of the next partition whose turn it is. False: nothing can be applied now."""
+        """Apply one step of the partition whose turn it is, and of those that go with it. False: nothing can be applied now."""
         for gathered in self.turns.gathered(now):
             self._wake(gathered)
         if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
             self._wake_for_timers(now + self.wall_ahead)
-        replica = self.turns.next(now, self.wall_ahead)
-        if replica is None:
-            return False
-        self._step([replica, *self.turns.beside(replica, now, self.wall_ahead)], now)
-        return True
+        replicas = self.turns.next_together(now, self.wall_ahead)
+        if replicas:
+            self._step(replicas, now)
+        return bool(replicas)
 
     @property
     def has_work(self) -> bool:
@@ -376,18 +375,19 @@ class StageWorker:
                 self._tick_at = min(self._tick_at, replica.timer_at)
 
     def _step(self, replicas: Sequence[Replica], now: float) -> None:
-        """The next step of each; of several, those of which go together."""
+        """The next step of each; of several, of those whose steps go together."""
         started, wall = self._clock(), now + self.wall_ahead
         note, first = self.note, replicas[0]
-        note[WHAT], note[PARTITION], note[STEP] = first.stage.id, first.partition, first.applied
-        note[KIND] = IN_STEP
+        note[WHAT], note[PARTITION], note[STEP], note[KIND] = first.stage.id, first.partition, first.applied, IN_STEP
         before = [replica.rows_in for replica in replicas]
         applied = [first.step(wall)] if len(replicas) == 1 else step_together(replicas, wall)
         note[KIND] = TURN
-        rows = [replica.rows_in - had for replica, had in zip(replicas, before, strict=True)]
+        replicas = replicas[: len(applied)]
+        rows = [replica.rows_in - had for replica, had in zip(replicas, before, strict=False)]
         in_all, busy_s = sum(rows), self._clock() - started
         self.rows_in += in_all
         self.steps += len(replicas)
+        self.turns.stepped(replicas)
         for replica, mine, slices in zip(replicas, rows, applied, strict=True):
             replica.busy_s += busy_s * mine / in_all if in_all else busy_s / len(replicas)
             self._after_step(replica, slices, wall, now)

@@ -94,21 +94,28 @@ class Turns:
         self._gathered.discard(self._order[0][0])
         return self._replicas[self._order[0][0]]
 
-    def beside(self, replica: Replica, now: float, wall_ahead: float = 0.0) -> list[Replica]:
-        """Others of the stage whose turn it is, ready for a step that goes together with that of ``replica``."""
-        if len(self._ready) < 2 or not replica.goes_together or not replica.between_steps:
+    def next_together(self, now: float, wall_ahead: float = 0.0) -> list[Replica]:
+        """The ``next``, and others of its stage whose steps may go together with that (design: together). Empty: nobody is."""
+        first = self.next(now, wall_ahead)
+        if first is None:
             return []
-        found: list[Replica] = []
+        found = [first]
+        if len(self._ready) < 2 or not first.goes_together or not first.between_steps:
+            return found
         for key in self._order[0]:
-            if key not in self._ready or key == replica.key:
+            if key not in self._ready or key == first.key:
                 continue
             other = self._replicas[key]
             if other.between_steps and self._is_ready(key, now + wall_ahead):
                 found.append(other)
-                self._gathered.discard(key)
-                if len(found) == TOGETHER_MAX - 1:
+                if len(found) == TOGETHER_MAX:
                     break
         return found
+
+    def stepped(self, replicas: Iterable[Replica]) -> None:
+        """These have taken a step."""
+        for replica in replicas:
+            self._gathered.discard(replica.key)
 
     def _goes_on(self, now: float, wall: float) -> bool:
         """Whether the partition whose turn it is applies one more step in it."""

@@ -11,11 +11,11 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from flux.dataflow.aggregate import Aggregate
-from flux.dataflow.together import FailedPartition, Results, process_each
+from flux.dataflow.chained import Chained
+from flux.dataflow.together import FailedPartition, Results, aggregate_of, process_each
 from flux.replicas.replica import Replica
 from flux.stream.receiver import Slice
-from partitioning.cluster import copier
+from partitioning.cluster import owned
 
 #: Of larger steps the rows cost more than the calls.
 ROWS_MAX = 1024
@@ -25,26 +25,31 @@ LEAST_SHARE = 1 / 4
 
 
 def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
-    """``step`` of each. All are of one stage, between two steps and ready for one, and their operators go together."""
-    begun = [(replica, replica.begin(now)) for replica in replicas]
+    """``step`` of each, through the first whose step is large: the others have their turn after that. All are of one stage,
+    between two steps and ready for one, and their operators go together."""
     few: list[tuple[Replica, pa.RecordBatch]] = []
-    for replica, rows in begun:
+    begun = 0
+    for replica in replicas:
+        rows = replica.begin(now)
+        begun += 1
         if rows is None:
             continue  # a step without rows has no part in it
         if 0 < rows.num_rows <= ROWS_MAX and (not few or replica.context.input == few[0][0].context.input):
             few.append((replica, rows))
         else:
             replica.process(rows)
+            break
     if len(few) > 1:
         _process_each(few)
     elif few:
         replica, rows = few[0]
         replica.process(rows)
-    return [replica.go_on() for replica in replicas]
+    return [replica.go_on() for replica in replicas[:begun]]
 
 
 def _process_each(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> None:
-    operators = [replica.operator for replica, _ in few if isinstance(replica.operator, Aggregate)]
+    found = [aggregate_of(replica.operator) for replica, _ in few]
+    operators = [operator for operator in found if operator is not None]
     together, rows = pa.concat_batches([batch for _, batch in few]), [batch.num_rows for _, batch in few]
     try:
         results = process_each(operators, together, rows)
@@ -62,13 +67,21 @@ def _give_each(replicas: Sequence[Replica], results: Results) -> None:
     batch, first = results.batch, replicas[0]
     rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
     least = LEAST_SHARE * batch.num_rows / len(rows)
-    of_outlets = [outlet.clustered_each(batch, rows) for outlet in first.outlets]
+    chained = isinstance(first.operator, Chained)
+    of_outlets = [] if chained else [outlet.clustered_each(batch, rows) for outlet in first.outlets]
     whole = batch.nbytes <= first.limits.batch_max_bytes
     for at, (replica, end) in enumerate(zip(replicas, accumulate(rows), strict=True)):
         mine = batch.slice(end - rows[at], rows[at])
         if rows[at] < least:
-            replica.give([copier(mine.schema)(mine)])
-        elif whole and rows[at] <= first.limits.batch_max_rows:
+            mine = owned(mine)
+        elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
             replica.give([mine], [clustered[at] for clustered in of_outlets])
-        else:
-            replica.give([mine])
+            continue
+        replica.give(_through(replica, mine) if chained else [mine])
+
+
+def _through(replica: Replica, results: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """What the second operator of the stage makes of what the first gives."""
+    operator = replica.operator
+    assert isinstance(operator, Chained)
+    return replica.blame.guard("process", replica.applying, lambda: list(operator.through([results])))

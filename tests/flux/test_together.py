@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from one_worker import Kept, kept, planned, work, worker
 
 import flux
+from flux.dataflow.chained import Chained
 from flux.dataflow.operator import Context
 from flux.dataflow.together import FailedPartition, goes_together, process_each
 from flux.errors import UserCodeError
@@ -185,8 +187,12 @@ def run(
     """What arrives behind an aggregate of so many partitions, and the worker."""
     source = flux.source(lambda p: iter(batches), PAIRS, 1)
     behind = flux.stage(key="k" if sinks > 1 else None, partitions=sinks)(Newest)
-    first = flux.stage(key="k", partitions=partitions, output_mode="update")(kind)
+    first = flux.stage(key="k", partitions=partitions, output_mode="update", name="Sums")(Sums)
     plan = planned(first, behind, source=source, **options)
+    if kind is not Sums:
+        stages = replace(plan.stages[0], make=kind, output_schema=Numbered.schema), *plan.stages[1:]
+        edges = plan.edges[0], replace(plan.edges[1], schema=Numbered.schema)
+        plan = replace(plan, stages=stages, edges=edges)
     core = worker(plan)
     for now in range(200):
         list(core.poll(float(now)))
@@ -225,6 +231,45 @@ def test_partitions_of_a_worker_are_applied_in_one_call_and_give_what_they_shoul
     core.validate()
     for replica in core.replicas.values():
         replica.validate()
+
+
+class Numbered(flux.Operator):
+    """A second operator with a state of its own."""
+
+    schema = pa.schema([("k", pa.int64()), ("total", pa.int64()), ("n", pa.int64())])
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.given = 0
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 13 in batch.column("k").to_pylist():
+            raise ValueError("13")
+        numbers = pa.array(range(self.given, self.given + batch.num_rows), pa.int64())
+        self.given += batch.num_rows
+        return batch.append_column("n", numbers)
+
+
+def chained() -> Any:
+    return Chained(Sums(), Numbered(), pa.schema([("k", pa.int64()), ("total", pa.int64())]))
+
+
+def test_what_they_give_goes_through_a_second_operator_partition_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    batches = [pairs(*zip(rng.integers(20, 60, 9), rng.integers(-9, 9, 9), strict=True)) for _ in range(60)]
+    ours, core = run(chained, batches)
+    assert goes_together(core.replicas[0, 0].operator)
+    monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", 1)
+    theirs, _ = run(chained, batches)
+    assert {(k, n) for k, _, n in ours} == {(k, n) for k, _, n in theirs}
+    assert sorted(ours) == sorted(theirs)
+
+
+def test_an_error_of_the_second_operator_names_the_partition() -> None:
+    with pytest.raises(
+        UserCodeError, match=rf"partition {home(13)}: process\(\) raised ValueError: 13 \(at stream 0.0"
+    ):
+        run(chained, [pairs((1, 1), (2, 1), (3, 1), (4, 1), (13, 1))])
 
 
 def test_whose_rows_failed_is_said_as_if_it_had_been_alone() -> None:

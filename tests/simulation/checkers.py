@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from partitioning.table import FIRST_EPOCH
 from tests.simulation.contents import contents
 from tests.simulation.evidence import batches_of, order_of, same_batch, step_of, through
 from tests.simulation.numbered_rows import last_of, makes_again, numbered, publish
+from tests.simulation.step_watch import watch_order, watch_steps
 from tests.simulation.table_laws import TableLaws
 from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
@@ -54,16 +54,6 @@ class Watch:
         self.steps: list[tuple[int, list[int]]] = []
         self.orders: dict[int, Any] = {}
         self.final = replica.applied
-
-
-@dataclass
-class Began:
-    """What was so when the step under way began. ``now``: of the worker; ``time``: of the operator; ``decides``: the replica
-    orders the step itself."""
-
-    now: float = 0.0
-    time: float = 0.0
-    decides: bool = False
 
 
 class Ledger:
@@ -270,56 +260,37 @@ class Ledger:
                     watch.counts[stream] = bisect_left(touching, inbound.next_to_apply(replica.partition))
             self.counts["copies of state with timers"] += bool(replica.context.timers.pending)
             self._inherit(watch)
-        begin, go_on = replica.begin, replica.go_on
-        began = Began()
+        began = (
+            0.0,
+            0.0,
+            False,
+        )  # time of the worker and of the operator, and whether the replica orders the step itself
 
-        def watched_begin(now: float) -> Any:
+        def begins(now: float) -> None:
+            nonlocal began
             before, order = replica.applied, replica.order
-            began.now, began.time, began.decides = now, replica.context.now, before == order.end
+            began = now, replica.context.now, before == order.end
             watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
             if not replica.primary and before >= order.committed:
                 raise Violation(
                     "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
                 )
-            return begin(now)
 
-        def watched_go_on() -> Any:
-            before, context = replica.applied, replica.context
-            slices = go_on()
-            watch.orders[before] = step_of(replica.kind, context.now, through(replica.applying))
-            if context.now < began.time:
-                raise Violation(
-                    "time never goes back", f"{replica.where}, step {before}: {context.now} after {began.time}"
-                )
-            if replica.applied > before:
-                self.counts["steps of a time that the clock has not reached"] += context.now > began.now
+        def ends(step: int, slices: list[Any] | None) -> None:
+            if slices is None:
+                return
+            context, (now, time, decides) = replica.context, began
+            watch.orders[step] = step_of(replica.kind, context.now, through(replica.applying))
+            if context.now < time:
+                raise Violation("time never goes back", f"{replica.where}, step {step}: {context.now} after {time}")
+            if replica.applied > step:
+                self.counts["steps of a time that the clock has not reached"] += context.now > now
                 if replica.kind is StepKind.TICK:
-                    self._note_tick(replica, began.decides)
+                    self._note_tick(replica, decides)
                 self._stepped(watch, slices)
-            return slices
 
-        replica.begin, replica.go_on = watched_begin, watched_go_on  # type: ignore[method-assign]
-        self._bound_order(replica)
-
-    def _bound_order(self, replica: Replica) -> None:
-        """A primary orders nothing that the log of another replica, or its own, has no room for."""
-        key, order, bound = (replica.stage.id, replica.partition), replica.order, self.plan.settings.order_max_steps
-        append = order.append
-
-        def watched_append(entry: Any) -> int:
-            kept = [len(order.since(0))]
-            for worker, peer in order.peers.items():
-                core = self.alive(worker)
-                other = core.replicas.get(key) if core is not None else None
-                if other is not None and other.incarnation == peer.incarnation and peer.greeted:
-                    kept.append(order.end - other.applied)
-            if max(kept) >= bound:
-                raise Violation("order logs stay within their bound", f"{replica.where}: {kept} steps, bound {bound}")
-            if any(peer.live and not peer.greeted for peer in order.peers.values()):
-                self._ordered_unheard[key] = max(self._ordered_unheard.get(key, 0), order.end + 1)
-            return append(entry)
-
-        order.append = watched_append  # type: ignore[method-assign]
+        watch_steps(replica, begins, ends)
+        watch_order(replica, self.plan.settings.order_max_steps, self.alive, self._ordered_unheard)
 
     def _inherit(self, watch: Watch) -> None:
         """A copy of state has the steps of the primary that was copied, and must hold back the same of them."""

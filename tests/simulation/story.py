@@ -28,6 +28,7 @@ from tests.simulation.evidence import batches_of
 from tests.simulation.ingress_process import IngressProcess
 from tests.simulation.network import Identity, Link
 from tests.simulation.process import Process
+from tests.simulation.step_watch import watch_steps
 from tests.simulation.violation import Key
 from tests.simulation.wording import QUIET, Wording, key_tag, number_of, numbers
 from tests.simulation.worker_process import WorkerProcess
@@ -310,25 +311,17 @@ class Story:
 
     def _watch_replica(self, inner: Callable[..., None], core: StageWorker, replica: Replica) -> None:
         inner(core, replica)
-        begin, go_on = replica.begin, replica.go_on
         began: list[list[int]] = []  # where its output begins, of a step that has just begun
 
-        def ends() -> list[int]:
-            return [outlet.producer.next_sequence for outlet in replica.outlets]
-
-        def told_begin(now: float) -> Any:
+        def begins(now: float) -> None:
             self._look_at_replicas(core)
-            began[:] = [ends()]
-            return begin(now)
+            began[:] = [[outlet.producer.next_sequence for outlet in replica.outlets]]
 
-        def told_go_on() -> Any:
-            before, starts = replica.applied, began.pop() if began else ends()
-            try:
-                return go_on()
-            finally:
-                self._stepped(core, replica, before, starts)
+        def ends(step: int, slices: Any) -> None:
+            starts = began.pop() if began else [outlet.producer.next_sequence for outlet in replica.outlets]
+            self._stepped(core, replica, step, starts)
 
-        replica.begin, replica.go_on = told_begin, told_go_on  # type: ignore[method-assign]
+        watch_steps(replica, begins, ends)
 
     def _stepped(self, core: StageWorker, replica: Replica, before: int, starts: list[int]) -> None:
         key = replica.stage.id, replica.partition

@@ -1,0 +1,57 @@
+"""Who watches the steps of a replica, whether it takes them alone or in one call with others, and what it orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flux.host.stage_worker import StageWorker
+from flux.replicas.replica import Replica
+from flux.stream.receiver import Slice
+from tests.simulation.violation import Key, Violation
+
+
+def watch_steps(
+    replica: Replica, begins: Callable[[float], None], ends: Callable[[int, list[Slice] | None], None]
+) -> None:
+    """``begins`` gets the worker's time, before the replica orders or takes anything; ``ends`` the number of the step, and the
+    slices that it has applied: none yet if it waits for room in the logs, and None if it raised."""
+    begin, go_on = replica.begin, replica.go_on
+
+    def watched_begin(now: float) -> Any:
+        begins(now)
+        return begin(now)
+
+    def watched_go_on() -> list[Slice]:
+        step, slices = replica.applied, None
+        try:
+            slices = go_on()
+        finally:
+            ends(step, slices)
+        return slices
+
+    replica.begin, replica.go_on = watched_begin, watched_go_on  # type: ignore[method-assign]
+
+
+def watch_order(
+    replica: Replica, bound: int, alive: Callable[[int], StageWorker | None], unheard: dict[Key, int]
+) -> None:
+    """A primary orders nothing that the log of another replica, or its own, has no room for. ``unheard``: how far a partition was
+    ordered while a live replica had not been heard of."""
+    key, order = (replica.stage.id, replica.partition), replica.order
+    append = order.append
+
+    def watched_append(entry: Any) -> int:
+        kept = [len(order.since(0))]
+        for worker, peer in order.peers.items():
+            core = alive(worker)
+            other = core.replicas.get(key) if core is not None else None  # type: ignore[call-overload]
+            if other is not None and other.incarnation == peer.incarnation and peer.greeted:
+                kept.append(order.end - other.applied)
+        if max(kept) >= bound:
+            raise Violation("order logs stay within their bound", f"{replica.where}: {kept} steps, bound {bound}")
+        if any(peer.live and not peer.greeted for peer in order.peers.values()):
+            unheard[key] = max(unheard.get(key, 0), order.end + 1)
+        return append(entry)
+
+    order.append = watched_append  # type: ignore[method-assign]
