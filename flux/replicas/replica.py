@@ -44,6 +44,7 @@ from partitioning.table import ReplicaAt
 
 #: Steps that may wait for their commit when a tick is ordered. Rows are bounded by credit, ticks by nothing else.
 UNCOMMITTED_MAX = 1024
+ByOutlet = Sequence[Clustered | None]
 #: Looked up often.
 _TICK, _FINISH = StepKind.TICK, StepKind.FINISH
 
@@ -90,7 +91,7 @@ class Replica:
         self._checksums = Checksums()
         self.limits = limits
         self._applies = kind.applies  # while another leads
-        self._compared = compared(stage)  # its output, with that of the others
+        self.compared = compared(stage)  # its output, with that of the others
         self._alive_since = 0  # steps that were applied when it came to life
         self.waits = Waiting(stage.edges_in, partition, self.where)
         self.add: Callable[[Slice], None] = self.waits.add
@@ -135,7 +136,7 @@ class Replica:
         for outlet in self.outlets:
             producer = outlet.producer
             assert producer.finished == self.finished, f"stream {producer.stream} and its partition end apart"
-        if self._compared:
+        if self.compared:
             self._checksums.validate(applied)
         if self.exit is not None:
             assert not self.stage.edges_out, "output of a stage in the middle leaves the dataflow"
@@ -171,7 +172,7 @@ class Replica:
         return {
             "applied": self.applied,
             "checksum": self.checksum,
-            "compared": self._compared,
+            "compared": self.compared,
             "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
             "committed": self.order.committed,
             "silent": self._silent,
@@ -187,7 +188,7 @@ class Replica:
     def adopt(self, state: dict[str, Any]) -> None:
         """Become what ``state`` describes; the operator has been restored."""
         self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
-        self._compared = state.get("compared", self._compared)
+        self.compared = state.get("compared", self.compared)
         self._alive_since, self._silent = self.applied, state.get("silent", 0)
         self._checksums = Checksums()
         self._note()
@@ -246,15 +247,15 @@ class Replica:
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
-        if self._compared and not self.order.peers and self.applied >= self._claim.steps:
-            self._compared, self._checksums = False, Checksums()  # until somebody gets a copy
+        if self.compared and not self.order.peers and self.applied >= self._claim.steps:
+            self.compared, self._checksums = False, Checksums()  # until somebody gets a copy
         self.release()
 
     def compare(self) -> None:
         """Another replica gets a copy of the state that is here now: what both give after it is compared. The plan does not
         say so where a stage has got other replicas since (design: compared-since)."""
-        if not self._compared:
-            self._compared, self._checksums = True, Checksums()
+        if not self.compared:
+            self.compared, self._checksums = True, Checksums()
             self._note()
 
     def follow(self) -> None:
@@ -329,10 +330,8 @@ class Replica:
         """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
         applied now, in the order of each stream."""
         assert self.ready(now)
-        if self._output is None:
-            rows = self.begin(now)
-            if rows is not None:
-                self.process(rows)
+        if self._output is None and (rows := self.begin(now)) is not None:
+            self.process(rows)
         return self.go_on()
 
     def begin(self, now: float) -> pa.RecordBatch | None:
@@ -358,12 +357,14 @@ class Replica:
         """Apply the rows of the step that has begun."""
         self._output = self.blame.guard("process", self.applying, lambda: self._parts(self.operator.process(rows)))
 
-    def give(self, output: list[pa.RecordBatch], clustered: Sequence[Clustered | None] = ()) -> None:
-        """What the step that has begun gives has been found elsewhere; see ``go_on``. ``clustered``: the same for each outlet,
-        where that is known, of a single batch that needs no cut."""
-        if clustered:
-            self._hand_on(output[0], clustered)
-        self._output = iter(()) if clustered else self._parts(output)
+    def give(self, output: list[pa.RecordBatch]) -> None:
+        """What the step that has begun gives has been found elsewhere; see ``go_on``."""
+        self._output = self._parts(output)
+
+    def give_one(self, batch: pa.RecordBatch, clustered: ByOutlet, checksum: int) -> None:
+        """The same of a batch that needs no cut, by partition for each outlet, and the ``checksum`` of all output with it."""
+        self._output = iter(())
+        self._hand_on(batch, clustered, checksum)
 
     def go_on(self) -> list[Slice]:
         """Hand on what the step gives that is under way; see ``step``."""
@@ -397,7 +398,7 @@ class Replica:
             self.finished = True
         self.applied += 1
         self.slices += len(self.applying)
-        if self._compared and self._note():
+        if self.compared and self._note():
             self._checksums.forget(self.order.peers.values())
         if self.applied == self._claim.steps:
             self._check_repetition()
@@ -416,7 +417,7 @@ class Replica:
     def claim(self) -> Claim:
         """What those may check one day who keep checkpoints: of the newest committed output."""
         steps = min(self.applied, self.order.committed)
-        checksum = self.checksum_at(steps) if self._compared else None
+        checksum = self.checksum_at(steps) if self.compared else None
         return NO_CLAIM if checksum is None else Claim(steps, checksum)
 
     def _note(self) -> bool:
@@ -425,7 +426,7 @@ class Replica:
 
     def _check_repetition(self) -> None:
         """What the lost primary has given may be outside: it cannot be taken back."""
-        if self._compared and self.checksum != self._claim.checksum:
+        if self.compared and self.checksum != self._claim.checksum:
             raise other_output(self.where, self.applied)
 
     def checksum_at(self, applied: int) -> int | None:
@@ -458,9 +459,8 @@ class Replica:
         self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
 
     def _append(self, now: float, chosen: list[Slice], kind: StepKind) -> None:
-        now = max(now, self._latest)
-        self._latest, self._ticked = now, kind is _TICK
-        self.order.append(entry_of(chosen, now, kind))
+        self._latest, self._ticked = max(now, self._latest), kind is _TICK
+        self.order.append(entry_of(chosen, self._latest, kind))
 
     def _parts(self, output: Batches) -> Iterator[pa.RecordBatch]:
         if fits(output, self.stage, self.limits):
@@ -481,12 +481,12 @@ class Replica:
             batch, self._unsent = self._unsent, None
             self._hand_on(batch)
 
-    def _hand_on(self, batch: pa.RecordBatch, clustered: Sequence[Clustered | None] = ()) -> None:
+    def _hand_on(self, batch: pa.RecordBatch, clustered: ByOutlet = (), checksum: int | None = None) -> None:
         if self.applied < self._silent:
             return
         self.rows_out += batch.num_rows
-        if self._compared:
-            self.checksum = extend(self.checksum, batch)
+        if self.compared:
+            self.checksum = extend(self.checksum, batch) if checksum is None else checksum
         for place, outlet in enumerate(self.outlets):
             outlet.send(batch, self.context.created, clustered[place] if clustered else None)
         if self.exit is not None:

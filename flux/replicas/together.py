@@ -14,6 +14,7 @@ import pyarrow as pa
 from flux.dataflow.chained import Chained
 from flux.dataflow.together import FailedPartition, Results, aggregate_of, process_each
 from flux.replicas.replica import Replica
+from flux.stream.checksum import extend_apart
 from flux.stream.receiver import Slice
 from partitioning.cluster import owned
 
@@ -70,12 +71,15 @@ def _give_each(replicas: Sequence[Replica], results: Results) -> None:
     chained = isinstance(first.operator, Chained)
     of_outlets = [] if chained else [outlet.clustered_each(batch, rows) for outlet in first.outlets]
     whole = batch.nbytes <= first.limits.batch_max_bytes
+    checksums = [replica.checksum for replica in replicas]
+    if any(replica.compared for replica in replicas) and not chained:
+        checksums = extend_apart(checksums, batch, rows)
     for at, (replica, end) in enumerate(zip(replicas, accumulate(rows), strict=True)):
         mine = batch.slice(end - rows[at], rows[at])
         if rows[at] < least:
             mine = owned(mine)
         elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
-            replica.give([mine], [clustered[at] for clustered in of_outlets])
+            replica.give_one(mine, [clustered[at] for clustered in of_outlets], checksums[at])
             continue
         replica.give(_through(replica, mine) if chained else [mine])
 

@@ -7,11 +7,14 @@ a slice or behind its end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+
+Columns = list[tuple[int, memoryview]]
 
 #: Asked for every column of every step: a look at the number of a type takes a tenth of the time of a comparison of types.
 _FIXED: dict[int, bool] = {}
@@ -36,19 +39,33 @@ def extend_each(checksum: int, batch: pa.RecordBatch, sizes: Sequence[int]) -> l
     found: list[int] = []
     start = 0
     for rows in sizes:
-        if columns is None:
-            checksum = extend(checksum, batch.slice(start, rows))
-        else:
-            digest = xxhash.xxh3_64(checksum.to_bytes(8, "little") + rows.to_bytes(8, "little"))
-            for width, values in columns:
-                digest.update(values[start * width : (start + rows) * width])
-            checksum = digest.intdigest()
+        checksum = _extended(checksum, batch, columns, start, rows)
         start += rows
         found.append(checksum)
     return found
 
 
-def _values(batch: pa.RecordBatch) -> list[tuple[int, memoryview]] | None:
+def extend_apart(checksums: Sequence[int], batch: pa.RecordBatch, sizes: Sequence[int]) -> list[int]:
+    """The checksum of each of several streams through its next batch, where these lie one behind the other."""
+    columns = _values(batch)
+    starts = accumulate(sizes, initial=0)
+    return [
+        _extended(checksum, batch, columns, start, rows)
+        for checksum, start, rows in zip(checksums, starts, sizes, strict=False)
+    ]
+
+
+def _extended(checksum: int, batch: pa.RecordBatch, columns: Columns | None, start: int, rows: int) -> int:
+    """``extend`` by so many rows of a batch, of which ``columns`` are the ``_values``."""
+    if columns is None:
+        return extend(checksum, batch.slice(start, rows))
+    digest = xxhash.xxh3_64(checksum.to_bytes(8, "little") + rows.to_bytes(8, "little"))
+    for width, values in columns:
+        digest.update(values[start * width : (start + rows) * width])
+    return digest.intdigest()
+
+
+def _values(batch: pa.RecordBatch) -> Columns | None:
     """Bytes of a value, and all of them, of each column; None where some are null, or not as long as others."""
     found = []
     for column in batch.columns:

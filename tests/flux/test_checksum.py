@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.stream.checksum import extend, extend_each
+from flux.stream.checksum import extend, extend_apart, extend_each
 
 VALUES = {
     "int64": pa.array([1, None, 3, 4, None, 6], pa.int64()),
@@ -38,6 +38,18 @@ def test_a_slice_counts_as_the_rows_that_it_shows(kind: str) -> None:
     for start, rows in [(0, 6), (1, 4), (2, 3), (5, 1), (3, 0)]:
         shown = column.slice(start, rows)
         assert checksum(shown) == checksum(pa.array(shown.to_pylist(), column.type)), (start, rows)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("nulls", [True, False])
+def test_streams_side_by_side_have_the_checksums_that_they_have_alone(kind: str, nulls: bool) -> None:
+    values = [value for value in VALUES[kind].to_pylist() if nulls or value is not None]
+    column = pa.array(values, VALUES[kind].type)
+    batch = pa.RecordBatch.from_arrays([pa.concat_arrays([column] * 3)], ["c"]).slice(1)
+    sizes, before = [2, 1, 0, 3] if len(batch) >= 6 else [0, 0], [7, 1 << 63, 0, 9]
+    parts = [batch.slice(sum(sizes[:at]), rows) for at, rows in enumerate(sizes)]
+    expected = [extend(checksum, part) for checksum, part in zip(before, parts, strict=False)]
+    assert extend_apart(before[: len(sizes)], batch, sizes) == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != "null"])

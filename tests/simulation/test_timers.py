@@ -185,16 +185,16 @@ def fires_by_its_own_clock(patch: Patch) -> None:
 
 def fires_without_being_told(patch: Patch) -> None:
     """A secondary fires what is due at any step."""
-    begin = Replica._begin
+    begin = Replica.begin
 
-    def broken(self: Replica, now: float) -> bool:
+    def broken(self: Replica, now: float) -> Any:
         if not self.primary:
             for name in self.context.timers.due(self.order[self.applied].now):
                 if self.context.timers.take(name, now):
                     list(self.operator.on_timer(name) or ())
         return begin(self, now)
 
-    patch.setattr(Replica, "_begin", broken)
+    patch.setattr(Replica, "begin", broken)
 
 
 def lets_rows_go_first(patch: Patch) -> None:
