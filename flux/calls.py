@@ -58,10 +58,10 @@ def unknown(called: str, name: str, known: Sequence[str]) -> UsageError:
     return UsageError(f"{called} has no option {name!r:.100}{nearest(name, known)}; it has {', '.join(known)}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What may have been meant, as a part of a message; empty if nothing is near."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """What may have been meant, as a part of a message, with what is in front of all names; empty if nothing is near."""
     import difflib
 
     plain = {each.lower().replace("_", ""): each for each in known}
     found = difflib.get_close_matches(name.lower().replace("_", ""), plain, 1)
-    return f", did you mean {plain[found[0]]!r}?" if found else ""
+    return f", did you mean {prefix + plain[found[0]]!r}?" if found else ""

@@ -153,7 +153,8 @@ class Settings:
         for key in given:
             if key not in by_key:
                 raise UsageError(
-                    f"unknown setting {PREFIX}{key}{nearest(key, by_key)}; known are {', '.join(sorted(by_key))}"
+                    f"unknown setting {PREFIX}{key}{nearest(key, by_key, PREFIX)}; known are, behind {PREFIX}, "
+                    f"{', '.join(sorted(by_key))}"
                 )
         for name in overrides:
             if name not in keywords:
@@ -214,10 +215,11 @@ def _parsed(what: str, raw: Any, kind: str, example: str) -> Any:
 def _quantity(raw: Any, units: Mapping[str, float]) -> float:
     if isinstance(raw, int | float) and not isinstance(raw, bool):
         return raw
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", raw)
+    match = re.fullmatch(r"\s*(-?[0-9.]+)\s*([a-zA-Z]*)\s*", raw)
     if match is None:
         raise ValueError(raw)
-    return float(match[1]) * units[match[2].lower()]
+    value = float(match[1]) * units[match[2].lower()]
+    return value + 0.0  # no -0
 
 
 def _whole(raw: Any) -> int:

@@ -73,7 +73,9 @@ def test_the_name_of_an_executor_tells_sparks_own_id() -> None:
         (s, raw)
         for s in TABLE
         for raw in ("many", "12 parsecs", "", "-1 s", [1])
-        if s.kind != "text" and (s.kind != "labels" or raw not in ("many", ""))
+        if s.kind != "text"
+        and (s.kind != "labels" or raw not in ("many", ""))
+        and (s.kind not in ("seconds", "bytes") or raw != "-1 s")
     ],
     ids=lambda value: getattr(value, "name", repr(value)),
 )
@@ -93,6 +95,13 @@ def test_a_setting_out_of_range_says_what_is_accepted() -> None:
         Settings.of(None, partitions=4097)
 
 
+@pytest.mark.parametrize("setting", [s for s in TABLE if s.kind in ("seconds", "bytes")], ids=lambda s: s.key)
+def test_a_negative_amount_is_out_of_range(setting: Any) -> None:
+    raw = "-5s" if setting.kind == "seconds" else "-5m"
+    with pytest.raises(flux.UsageError, match=rf"{re.escape(setting.key)}: '{raw}' is out of range, at least"):
+        Settings.of({f"spark.flux.{setting.key}": raw})
+
+
 def test_unknown_settings_are_refused_with_those_that_exist() -> None:
     with pytest.raises(
         flux.UsageError,
@@ -100,7 +109,8 @@ def test_unknown_settings_are_refused_with_those_that_exist() -> None:
     ):
         Settings.of(None, log_max_byte="1m")
     with pytest.raises(
-        flux.UsageError, match=r"unknown setting spark\.flux\.worker, did you mean 'workers'.; known are .*workers"
+        flux.UsageError,
+        match=r"unknown setting spark\.flux\.worker, did you mean 'spark\.flux\.workers'.; known are, behind spark\..*workers",
     ):
         Settings.of({"spark.flux.worker": "1", "spark.other": "x"})
 
