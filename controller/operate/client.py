@@ -67,8 +67,7 @@ class Client:
 
     def ask(self, request: Request, expected: type[A], timeout_s: float = ANSWER_S) -> A:
         """The answer. Unreachable if none comes in time; RequestRefused if the controller says no."""
-        if not listening(self.connection.endpoint):
-            raise Unreachable(f"query {self._name} has ended: nobody listens at {self.connection.endpoint}")
+        self._must_listen()
         number = next(self._numbers)
         numbered = msgspec.structs.replace(request, number=number)
         self._link.send(encode_request(numbered))
@@ -98,10 +97,15 @@ class Client:
                     "secret",
                     f"query {self._name}: {self._link.problem}: the connection file is another's or an old one",
                 )
+        self._must_listen()  # it may have ended meanwhile
         raise Unreachable(
             f"query {self._name} (process {self.connection.pid}) does not answer within {timeout_s:g} s at "
             f"{self.connection.endpoint}: is its driver paused or overloaded?"
         )
+
+    def _must_listen(self) -> None:
+        if not listening(self.connection.endpoint):
+            raise Unreachable(f"query {self._name} has ended: nobody listens at {self.connection.endpoint}")
 
     @property
     def _name(self) -> str:

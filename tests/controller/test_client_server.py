@@ -256,6 +256,19 @@ def test_a_query_that_has_just_ended_is_unreachable_at_once() -> None:
         client.ask(GetStatus(), Status, timeout_s=3600)
 
 
+def test_a_query_that_ends_while_it_is_asked_has_ended_and_is_not_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([True, False])
+    with served("clicks", "aa11"), socket.socket() as silent:
+        found = choose(None)
+        monkeypatch.setattr(client_module, "listening", lambda endpoint: next(answers))
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        asked = msgspec.structs.replace(found, id="mute", name="mute", endpoint=endpoint)
+        with Client(asked) as client, pytest.raises(Unreachable, match="query mute has ended"):
+            client.ask(GetStatus(), Status, 0.05)
+
+
 # ---- bad input at the port
 
 NONSENSE: dict[str, list[bytes]] = {
