@@ -20,8 +20,9 @@ from partitioning.cluster import owned
 
 #: Of larger steps the rows cost more than the calls.
 ROWS_MAX = 1024
-#: Output of one call shares memory until the last of it is gone. What has less than this part of a fair share is copied, so that
-#: a log holds a few times of what it counts at most.
+#: Output of one call shares memory until the last of it is gone. What has less than this part of a fair share is copied: all logs
+#: of a worker together then hold four times of their bound at most. What waits for a sink has a bound for each partition, and is
+#: always copied.
 LEAST_SHARE = 1 / 4
 
 
@@ -76,7 +77,7 @@ def _give_each(replicas: Sequence[Replica], results: Results) -> None:
         checksums = extend_apart(checksums, batch, rows)
     for at, (replica, end) in enumerate(zip(replicas, accumulate(rows), strict=True)):
         mine = batch.slice(end - rows[at], rows[at])
-        if rows[at] < least:
+        if rows[at] < least or replica.exit is not None:
             mine = owned(mine)
         elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
             replica.give_one(mine, [clustered[at] for clustered in of_outlets], checksums[at])

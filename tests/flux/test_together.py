@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from one_worker import Kept, kept, planned, work, worker
 
 import flux
+from controller.dag import compile_plan
 from flux.dataflow.chained import Chained
 from flux.dataflow.operator import Context
 from flux.dataflow.together import FailedPartition, goes_together, process_each
 from flux.errors import UserCodeError
 from flux.replicas import together
+from flux.settings import Settings
 from partitioning.cluster import Clustered
 
 SCHEMA = pa.schema(
@@ -303,6 +305,27 @@ def test_output_of_a_small_share_does_not_keep_that_of_the_others(monkeypatch: p
     for rows, kept_rows in held:
         assert kept_rows <= rows / together.LEAST_SHARE * 6, (rows, kept_rows)
     assert any(kept_rows > rows > 1 for rows, kept_rows in held), "most share"
+
+
+def test_what_waits_for_a_sink_is_its_own() -> None:
+    """It has a bound for each partition: one that is stuck must not hold what others gave."""
+    source = flux.source(lambda p: iter([pairs(*[(k, 1) for k in range(100)])]), PAIRS, 1)
+    flow = flux.stage(key="k", partitions=6, output_mode="update")(Sums)(source).to(Stuck())
+    core = worker(compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"s"))
+    for now in range(20):
+        list(core.poll(float(now)))
+        while core.read(True, float(now)):
+            pass
+        work(core, float(now))
+    held = [kept for replica in core.replicas.values() for kept in replica.exit.state()[2]]  # type: ignore[union-attr]
+    assert len(held) > 3
+    for _, _, batch in held:
+        assert batch.column(0).buffers()[1].size < 8 * batch.num_rows + 64
+
+
+class Stuck(flux.Sink):
+    def write(self, partition: int, batches: Any) -> None:
+        raise AssertionError("nobody calls it here")
 
 
 def home(key: int) -> int:
