@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from flux.host.gathering import SMALL_ROWS
 from flux.replicas.replica import Replica
+from flux.replicas.together import may_go_together
 from flux.stream.receiver import Slice
 from partitioning.ids import PartitionKey
 
@@ -100,16 +101,15 @@ class Turns:
         if first is None:
             return []
         found = [first]
-        if len(self._ready) < 2 or not first.goes_together or not first.between_steps:
+        if len(self._ready) < 2 or not may_go_together(first):
             return found
         for key in self._order[0]:
-            if key not in self._ready or key == first.key:
-                continue
-            other = self._replicas[key]
-            if other.between_steps and self._is_ready(key, now + wall_ahead):
-                found.append(other)
-                if len(found) == TOGETHER_MAX:
-                    break
+            if len(found) == TOGETHER_MAX:
+                break
+            if key in self._ready and key != first.key and self._is_ready(key, now + wall_ahead):
+                other = self._replicas[key]
+                if may_go_together(other):
+                    found.append(other)
         return found
 
     def stepped(self, replicas: Iterable[Replica]) -> None:

@@ -26,16 +26,25 @@ ROWS_MAX = 1024
 LEAST_SHARE = 1 / 4
 
 
+def may_go_together(replica: Replica) -> bool:
+    """Whether the next step of a replica that is ready is one for ``step_together``: with rows, few as far as is known, and
+    without code of the user's. A timer or an end may take as long as it likes, and the worker says that it is at it."""
+    if not replica.goes_together or not replica.between_steps:
+        return False
+    if replica.applied < replica.order.end:
+        return 0 < replica.order[replica.applied].rows <= ROWS_MAX
+    return not replica.context.timers.pending and 0 < replica.waits.next_rows <= ROWS_MAX
+
+
 def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
-    """``step`` of each, through the first whose step is large: the others have their turn after that. All are of one stage,
-    between two steps and ready for one, and their operators go together."""
+    """``step`` of each, through the first whose step is large after all: the others have their turn after that. All are of one
+    stage and ready, and ``may_go_together``."""
     few: list[tuple[Replica, pa.RecordBatch]] = []
     begun = 0
     for replica in replicas:
         rows = replica.begin(now)
         begun += 1
-        if rows is None:
-            continue  # a step without rows has no part in it
+        assert rows is not None, f"{replica.where}: a step without rows among those that go together"
         if 0 < rows.num_rows <= ROWS_MAX and (not few or replica.context.input == few[0][0].context.input):
             few.append((replica, rows))
         else:

@@ -110,6 +110,14 @@ class Waiting:
             return min(most, STEP_ROWS)
         return most if self._row_s * most <= STEP_S else min(most, max(int(STEP_S / self._row_s), STEP_ROWS))
 
+    @property
+    def next_rows(self) -> int:
+        """Of the slice that ``choose`` begins with. 0: it has none, or it is not known which it is."""
+        if not self.arrivals:
+            return 0
+        stream = self.arrivals[0]
+        return self.by_stream[stream][self._ordered.get(stream, 0)].rows
+
     # ---- for a step that is ordered
 
     def has(self, entry: OrderEntry) -> bool:

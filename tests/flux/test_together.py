@@ -21,6 +21,8 @@ from flux.dataflow.chained import Chained
 from flux.dataflow.operator import Context
 from flux.dataflow.together import FailedPartition, goes_together, process_each
 from flux.errors import UserCodeError
+from flux.host.notes import PARTITION
+from flux.host.stage_worker import StageWorker
 from flux.replicas import together
 from flux.settings import Settings
 from partitioning.cluster import Clustered
@@ -272,6 +274,47 @@ def test_an_error_of_the_second_operator_names_the_partition() -> None:
         UserCodeError, match=rf"partition {home(13)}: process\(\) raised ValueError: 13 \(at stream 0.0"
     ):
         run(chained, [pairs((1, 1), (2, 1), (3, 1), (4, 1), (13, 1))])
+
+
+class Endings(flux.Aggregate):
+    total = flux.sum("x")
+    at: list[tuple[int, int, str]]
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        context.set_timer(0.0, "once")
+
+    def on_timer(self, name: str) -> None:
+        self.at.append((at_work[0].note[PARTITION], self.context.partition, "timer"))
+
+    def finish(self) -> Any:
+        self.at.append((at_work[0].note[PARTITION], self.context.partition, "finish"))
+        return super().finish()
+
+
+at_work: list[Any] = []
+
+
+def test_timers_and_ends_are_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are code of the user's, which may take long: whoever looks sees which partition it is."""
+    Endings.at = []
+    step = StageWorker._step
+
+    def watched(self: StageWorker, replicas: Sequence[Any], now: float) -> None:
+        at_work[:] = [self]
+        step(self, replicas, now)
+
+    monkeypatch.setattr(StageWorker, "_step", watched)
+    source = flux.source(lambda p: iter([pairs(*[(k, 1) for k in range(40)])] * 6), PAIRS, 1)
+    flow = flux.stage(key="k", partitions=6, output_mode="complete")(Endings), flux.stage(partitions=1)(Newest)
+    core = worker(planned(*flow, source=source))
+    for now in range(40):
+        list(core.poll(float(now)))
+        while core.read(True, float(now)):
+            pass
+        work(core, float(now))
+    assert len(Endings.at) == 12
+    assert all(noted == partition for noted, partition, _ in Endings.at)
 
 
 def test_whose_rows_failed_is_said_as_if_it_had_been_alone() -> None:
