@@ -488,4 +488,9 @@ def _counted(values: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> tuple
 
 
 def _doubles(values: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+    """A column of doubles, with one NaN: which bits a sum of two has depends on the loop that added them up, and replicas are
+    compared bit by bit."""
+    nan = np.isnan(values)
+    if nan.any():
+        values = np.where(nan, np.nan, values)
     return pa.Array.from_buffers(pa.float64(), len(values), [validity_buffer(valid), pa.py_buffer(values)])

@@ -64,9 +64,11 @@ class Clustering:
         self._schema = schema
         self._views = [i for i, type_ in enumerate(types) if type_.id in _UNVIEWED]
         self._shares = any(_may_share(type_) for type_ in types)
-        self._copy = copier(schema)
         # Of a dictionary that would be the numbers in it, and what is shared is most of it.
         self._row_bytes = None if self._shares else row_bytes(schema)
+        self._copy = copier(schema)
+        #: Whether all rows have as many bytes, whatever else lies in the buffers that they are in.
+        self.counts_rows = self._row_bytes is not None
         key = kind_of(types[self._keys[0]]) if len(self._keys) == 1 else None
         self._one_word = key is not None and key < BYTES
         self._as_numbered = np.arange(partitions, dtype=np.int32)

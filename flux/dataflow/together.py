@@ -68,11 +68,12 @@ def goes_together(of_stage: Operator) -> bool:
 
 def process_each(operators: Sequence[Aggregate], batch: pa.RecordBatch, rows: Sequence[int]) -> Results | None:
     """``process`` of each, with so many rows of the batch, one partition behind the other; each has some. All are of one stage,
-    and the rows of the same input of it. None: they give nothing now. FailedPartition where a sum does not fit."""
+    and the rows of the same input of it. None: they give nothing now. FailedPartition where a sum, or a key,
+    does not fit."""
     first, which = operators[0], operators[0].context.input
     indexes = [_index(operator) for operator in operators]
     ends = np.array(list(accumulate(rows)))
-    places = np.array([_ready_for(operator, more) for operator, more in zip(operators, rows, strict=True)])
+    places = np.array([_ready_for(operators, at, more) for at, more in enumerate(rows)])
     slots = slots_each(indexes, [batch.column(at) for at in first._keys_at[which]], ends, places, TABLE)
     for operator, index in zip(operators, indexes, strict=True):
         operator._size = size = len(index)
@@ -100,16 +101,20 @@ def _index(operator: Aggregate) -> KeyIndex:
     return operator._index
 
 
-def _ready_for(operator: Aggregate, rows: int) -> np.ndarray:
+def _ready_for(operators: Sequence[Aggregate], at: int, rows: int) -> np.ndarray:
     """Where it keeps its state, as kernels take it, with room for so many new keys: table of keys, marks, measure by measure.
     Looked up again only when something has grown: an address of an array takes longer than all the rest."""
+    operator = operators[at]
     index, size = _index(operator), operator._size + rows
     words = index.words
-    if words is not None:
-        words.reserve(rows)
-    for made in operator._accumulators:
-        made.reserve(size)
-    mark = operator._next_mark(size)
+    try:
+        if words is not None:
+            words.reserve(rows)
+        for made in operator._accumulators:
+            made.reserve(size)
+        mark = operator._next_mark(size)
+    except MemoryError as error:
+        raise FailedPartition(at, error) from error
     found = operator._places
     rooms = (
         0 if words is None else words.capacity,
@@ -122,8 +127,8 @@ def _ready_for(operator: Aggregate, rows: int) -> np.ndarray:
         measures = [(*made.places(), 0, 0) for made in operator._accumulators]
         found = operator._places = Places(rooms, np.array([table, marks, *measures], np.int64))
     found.at[MARKS, 1] = mark
-    at: np.ndarray = found.at
-    return at
+    kept: np.ndarray = found.at
+    return kept
 
 
 def _note_changes(operators: Sequence[Aggregate], slots: np.ndarray, ends: Sequence[int]) -> None:

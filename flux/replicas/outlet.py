@@ -41,11 +41,13 @@ class Outlet:
 
     def clustered_each(self, batch: pa.RecordBatch, rows: Sequence[int]) -> Sequence[Clustered | None]:
         """Batches that lie one behind the other, of so many rows each, by partition: for this outlet, and those of other
-        partitions on the same edge. They share memory. None: whose turn it is, only the outlet knows."""
-        if not self.key:
-            return [None] * len(rows)
+        partitions on the same edge. They share memory. None: each outlet is to do it. Without a key only it knows whose turn it
+        is; and what text takes of a log would depend on what lies beside it (design: log-share)."""
         batch = picked(batch, self.columns)
-        return self._clustering_of(batch).each_by_key(batch, rows, self.producer.by_rank)
+        clustering = self._clustering_of(batch)
+        if not self.key or not clustering.counts_rows:
+            return [None] * len(rows)
+        return clustering.each_by_key(batch, rows, self.producer.by_rank)
 
     def _clustering_of(self, batch: pa.RecordBatch) -> Clustering:
         if self._clustering is None:

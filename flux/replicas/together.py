@@ -20,6 +20,8 @@ from partitioning.cluster import owned
 
 #: Of larger steps the rows cost more than the calls.
 ROWS_MAX = 1024
+#: So are those whose rows lie in more memory, much of which may be that of others: all rows of a call are copied together.
+BYTES_MAX = 1 << 20
 #: Output of one call shares memory until the last of it is gone. What has less than this part of a fair share is copied: all logs
 #: of a worker together then hold four times of their bound at most. What waits for a sink has a bound for each partition, and is
 #: always copied.
@@ -45,7 +47,8 @@ def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
         rows = replica.begin(now)
         begun += 1
         assert rows is not None, f"{replica.where}: a step without rows among those that go together"
-        if 0 < rows.num_rows <= ROWS_MAX and (not few or replica.context.input == few[0][0].context.input):
+        small = 0 < rows.num_rows <= ROWS_MAX and rows.get_total_buffer_size() <= BYTES_MAX
+        if small and (not few or replica.context.input == few[0][0].context.input):
             few.append((replica, rows))
         else:
             replica.process(rows)
@@ -85,13 +88,28 @@ def _give_each(replicas: Sequence[Replica], results: Results) -> None:
     if any(replica.compared for replica in replicas) and not chained:
         checksums = extend_apart(checksums, batch, rows)
     for at, (replica, end) in enumerate(zip(replicas, accumulate(rows), strict=True)):
-        mine = batch.slice(end - rows[at], rows[at])
+        mine = _as_alone(batch.slice(end - rows[at], rows[at]))
         if rows[at] < least or replica.exit is not None:
             mine = owned(mine)
         elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
             replica.give_one(mine, [clustered[at] for clustered in of_outlets], checksums[at])
             continue
         replica.give(_through(replica, mine) if chained else [mine])
+
+
+def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without what says that nothing is null, which is there because of another partition: it would count as bytes."""
+    columns = batch.columns
+    spare = [not column.null_count and column.buffers()[0] is not None for column in columns]
+    if not any(spare):
+        return batch
+    plain = [
+        pa.Array.from_buffers(column.type, len(column), [None, *column.buffers()[1:]], 0, column.offset)
+        if drop
+        else column
+        for column, drop in zip(columns, spare, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(plain, schema=batch.schema)
 
 
 def _through(replica: Replica, results: pa.RecordBatch) -> list[pa.RecordBatch]:

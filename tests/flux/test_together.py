@@ -25,7 +25,10 @@ from flux.host.notes import PARTITION
 from flux.host.stage_worker import StageWorker
 from flux.replicas import together
 from flux.settings import Settings
+from flux.stream.checksum import extend
+from flux.stream.producer import Producer
 from partitioning.cluster import Clustered
+from partitioning.ids import StreamId
 
 SCHEMA = pa.schema(
     [("k", pa.int32()), ("word", pa.string()), ("i", pa.int16()), ("u", pa.uint64()), ("f", pa.float32())]
@@ -119,6 +122,25 @@ def test_state_that_has_grown_is_found_where_it_is_now() -> None:
         assert found is not None
         expected = [operator.process(part)[0] for operator, part in zip(theirs, parts, strict=True)]
         assert found.batch.equals(pa.concat_batches(expected))
+
+
+class Reals(flux.Aggregate):
+    total, average = flux.sum("x"), flux.mean("x")
+
+
+def test_a_result_that_is_no_number_has_the_same_bits_whoever_lies_beside_it() -> None:
+    """A null anywhere in a batch leads to another loop, in which the sum of two NaN has other bits; replicas compare bits."""
+    schema = pa.schema([("k", pa.int64()), ("x", pa.float64())])
+    ours, theirs = [Reals(), Reals()], Reals()
+    for operator in (*ours, theirs):
+        operator.open(Context("reals", key=("k",), schemas=(schema,), output_mode="update"))
+    x = pa.array([np.inf, -np.inf, np.nan], pa.float64())
+    mine = pa.record_batch([pa.array([1, 1, 1]), x], schema=schema)
+    other = pa.record_batch([pa.array([1]), pa.array([None], pa.float64())], schema=schema)
+    found = process_each(ours, pa.concat_batches([mine, other]), [3, 1])
+    (alone,) = theirs.process(mine)
+    assert found is not None
+    assert extend(0, found.batch.slice(0, 1)) == extend(0, alone)
 
 
 class Plain(flux.Aggregate):
@@ -274,6 +296,48 @@ def test_an_error_of_the_second_operator_names_the_partition() -> None:
         UserCodeError, match=rf"partition {home(13)}: process\(\) raised ValueError: 13 \(at stream 0.0"
     ):
         run(chained, [pairs((1, 1), (2, 1), (3, 1), (4, 1), (13, 1))])
+
+
+def test_rows_in_much_memory_are_applied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(operators: Any, batch: pa.RecordBatch, rows: Sequence[int]) -> Any:
+        calls.append(batch.nbytes)
+        return process_each(operators, batch, rows)
+
+    monkeypatch.setattr(together, "process_each", counted)
+    monkeypatch.setattr(together, "BYTES_MAX", 1000)
+    run(Sums, [pairs(*[(k, 1) for k in range(2000)])])
+    assert calls == []
+    run(Sums, [pairs(*[(k, 1) for k in range(20)])])
+    assert calls
+
+
+def test_what_text_takes_of_a_log_does_not_depend_on_who_lies_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[list[tuple[StreamId, int]]] = []
+    append = Producer.append
+
+    def watched(self: Producer, data: Clustered, *more: Any) -> None:
+        if self.stream.edge == 1:
+            sizes[-1].append((self.stream, data.nbytes))
+        append(self, data, *more)
+
+    monkeypatch.setattr(Producer, "append", watched)
+    schema = pa.schema([("k", pa.string()), ("x", pa.int64())])
+    rows = pa.record_batch([[f"{k}" * (k % 9 + 1) for k in range(60)], [k or None for k in range(60)]], schema=schema)
+    for most in (64, 1):
+        monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", most)
+        sizes.append([])
+        source = flux.source(lambda p: iter([rows] * 3), schema, 1)
+        first = flux.stage(key="k", partitions=6, output_mode="update")(Sums)
+        core = worker(planned(first, flux.stage(key="k", partitions=2)(Newest), source=source))
+        for now in range(20):
+            list(core.poll(float(now)))
+            while core.read(True, float(now)):
+                pass
+            work(core, float(now))
+    assert sorted(sizes[0]) == sorted(sizes[1])
+    assert len(sizes[0]) >= 6
 
 
 class Endings(flux.Aggregate):
