@@ -113,7 +113,7 @@ def test_settings_of_the_session_are_checked_before_anything_starts(spark: Any) 
         (
             "spark.flux.log.maxByte",
             "1m",
-            r"unknown setting spark\.flux\.log\.maxByte, did you mean 'spark\.flux\.log\.maxBytes'.; known are .*log\.maxBytes",
+            r"unknown setting spark\.flux\.log\.maxByte, did you mean 'spark\.flux\.log\.maxBytes'.; known are, .*log\.maxBytes",
         ),
         ("spark.flux.log.maxBytes", "much", r"spark\.flux\.log\.maxBytes: cannot read 'much' as bytes, for example "),
         ("spark.flux.encrypt", "perhaps", r"spark\.flux\.encrypt must be true, false or auto, got 'perhaps'"),
