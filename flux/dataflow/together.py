@@ -68,11 +68,12 @@ def goes_together(of_stage: Operator) -> bool:
 
 def process_each(operators: Sequence[Aggregate], batch: pa.RecordBatch, rows: Sequence[int]) -> Results | None:
     """``process`` of each, with so many rows of the batch, one partition behind the other; each has some. All are of one stage,
-    and the rows of the same input of it. None: they give nothing now. FailedPartition where a sum, or a key,
-    does not fit."""
+    and the rows of the same input of it. None: they give nothing now. FailedPartition where a sum, or a key, does
+    not fit."""
     first, which = operators[0], operators[0].context.input
     indexes = [_index(operator) for operator in operators]
-    ends = np.array(list(accumulate(rows)))
+    row_ends = list(accumulate(rows))
+    ends = np.array(row_ends)
     places = np.array([_ready_for(operators, at, more) for at, more in enumerate(rows)])
     slots = slots_each(indexes, [batch.column(at) for at in first._keys_at[which]], ends, places, TABLE)
     for operator, index in zip(operators, indexes, strict=True):
@@ -84,7 +85,7 @@ def process_each(operators: Sequence[Aggregate], batch: pa.RecordBatch, rows: Se
         if failed >= 0:
             raise FailedPartition(failed, SumOverflowError(made.column, made.result_type))
     if not first._updates:
-        _note_changes(operators, slots, list(accumulate(rows)))
+        _note_changes(operators, slots, row_ends)
         return None
     touched, found = np.empty(len(slots), np.int32), np.empty(len(ends), np.int64)
     kernels.touched_each(slots, ends, places, MARKS, touched, found)

@@ -7,7 +7,6 @@ is called for them is called once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import pyarrow as pa
 
@@ -87,7 +86,7 @@ def _give_each(replicas: Sequence[Replica], results: Results) -> None:
     checksums = [replica.checksum for replica in replicas]
     if any(replica.compared for replica in replicas) and not chained:
         checksums = extend_apart(checksums, batch, rows)
-    for at, (replica, end) in enumerate(zip(replicas, accumulate(rows), strict=True)):
+    for at, (replica, end) in enumerate(zip(replicas, results.ends, strict=True)):
         mine = _as_alone(batch.slice(end - rows[at], rows[at]))
         if rows[at] < least or replica.exit is not None:
             mine = owned(mine)
