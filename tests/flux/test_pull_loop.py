@@ -59,17 +59,21 @@ def read(puller: Puller, pulling: Pulling, most: int = 1) -> list[int]:
     return found
 
 
+def read_to_the_end(puller: Puller, pulling: Pulling) -> list[int]:
+    """Batch by batch: the last acknowledgement may end the query before its answer has left, and what was read counts."""
+    found: list[int] = []
+    with suppress(Stopped):
+        while not pulling.over:
+            found += read(puller, pulling)
+    return found
+
+
 def all_of_it() -> Pulling:
     return Pulling(0, dict.fromkeys(range(PARTITIONS), 0), 30_000)
 
 
 def test_all_rows_come_once_and_then_the_query_has_ended(query: ThreadQuery, puller: Puller) -> None:
-    pulling = all_of_it()
-    found: list[int] = []
-    with suppress(Stopped):  # the last acknowledgement may end the query before its answer has left
-        while not pulling.over:
-            found += read(puller, pulling)
-    assert sorted(found) == list(range(ROWS))
+    assert sorted(read_to_the_end(puller, all_of_it())) == list(range(ROWS))
     query.wait()
 
 
@@ -79,9 +83,7 @@ def test_the_loss_of_a_worker_in_the_middle_is_no_loss_of_rows(query: ThreadQuer
     assert query.server.core.table is not None
     worker = query.server.core.table.stages[0][0][0].worker
     query.server.command(lambda now: query.server.core.on_closed(worker, now))
-    with suppress(Stopped):
-        while not pulling.over:
-            found += read(puller, pulling, 100)
+    found += read_to_the_end(puller, pulling)
     assert sorted(found) == list(range(ROWS))
     assert all(isinstance(error, Fenced) for error in query.raised)
 
