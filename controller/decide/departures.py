@@ -42,17 +42,17 @@ class Departures:
 
     # ---- workers that are emptied
 
-    def begin(self, workers: Sequence[int], why: str, now: float, request: int = 0) -> None:
+    def begin(self, workers: Sequence[int], why: str, now: float, request: int = 0, asked: str = "drain") -> None:
         """These workers are leaving from now on and get no new replicas. UsageError, and nothing changes, if the others
-        could not hold all replicas."""
+        could not hold all replicas; it says what was ``asked``."""
         board = self._board
         if not board.plan.settings.ordered:
             raise UsageError(
-                "cannot drain: replicas that do not keep one order (spark.flux.replicas.ordered) do not move"
+                f"cannot {asked}: replicas that do not keep one order (spark.flux.replicas.ordered) do not move"
             )
         problem = board.placement().too_few(board.wishes, {*self.drains, *workers})
         if problem is not None:
-            raise UsageError(f"cannot drain: {problem}")
+            raise UsageError(f"cannot {asked}: {problem}: that takes more workers, or fewer replicas (flux protect)")
         for worker in workers:
             member = board.members.workers[worker]
             member.leaving = True

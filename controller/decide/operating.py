@@ -105,11 +105,11 @@ class People:
             if worker not in known:
                 raise UsageError(f"cannot {to}: there is no worker {worker}; there are {listed(sorted(known))}")
 
-    def _leave(self, workers: Sequence[int], why: str, now: float, request: int) -> None:
+    def _leave(self, workers: Sequence[int], why: str, now: float, request: int, asked: str = "drain") -> None:
         new = [worker for worker in workers if worker not in self._departures.drains]
         if not new:
             return
-        self._departures.begin(new, why, now, request)
+        self._departures.begin(new, why, now, request, asked)
         for addition in list(self._repairs.under_way.values()):
             if addition.worker in new:
                 self._sweeper.abandon(addition, f"worker {addition.worker} is leaving", now, failed=False)
@@ -139,7 +139,8 @@ class People:
             surplus = sorted(slots.open, reverse=True)[: before - workers]
             gone = [board.members.in_slot(slot) for slot in surplus]
             nodes = [member.node for member in gone if member is not None]
-            self._leave(nodes, f"scale to {count(workers, 'worker')}", now, request)
+            to = f"scale to {count(workers, 'worker')}"
+            self._leave(nodes, to, now, request, to)
             for slot in surplus:
                 slots.close(slot)  # also those that no worker has come for yet
         slots.grow(workers)

@@ -154,6 +154,6 @@ class FarApart:
                 return (
                     f"stage {stage.name} has replicas={stage.replicas}{changes}, and without "
                     f"{named('worker', sorted(leaving))} there "
-                    f"would be {count(len(staying), 'worker')} on {count(executors, 'executor')}: add workers first"
+                    f"would be {count(len(staying), 'worker')} on {count(executors, 'executor')}"
                 )
         return None

@@ -131,8 +131,9 @@ class Aggregate(Operator):
             raise SchemaError(f"{name}: measures {clash} have names of key columns; rename them")
         used = [*key, *(m.column for m in self._measures.values() if m.column is not None)]
         for number, schema in enumerate(schemas):
+            who = name if len(schemas) == 1 else f"{name}, input {number}"
             for column in used:
-                type_ = _field(schema, column, f"{name}, input {number}").type
+                type_ = _field(schema, column, who).type
                 first = schemas[0].field(position(schemas[0], column)).type
                 if type_ != first:
                     raise SchemaError(

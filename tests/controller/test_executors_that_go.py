@@ -43,7 +43,7 @@ def test_where_there_is_no_room_it_is_replaced_when_room_comes() -> None:
 def test_its_replacement_comes_first_where_the_drain_would_leave_too_few() -> None:
     c = Cluster(slots=2, partitions=2)
     c.take(c.core.replace([0], 2, c.now))
-    with pytest.raises(UsageError, match="add workers first"):
+    with pytest.raises(UsageError, match="that takes more workers, or fewer replicas"):
         c.core.leave([0], "its executor goes", c.now)
     c.join(2)
     c.take(c.core.replace([0], 2, c.now))

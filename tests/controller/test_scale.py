@@ -103,3 +103,12 @@ def test_more_workers_than_there_are_task_slots_are_refused_with_the_arithmetic(
         with pytest.raises(UsageError, match=f"cannot scale to 4 workers: {room} task slots exist"):
             c.scale(4)
         assert c.core.missing_slots() == []
+
+
+def test_shrinking_below_what_the_replicas_need_is_refused_in_its_own_words() -> None:
+    c = Cluster(slots=3)
+    with pytest.raises(
+        UsageError, match=r"cannot scale to 1 worker: stage Sums has replicas=2, .*: that takes more workers"
+    ):
+        c.scale(1)
+    assert (c.core.report()["leaving"], c.core.slots) == ([], 3)

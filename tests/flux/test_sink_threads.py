@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -375,8 +376,8 @@ def test_what_is_no_sink_is_refused_with_what_to_do(make: Callable[[Any], Any], 
         make(same(dataframe(SCHEMA)))
 
 
-def test_sinks_that_do_not_fit_are_refused_before_anything_runs() -> None:
-    flow = same(dataframe(SCHEMA)).to_parquet("/tmp/x", roll_bytes="200m")
+def test_sinks_that_do_not_fit_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="200m")
     with pytest.raises(UsageError, match=r"more than spark\.flux\.sink\.maxBytes"):
         ThreadQuery(flow, **ALONE)
     nothing = flux.stage(Nothing)(dataframe(SCHEMA)).to(Table("nothing"))
@@ -396,10 +397,10 @@ def test_sinks_that_do_not_fit_are_refused_before_anything_runs() -> None:
     ],
     ids=["no columns", "intervals", "structs of nothing", "names that differ in case"],
 )
-def test_rows_that_no_file_can_hold_are_refused_before_anything_runs(schema: pa.Schema) -> None:
+def test_rows_that_no_file_can_hold_are_refused_before_anything_runs(schema: pa.Schema, tmp_path: Path) -> None:
     flow = flux.stage(lambda batch: batch)(dataframe(schema))
-    with pytest.raises(SchemaError, match="its output cannot go to parquet files in /tmp/x"):
-        ThreadQuery(flow.to_parquet("/tmp/x"), **ALONE)
+    with pytest.raises(SchemaError, match=f"its output cannot go to parquet files in {tmp_path}"):
+        ThreadQuery(flow.to_parquet(str(tmp_path)), **ALONE)
 
 
 def test_two_sinks_and_a_stage_can_take_the_same_output() -> None:
