@@ -52,7 +52,7 @@ class Departures:
             )
         problem = board.placement().too_few(board.wishes, {*self.drains, *workers})
         if problem is not None:
-            raise UsageError(f"cannot {asked}: {problem}: that takes more workers, or fewer replicas (flux protect)")
+            raise UsageError(f"cannot {asked}: {problem}")
         for worker in workers:
             member = board.members.workers[worker]
             member.leaving = True

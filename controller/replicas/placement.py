@@ -151,9 +151,10 @@ class FarApart:
         for stage in wishes.plan.stages:
             if room < wishes.places(stage):
                 changes = f", and {wishes.places(stage)} while they change" if stage.id in wishes.open else ""
+                fewer = ", or fewer replicas (flux protect)" if stage.replicas > 1 else ""
                 return (
                     f"stage {stage.name} has replicas={stage.replicas}{changes}, and without "
                     f"{named('worker', sorted(leaving))} there "
-                    f"would be {count(len(staying), 'worker')} on {count(executors, 'executor')}"
+                    f"would be {count(len(staying), 'worker')} on {count(executors, 'executor')}: that takes more workers{fewer}"
                 )
         return None
