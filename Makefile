@@ -54,9 +54,10 @@ setup: $(STAMP)
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Flux needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(VENV) (once, about a minute)"
+	@echo "Setting up $(VENV) (once, one to five minutes): installing packages"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,kafka,test]'
+	@echo "Compiling the kernels"
 	@$(BIN)/python -m partitioning.warm_up
 	@$(BIN)/python -m flux.kafka.warm_up
 	@touch $(STAMP)
