@@ -36,6 +36,7 @@ from flux.dataflow.plan import (
 )
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.sources import Source, StreamSource, WorkerSource
+from flux.dataflow.user_code import text_of
 from flux.errors import SchemaError, UsageError
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
@@ -239,10 +240,17 @@ class _Compiler:
         try:
             sink.check(schema)
         except Exception as error:
-            raise SchemaError(f"stage {stage.name}: its output cannot go to {sink!r}: {error}") from error
+            raise SchemaError(
+                f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}"
+            ) from error
+        for limit in ("holds_bytes", "joins_bytes"):
+            if not isinstance(most_bytes := getattr(sink, limit), int) or most_bytes < 0:
+                raise UsageError(
+                    f"sink {text_of(sink, repr)}: {limit} must be a number of bytes, got {text_of(most_bytes, repr):.100}"
+                )
         if sink.holds_bytes and sink.holds_bytes + 2 * self.settings.batch_max_bytes > most:
             raise UsageError(
-                f"sink {sink!r} collects up to {sink.holds_bytes:,} bytes before it writes; with two batches of "
+                f"sink {text_of(sink, repr)} collects up to {sink.holds_bytes:,} bytes before it writes; with two batches of "
                 f"spark.flux.batch.maxBytes that is more than spark.flux.sink.maxBytes, {most:,}. Make one of them smaller, or "
                 "the last one larger"
             )
@@ -275,7 +283,7 @@ class _Compiler:
         try:
             return make()
         except (Exception, SystemExit) as error:
-            what = "it calls sys.exit()" if isinstance(error, SystemExit) else str(error)
+            what = "it calls sys.exit()" if isinstance(error, SystemExit) else text_of(error)
             raise UsageError(
                 f"stage {name}: its operator cannot be made: {what}. Arguments come in a call of their own: "
                 f"{name}(...)(input)"

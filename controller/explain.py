@@ -22,6 +22,7 @@ from flux.dataflow.plan import (
     WorkerSourcePlan,
 )
 from flux.dataflow.sink import guarantee
+from flux.dataflow.user_code import text_of
 from flux.replicas.kinds import replicated
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY
@@ -79,7 +80,7 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     elif not stage.collects:
         yield "    gives nothing: a sink"
     if stage.sink is not None:
-        yield f"    goes to {stage.sink!r}, {guarantee(stage.sink)}"
+        yield f"    goes to {text_of(stage.sink, repr)}, {guarantee(stage.sink)}"
 
 
 def _what(stage: StagePlan, operator: Operator) -> str:

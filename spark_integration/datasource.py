@@ -22,7 +22,7 @@ from flux.dataflow.ahead import Ahead
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.ledger import ledger_folder
 from flux.dataflow.sources import Positioned, Source, source
-from flux.dataflow.user_code import user_traceback
+from flux.dataflow.user_code import described, text_of, user_traceback
 from flux.errors import UsageError, UserCodeError
 from flux.settings import parse_seconds
 from spark_integration.datasource_rows import arrow_schema, batches
@@ -105,7 +105,7 @@ class BatchReading:
             except Exception as error:
                 raise UsageError(
                     f"data source {self.made.name()}: the partitions that were planned at the first start cannot be read: "
-                    f"{type(error).__name__}: {error}. Start with the code that planned them, or with another checkpointLocation"
+                    f"{described(error)}. Start with the code that planned them, or with another checkpointLocation"
                 ) from error
             self.partitions = int(kept.get("partitions", self.partitions))
         planned = base64.b64encode(cloudpickle.dumps(self.planned)).decode()
@@ -142,7 +142,9 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
     except Exception as error:
         raise _raised(made, "reader()", error) from error
     if not isinstance(reader, DataSourceReader):
-        raise UsageError(f"reader() of data source {made.name()} must return a DataSourceReader, got {reader!r:.100}")
+        raise UsageError(
+            f"reader() of data source {made.name()} must return a DataSourceReader, got {text_of(reader, repr):.100}"
+        )
     try:
         planned = reader.partitions()
     except NotImplementedError:
@@ -150,12 +152,14 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
     except Exception as error:
         raise _raised(made, "partitions()", error) from error
     if not isinstance(planned, list | tuple) or not all(isinstance(each, InputPartition) for each in planned):
-        raise UsageError(f"partitions() of data source {made.name()} must return InputPartitions, got {planned!r:.100}")
+        raise UsageError(
+            f"partitions() of data source {made.name()} must return InputPartitions, got {text_of(planned, repr):.100}"
+        )
     return reader, list(planned) or [InputPartition(None)]
 
 
 def _raised(made: DataSource, method: str, error: Exception) -> UserCodeError:
-    about = f"{method} of data source {made.name()} raised {type(error).__name__}: {error}"
+    about = f"{method} of data source {made.name()} raised {described(error)}"
     return UserCodeError(about, user_traceback(error))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
+from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 
 #: By name of source and of stage: what each has settled.
@@ -42,7 +43,7 @@ def prepared(plan: Plan, kept: Kept | None, case_sensitive: bool = False) -> tup
             return given
         sink = copy.deepcopy(given.sink)
         said = sink.prepare(given.partitions, known.get("sinks", {}).get(given.name))
-        found["sinks"][given.name] = _can_be_kept(said, f"sink {sink!r} of stage {given.name}")
+        found["sinks"][given.name] = _can_be_kept(said, f"sink {text_of(sink, repr)} of stage {given.name}")
         return replace(given, sink=sink)
 
     sources, stages = tuple(map(source, plan.sources)), tuple(map(stage, plan.stages))
@@ -61,5 +62,6 @@ def _can_be_kept(said: Any, whose: str) -> Any:
         return json.loads(json.dumps(said))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{whose}: prepare() must return what JSON can hold, None, numbers, text, lists and dicts; got {said!r:.100}: {error}"
+            f"{whose}: prepare() must return what JSON can hold, None, numbers, text, lists and dicts; got "
+            f"{text_of(said, repr):.100}: {error}"
         ) from None

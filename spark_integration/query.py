@@ -19,6 +19,7 @@ from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.readers import Readers
 from flux.dataflow.sink import guarantee
 from flux.dataflow.sources import Source
+from flux.dataflow.user_code import text_of
 from flux.durable.place import Place
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.shell.loop import Rendezvous
@@ -119,7 +120,7 @@ class Query(Operated):
             "protection": {stage.name: technique(stage.replicas, stage.recovery) for stage in wished},
         }
         sinks = [(stage.name, stage.sink) for stage in self._plan.stages if stage.sink is not None]
-        said = [f"{name} to {sink!r}, {guarantee(sink)}" for name, sink in sinks]
+        said = [f"{name} to {text_of(sink, repr)}, {guarantee(sink)}" for name, sink in sinks]
         not_read = {s["name"]: s["notRead"] for s in (progress or {}).get("sources", ()) if "notRead" in s}
         return status | ({"sinks": said} if sinks else {}) | ({"notRead": not_read} if not_read else {})
 

@@ -19,6 +19,7 @@ from controller.replicas.wishes import Wishes
 from controller.report.events import Event, History
 from controller.wording import some
 from flux.dataflow.plan import Plan
+from flux.dataflow.user_code import text_of
 from flux.errors import FluxError, UsageError
 from flux.wire.control import FromController, NewTable, Stop, TableChanged
 from partitioning.table import Table, change_between
@@ -132,7 +133,7 @@ class Board:
             return
         self.on(QueryEvent.OVER)
         self.error = error
-        self.tell_all(Stop(reason=str(error) if error else "the query has ended"))
+        self.tell_all(Stop(reason=text_of(error) if error else "the query has ended"))
 
     def require_running(self, what: str) -> Table:
         """The table. UsageError if the query is not running; ``what`` names the call in the message, such as "move

@@ -61,6 +61,7 @@ from controller.replicas.repairs import Repairs
 from controller.report.metrics import Metrics
 from controller.report.replication import Level
 from flux.dataflow.plan import Plan
+from flux.dataflow.user_code import described, text_of
 from flux.errors import FluxError, ProtocolError, UsageError
 from flux.wire.frames import encode
 from partitioning.ids import ACTIVE, PartitionKey
@@ -150,7 +151,7 @@ class Desk:
             request = decode_request(frames)
         except ProtocolError as error:
             self.refused += 1
-            return encode(Refused(kind="request", reason=str(error))), []
+            return encode(Refused(kind="request", reason=text_of(error))), []
         answer, effects = self.answer(request, now)
         return encode(msgspec.structs.replace(answer, number=request.number)), effects
 
@@ -181,9 +182,9 @@ class Desk:
                     return Accepted(request=number), self._running().protect(stage, *wish, now, number)
             return self._look(request, now), []
         except UsageError as error:
-            return Refused(kind="usage", reason=str(error)), []
+            return Refused(kind="usage", reason=text_of(error)), []
         except FluxError as error:
-            return Refused(kind="failed", reason=str(error)), []
+            return Refused(kind="failed", reason=text_of(error)), []
 
     def _look(self, request: AnyRequest, now: float) -> Any:
         try:
@@ -211,7 +212,7 @@ class Desk:
         except Exception as error:
             # A question changes nothing in the query, so a defect here must not end a query that runs well.
             log.exception("a request could not be answered: %r", request)
-            return Refused(kind="failed", reason=f"{type(error).__name__}: {error}")
+            return Refused(kind="failed", reason=described(error))
         raise AssertionError(request)
 
     def _running(self) -> Core:

@@ -16,6 +16,7 @@ from controller.report.bad_records import BadRecordCounts
 from controller.report.source_lags import SourceLags
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import guarantee
+from flux.dataflow.user_code import text_of
 from flux.wire.statistics import Lag
 from partitioning.ids import ACTIVE
 
@@ -164,7 +165,10 @@ class Progress:
         totals = self._by_stage[stage].totals()
         sink: dict[str, Any] = {}
         if plan.sink is not None:
-            sink = {"sink": f"{plan.sink!r}, {guarantee(plan.sink)}", "sinkBytes": int(_total(mine, "sink_bytes"))}
+            sink = {
+                "sink": f"{text_of(plan.sink, repr)}, {guarantee(plan.sink)}",
+                "sinkBytes": int(_total(mine, "sink_bytes")),
+            }
             sink["waitForSink"] = int(_total(mine, "sink_full"))
         if plan.recovery != ACTIVE or _total(mine, "standbys"):
             sink |= {

@@ -21,6 +21,7 @@ from flux.dataflow.given import check_columns, named, signature, takes
 from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.sources import DataFrameSource, Source
+from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
@@ -131,7 +132,10 @@ class Stage:
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         got = ", ".join([*(_kind(given) for given in inputs), *(f"{name}=..." for name in kwargs)])
         first = ", ".join(
-            [*(f"{given!r}" for given in inputs if not is_input(given)), *(f"{k}={v!r}" for k, v in kwargs.items())]
+            [
+                *(text_of(given, repr) for given in inputs if not is_input(given)),
+                *(f"{k}={text_of(v, repr)}" for k, v in kwargs.items()),
+            ]
         )
         return (
             f"stage {self.name}: all inputs must be DataFrames, flows or sources; got ({got}). Arguments of the operator come "
@@ -172,7 +176,12 @@ class StageWith(Stage):
             stage.name, stage.recovery, stage.durable,
         )  # fmt: skip
         self._stage, self._args, self._kwargs = stage, args, kwargs
-        self._arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+        self._arguments = ", ".join(
+            [
+                *(text_of(value, repr) for value in args),
+                *(f"{name}={text_of(value, repr)}" for name, value in kwargs.items()),
+            ]
+        )
 
     def make(self) -> Operator:
         return self._stage._made(self._args, self._kwargs)

@@ -1,4 +1,9 @@
-"""Where the user's code went wrong, in the user's own words: files and lines, without those of this project."""
+"""Text about the user's code and objects: errors with their files and lines, without the frames of this project.
+
+Nothing here raises, and every text can be encoded as UTF-8. An exception whose ``__str__`` raises, or half of a surrogate in a
+file name of ``os.fsdecode``, must not turn the report of an error into an error of its own: the thread that reports would end,
+and the query would wait for its report for ever.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,34 @@ _OURS = tuple(
 )
 
 
+def encodable(text: str) -> str:
+    """Return the text with each half of a surrogate written as an escape, such as ``\\udcff``: UTF-8 has no bytes for it."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
+
+
+def text_of(value: Any, render: Callable[[Any], str] = str) -> str:
+    """Return what ``render``, ``str`` or ``repr``, makes of an object of the user's. If it raises, say so instead."""
+    try:
+        return encodable(render(value))
+    except BaseException as error:  # the user's, also sys.exit()
+        return f"<no text: {render.__name__}() of this {type(value).__name__} raised {type(error).__name__}>"
+
+
+def described(error: BaseException) -> str:
+    """Return type and text of an exception, as the last line of a traceback has them."""
+    return f"{type(error).__name__}: {shortened(text_of(error))}"
+
+
 def user_traceback(error: BaseException) -> str:
-    """As Python prints it, with its causes, but only the frames of others than this project. Empty where there are none:
-    then the message says all."""
-    shown = traceback.TracebackException.from_exception(error, compact=True)
-    if not _keep_others(shown):
-        return ""
-    return shortened("".join(shown.format()).rstrip())
+    """Return the traceback as Python prints it, with its causes, but only the frames of others than this project. Empty where
+    there are none: then the message says all."""
+    try:
+        shown = traceback.TracebackException.from_exception(error, compact=True)
+        if not _keep_others(shown):
+            return ""
+        return shortened(encodable("".join(shown.format()).rstrip()))
+    except BaseException as failed:  # a chain of causes that is too deep, attributes of the user's that raise
+        return f"<no traceback: formatting it raised {type(failed).__name__}>"
 
 
 def shortened(text: str) -> str:
@@ -49,4 +75,4 @@ def closed(what: str, close: Callable[[], Any], level: int = logging.WARNING) ->
     try:
         close()
     except BaseException as error:
-        log.log(level, "%s: close() raised %s: %s\n%s", what, type(error).__name__, error, user_traceback(error))
+        log.log(level, "%s: close() raised %s\n%s", what, described(error), user_traceback(error))

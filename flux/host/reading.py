@@ -24,7 +24,7 @@ from flux.dataflow.batches import conform, split
 from flux.dataflow.plain import plain_batch
 from flux.dataflow.plan import EdgePlan, Plan, WorkerSourcePlan
 from flux.dataflow.sources import Positioned
-from flux.dataflow.user_code import closed, user_traceback
+from flux.dataflow.user_code import closed, described, text_of, user_traceback
 from flux.errors import UsageError, UserCodeError
 from flux.host.gathering import SMALL_ROWS as SMALL_STEP_ROWS
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
@@ -363,7 +363,7 @@ class Reading:
             position, end = map(index, said)
             if not (0 <= position <= _RECORDS_MAX and 0 <= end <= _RECORDS_MAX):
                 raise ValueError(
-                    f"lag() must return two numbers from 0, a position and an end, or None; got {said!r:.100}"
+                    f"lag() must return two numbers from 0, a position and an end, or None; got {text_of(said, repr):.100}"
                 )
         except BaseException as error:  # the user's, also sys.exit()
             raise self._failed(key, error) from error
@@ -417,4 +417,4 @@ class Reading:
         return f"source {self._plan.sources[key.source].name}, partition {key.partition}"
 
     def _failed(self, key: SourcePartition, error: BaseException) -> UserCodeError:
-        return UserCodeError(f"{self._name(key)}: {type(error).__name__}: {error}", user_traceback(error))
+        return UserCodeError(f"{self._name(key)}: {described(error)}", user_traceback(error))

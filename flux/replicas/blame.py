@@ -11,7 +11,7 @@ import pyarrow as pa
 from flux.dataflow.operator import Context
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.timers import Timers
-from flux.dataflow.user_code import user_traceback
+from flux.dataflow.user_code import described, text_of, user_traceback
 from flux.errors import UserCodeError
 from flux.stream.receiver import RowSlice, Slice
 
@@ -45,7 +45,7 @@ class Blame:
 
     def error(self, doing: str, slices: list[Slice] | None, error: BaseException) -> UserCodeError:
         """What ``guard`` raises for an error that is already there."""
-        text = f"{self.where}: {doing}() raised {type(error).__name__}: {error}"
+        text = f"{self.where}: {doing}() raised {described(error)}"
         if slices:
             names = ", ".join(f"stream {s.stream} sequence {s.sequence}" for s in slices[:3])
             text += f" (at {names}{', ...' if len(slices) > 3 else ''}; {self._first_bad_row(slices, type(error))})"
@@ -71,5 +71,6 @@ class Blame:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if fails(middle) else (middle, high)
-        text = str(batch.slice(high - 1, 1).to_pylist()[0])
+        # Python has no dates behind the year 9999, and no text for bytes that are not UTF-8.
+        text = text_of(batch.slice(high - 1, 1), lambda row: str(row.to_pylist()[0]))
         return f"first bad row is number {high - 1} of the step: {text if len(text) < 500 else text[:500] + '...'}"

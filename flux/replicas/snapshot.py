@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.user_code import user_traceback
+from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError
 from flux.wire.unpickle import dumps, loads
 
@@ -53,7 +53,7 @@ def encode_snapshot(
         raise SnapshotError(f"{where}: {error}") from error
     except BaseException as error:
         raise SnapshotError(
-            f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({type(error).__name__}: {error}). "
+            f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({described(error)}). "
             "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",
             user_traceback(error),
         ) from error
@@ -135,7 +135,7 @@ def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> No
         raise SnapshotError(f"{where}: {error}") from error
     except Exception as error:
         raise SnapshotError(
-            f"{where}: the snapshot, a {type(state).__name__}, cannot be read again ({type(error).__name__}: {error})",
+            f"{where}: the snapshot, a {type(state).__name__}, cannot be read again ({described(error)})",
             user_traceback(error),
         ) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from flux.dataflow.user_code import shortened
+from flux.dataflow.user_code import described, encodable, shortened, text_of
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout
 from flux.shell.transport import Keys, Sockets
 from flux.wire.codec import decode_command
@@ -163,14 +163,13 @@ def usual_collections() -> None:
         gc.set_threshold(*_found)
 
 
-def failure_of(node: int, error: Exception) -> Failure:
+def failure_of(node: int, error: BaseException) -> Failure:
     """What ends the query, as the controller is told. An error that is none of ours is a defect: with all of its frames."""
     if isinstance(error, FluxError):
-        return Failure(
-            node=node, kind=type(error).__name__, message=shortened(error.summary), traceback=error.traceback
-        )
-    frames = shortened("".join(traceback.format_exception(error)).rstrip())
-    message = f"worker {node} ended by {type(error).__name__}: {error}"
+        message = shortened(text_of(error, lambda failed: failed.summary))
+        return Failure(node=node, kind=type(error).__name__, message=message, traceback=encodable(error.traceback))
+    frames = shortened(encodable("".join(traceback.format_exception(error)).rstrip()))
+    message = f"worker {node} ended by {described(error)}"
     return Failure(node=node, kind="QueryFailed", message=message, traceback=frames)
 
 

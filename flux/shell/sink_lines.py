@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.sink import Position, Sink
+from flux.dataflow.user_code import text_of
 
 #: How long a round may take before others go on without it.
 LATE_S = 0.02
@@ -56,7 +57,7 @@ class Line:
 
     @property
     def where(self) -> str:
-        return f"sink {self.stage.sink!r} of stage {self.stage.name}, partition {self.partition}"
+        return f"sink {text_of(self.stage.sink, repr)} of stage {self.stage.name}, partition {self.partition}"
 
     def lives(self, life: int) -> bool:
         return self.life == life != self.broken

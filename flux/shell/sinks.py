@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from math import inf
 from operator import index
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ import pyarrow as pa
 from flux.dataflow.batches import BATCH_BYTES, logical_bytes
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import Position, Sink, SinkContext
-from flux.dataflow.user_code import closed, user_traceback
+from flux.dataflow.user_code import closed, described, text_of, user_traceback
 from flux.errors import FluxError, QueryFailed, UserCodeError
 from flux.shell.sink_lines import LATE_S, Given, Job, Line, ReadyLines, arrived
 from partitioning.ids import PartitionKey
@@ -33,6 +34,8 @@ log = logging.getLogger("flux")
 THREADS_MAX = 8
 #: Pause before a call that failed is repeated: at first, and twice as long each time up to the longest.
 PAUSE_S, PAUSE_MAX_S = 0.05, 5.0
+#: At least so much time lies between two lines in the log about retries of a stage's sink: they are for people.
+RETRY_LINE_S = 1.0
 #: How long the end of a worker waits for calls under way.
 CLOSE_S = 5.0
 #: How long an error waits for the news that the partition is led elsewhere: the outside may have refused a late write.
@@ -49,6 +52,23 @@ class Failed(NamedTuple):
     error: FluxError
 
 
+class RetryLines:
+    """Decides which retries are a line in the log: one in ``RETRY_LINE_S`` for all partitions of a stage. The outside fails for
+    all of them at once, and a server that starts again for a minute would fill the log."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}  #: By stage: when the last line was written, on the clock of ``now``.
+        self._others: dict[int, int] = {}  #: By stage: retries without a line since then.
+
+    def others(self, stage: int, now: float) -> int | None:
+        """Return how many retries had no line since the last one, or None if this one has none either."""
+        if now - self._at.get(stage, -inf) < RETRY_LINE_S:
+            self._others[stage] = self._others.get(stage, 0) + 1
+            return None
+        self._at[stage] = now
+        return self._others.pop(stage, 0)
+
+
 class Sinks:
     """``ring``: wakes the worker's loop, when the outside has more than before or something has failed."""
 
@@ -62,6 +82,7 @@ class Sinks:
         self._ready = ReadyLines(self._lock)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
+        self._retries = RetryLines()
         self._failed: SimpleQueue[Failed] = SimpleQueue()
 
     def check(self) -> None:
@@ -266,7 +287,7 @@ class Sinks:
         return True
 
     def _patiently(self, line: Line, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
-        """The result of a call, which is repeated after a transient error."""
+        """Return the result of a call, which is repeated after a transient error."""
         began, pause = time.monotonic(), PAUSE_S
         while True:
             if not line.lives(life) or self._closing.is_set():
@@ -274,17 +295,23 @@ class Sinks:
             try:
                 return call()
             except Exception as error:
-                if line.in_round or not sink.is_transient(error):
+                if line.in_round or not _is_transient(line, sink, error):
                     raise
                 tried_s = time.monotonic() - began
-                about = f"{line.where}: {type(error).__name__}: {error}"
+                about = f"{line.where}: {described(error)}"
                 if tried_s >= self._retry_s:
                     raise UserCodeError(
                         f"{about}, still after {tried_s:.1f} s (spark.flux.sink.retryTimeout)", user_traceback(error)
                     ) from error
-                log.warning("%s; failing for %.1f s, tried again in %g s", about, tried_s, pause)
+                self._say_retry(line, f"{about}; failing for {tried_s:.1f} s, tried again in {pause:g} s")
             self._closing.wait(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
+
+    def _say_retry(self, line: Line, text: str) -> None:
+        with self._lock:
+            others = self._retries.others(line.stage.id, time.monotonic())
+        if others is not None:
+            log.warning("%s%s", text, f" (and {others} more retries since the last line)" if others else "")
 
     def _note(self, line: Line, life: int, has: int) -> None:
         with self._lock:
@@ -310,7 +337,7 @@ class Sinks:
                 _note_led_elsewhere(line, error)
             return
         known = isinstance(error, FluxError)
-        about = f"{line.where}: {type(error).__name__}: {error}"
+        about = f"{line.where}: {described(error)}"
         self._failed.put(Failed(line, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]
         self._ring()
 
@@ -342,8 +369,16 @@ class Sinks:
             log.warning("still in a call %g s after the end, which ends with its process: %s", CLOSE_S, busy)
 
 
+def _is_transient(line: Line, sink: Sink, error: Exception) -> bool:
+    try:
+        return bool(sink.is_transient(error))
+    except BaseException as failed:  # the user's, also sys.exit()
+        about = f"{line.where}: is_transient() raised {described(failed)}, asked about {described(error)}"
+        raise UserCodeError(about, user_traceback(failed)) from failed
+
+
 def _note_led_elsewhere(line: Line, error: BaseException) -> None:
-    log.info("%s: %s: %s; the partition is led elsewhere by now", line.where, type(error).__name__, error)
+    log.info("%s: %s; the partition is led elsewhere by now", line.where, described(error))
 
 
 def _lacking(line: Line, given: Sequence[Given]) -> list[Given]:
@@ -367,5 +402,7 @@ def _whole(line: Line, method: str, given: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise UserCodeError(f"{line.where}: {method}() must return None or the number of a batch, got {given!r}")
+        raise UserCodeError(
+            f"{line.where}: {method}() must return None or the number of a batch, got {text_of(given, repr):.100}"
+        )
     return number

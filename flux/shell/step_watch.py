@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from flux.dataflow.user_code import described, encodable
 from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, WHAT
 from flux.host.stage_worker import StageWorker
 from flux.replicas.replica import Replica
@@ -53,7 +54,7 @@ class StepWatch:
                 try:
                     self._tell(step)
                 except Exception as error:  # and goes on: the next step may be one that can be told
-                    log.warning("a step that takes long cannot be told: %s: %s", type(error).__name__, error)
+                    log.warning("a step that takes long cannot be told: %s", described(error))
             before = step
 
     def _step(self) -> tuple[int, ...] | None:
@@ -84,7 +85,7 @@ def first_row(replica: Replica) -> str:
     if not batches or not batches[0].num_rows:
         return ""
     try:
-        text = str(batches[0].slice(0, 1).to_pylist()[0])
+        text = encodable(str(batches[0].slice(0, 1).to_pylist()[0]))
     except Exception:
         return ""
     return text if len(text) <= ROW_CHARACTERS else text[:ROW_CHARACTERS] + "..."

@@ -64,7 +64,7 @@ class VaultLoop(Worker):
     def first_epoch(self) -> int:
         return self._journal.highest + 1
 
-    def _report_failure(self, core: StageWorker, error: Exception) -> None:
+    def _report_failure(self, core: StageWorker, error: BaseException) -> None:
         if isinstance(error, OSError):
             error = QueryFailed(f"{self._where} cannot be written: {error}")
         super()._report_failure(core, error)

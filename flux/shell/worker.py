@@ -190,7 +190,7 @@ class Worker:
                 self._turn(core)
         except (Stopped, Fenced, SystemExit, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             self._report_failure(core, error)
 
     def _turn(self, core: StageWorker) -> None:
@@ -381,7 +381,7 @@ class Worker:
 
     # ---- end
 
-    def _report_failure(self, core: StageWorker, error: Exception) -> None:
+    def _report_failure(self, core: StageWorker, error: BaseException) -> None:
         """Tell the controller, which ends the query; the Spark task itself ends well, a retry could only fail again."""
         failure = failure_of(core.worker, error)
         self.control.report(failure)

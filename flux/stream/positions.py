@@ -10,6 +10,7 @@ from typing import Any, NewType
 
 import msgspec
 
+from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 
 #: The second argument of ``read(partition, start)``.
@@ -24,20 +25,22 @@ def packed(position: Any) -> bytes:
         data = msgspec.msgpack.encode(position)
         same = _plain(position) == msgspec.msgpack.decode(data)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise UsageError(
-            f"the position of a source must be a number, text, bytes, or lists and dicts of these, got {position!r:.100}: {error}"
-        ) from None
+        raise UsageError(f"{_expected(position)}: {error}") from None
     if not same:
-        raise UsageError(
-            f"the position of a source must be a number, text, bytes, or lists and dicts of these, got {position!r:.100}, which "
-            "would come back as something else"
-        )
+        raise UsageError(f"{_expected(position)}, which would come back as something else")
     if len(data) > POSITION_BYTES:
         raise UsageError(
             f"the position of a source may take {POSITION_BYTES} bytes, got one of {len(data)}: keep what is long elsewhere, "
             "and give its name"
         )
     return data
+
+
+def _expected(position: Any) -> str:
+    return (
+        "the position of a source must be a number, text, bytes, or lists and dicts of these, got "
+        f"{text_of(position, repr):.100}"
+    )
 
 
 def _plain(position: Any) -> Any:
