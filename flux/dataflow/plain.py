@@ -101,6 +101,11 @@ def _unfit(type_: pa.DataType) -> str | None:
     return None
 
 
+def plain_column(column: pa.Array) -> pa.Array:
+    """The column, decoded."""
+    return _plain(column, plain_type(column.type))
+
+
 def _plain(array: pa.Array, type_: pa.DataType) -> pa.Array:
     """The same rows as ``type_``, which is the plain type of the array's."""
     kind = array.type
@@ -117,13 +122,13 @@ def _plain(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
     if is_.is_map(kind):
         entries = pa.struct([type_.key_field, type_.item_field])
-        return _with_child(array, type_, _plain(array.values, entries))
+        return with_child(array, type_, _plain(array.values, entries))
     if is_.is_nested(kind):
-        return _with_child(array, type_, _plain(array.values, type_.value_type))
+        return with_child(array, type_, _plain(array.values, type_.value_type))
     return array.cast(type_)
 
 
-def _with_child(array: pa.Array, type_: pa.DataType, child: pa.Array) -> pa.Array:
+def with_child(array: pa.Array, type_: pa.DataType, child: pa.Array) -> pa.Array:
     own = 1 if is_.is_fixed_size_list(type_) else 2
     buffers = array.buffers()[:own]
     return pa.Array.from_buffers(type_, len(array), buffers, array.null_count, array.offset, [child])

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.json as arrow_json
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from flux.dataflow.exact_cast import cast_exactly
 from flux.errors import UsageError
 from flux.folders.errors import BadFile
+from flux.folders.text_streams import CsvText, JsonText
 
 #: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than that.
 ROWS, BLOCK_BYTES = 131_072, 8 << 20
@@ -43,9 +44,9 @@ class Format:
         try:
             for batch in self._batches(files, path, at):
                 left = max(skip - at, 0)
-                at += batch.num_rows
                 if left < batch.num_rows:
                     yield self._conformed(batch.slice(left))
+                at += batch.num_rows
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, BadFile):
                 raise
@@ -73,8 +74,8 @@ class Format:
             column = pa.nulls(batch.num_rows, field.type) if name is None else batch.column(name)
             if column.type != field.type:
                 try:
-                    column = pc.cast(column, field.type)
-                except pa.ArrowException as error:
+                    column = cast_exactly(column, field.type, self._found_names)
+                except ValueError as error:
                     raise ValueError(f"column {field.name} is {column.type}, not {field.type}: {error}") from error
             if not field.nullable and column.null_count:
                 raise ValueError(f"column {field.name} is null, and its schema says NOT NULL")
@@ -83,10 +84,13 @@ class Format:
 
     def _found(self, there: Sequence[str]) -> dict[str, str]:
         """Names of the schema, and what they are in a file."""
-        return _by_name(there, self.schema.names, self.case_sensitive)
+        return self._found_names(there, self.schema.names)
+
+    def _found_names(self, there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
+        return _by_name(there, wanted, self.case_sensitive)
 
 
-def _by_name(there: Sequence[str], wanted: list[str], case_sensitive: bool) -> dict[str, str]:
+def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) -> dict[str, str]:
     """As Spark finds columns: by name, and but for case where there is no such name."""
     found = {name: name for name in wanted if name in there}
     if case_sensitive:
@@ -117,6 +121,12 @@ class Parquet(Format):
         except (pa.ArrowException, OSError):
             return False
 
+    def schema_of(self, files: fs.FileSystem, path: str) -> pa.Schema:
+        """Its columns, with INT96 as instants, which is how Spark takes them."""
+        with self._open(files, path) as file:
+            physical = iter([file.schema.column(i).physical_type for i in range(len(file.schema.names))])
+            return pa.schema([_instants(field, physical) for field in file.schema_arrow])
+
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
         """Of the row group that has it."""
         with self._open(files, path) as file:
@@ -134,9 +144,28 @@ class Parquet(Format):
 
     def _open(self, files: fs.FileSystem, path: str) -> Any:
         try:
-            return pq.ParquetFile(files.open_input_file(path))
+            # Spark writes timestamps as INT96 by default, and the nanoseconds that pyarrow makes of them end in 2262.
+            return pq.ParquetFile(files.open_input_file(path), coerce_int96_timestamp_unit="us")
         except (pa.ArrowException, OSError) as error:
             raise BadFile(f"{path}: {error}. {self._remedy}") from error
+
+
+def _instants(field: pa.Field, physical: Iterator[str]) -> pa.Field:
+    """The field with its INT96 as instants. ``physical``: types of the columns of a file, from the first in the field on."""
+    kind = field.type
+    if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
+        is_int96 = next(physical) == "INT96"
+        return field.with_type(pa.timestamp("us", "UTC")) if is_int96 else field
+    is_map = pa.types.is_map(kind)
+    children = [kind.key_field, kind.item_field] if is_map else [kind.field(i) for i in range(kind.num_fields)]
+    inside = [_instants(child, physical) for child in children]
+    if inside == children:
+        return field
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct(inside))
+    if is_map:
+        return field.with_type(pa.map_(inside[0], inside[1]))
+    return field.with_type(pa.large_list(inside[0]) if pa.types.is_large_list(kind) else pa.list_(inside[0]))
 
 
 def _group(metadata: Any, row: int) -> tuple[int, int]:
@@ -163,14 +192,17 @@ class Csv(Format):
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
         read = arrow_csv.ReadOptions(
-            use_threads=False, block_size=BLOCK_BYTES, encoding=self.encoding,
+            use_threads=False, block_size=BLOCK_BYTES,
             column_names=None if self.header else self.schema.names,
         )  # fmt: skip
         parse = arrow_csv.ParseOptions(
             delimiter=self.sep, quote_char=self.quote or False, double_quote=True, escape_char=self.escape or False,
             newlines_in_values=self.multi_line,
         )  # fmt: skip
-        found = self._found(self._header(files, path)) if self.header else {}
+        header = self._header(files, path) if self.header else []
+        if self.header and not header:
+            return
+        found = self._found(header)
         names = [found.get(name, name) for name in self.schema.names]
         convert = arrow_csv.ConvertOptions(
             column_types=dict(zip(names, self.schema.types, strict=True)), null_values=[self.null], strings_can_be_null=True,
@@ -178,7 +210,10 @@ class Csv(Format):
             true_values=["true", "True", "TRUE"], false_values=["false", "False", "FALSE"],
         )  # fmt: skip
         with files.open_input_stream(path) as stream:
-            for batch in arrow_csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
+            text = CsvText(stream, self.encoding)
+            if text.is_empty:
+                return
+            for batch in arrow_csv.open_csv(text, read_options=read, parse_options=parse, convert_options=convert):
                 yield batch.rename_columns(self.schema.names)
 
     def _header(self, files: fs.FileSystem, path: str) -> list[str]:
@@ -207,11 +242,10 @@ class Json(Format):
         )
         read = arrow_json.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
         with files.open_input_stream(path) as stream:
-            if hasattr(arrow_json, "open_json"):
-                batches = arrow_json.open_json(stream, read_options=read, parse_options=parse)
-            else:
-                batches = arrow_json.read_json(stream, read_options=read, parse_options=parse).to_batches(ROWS)
-            for batch in batches:
+            text = JsonText(stream)
+            if text.is_empty:
+                return
+            for batch in arrow_json.open_json(text, read_options=read, parse_options=parse):
                 batch.validate(full=True)  # the parser takes any bytes for text
                 yield batch
 

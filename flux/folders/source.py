@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
 import flux
@@ -219,8 +218,7 @@ def _schema_of_a_file(folder: Folder) -> pa.Schema:
     try:
         for path in sorted(info.path for info in watch.infos()):
             if folder.format.is_complete(watch.fs, path):
-                with watch.fs.open_input_file(path) as file:
-                    return plain_schema(pq.read_schema(file), path).remove_metadata()
+                return plain_schema(folder.format.schema_of(watch.fs, path), path).remove_metadata()
     except flux.FluxError as error:
         raise UsageError(f"flux.files: {error}. Give schema=... to read it nevertheless") from error
     raise UsageError(f"flux.files: there is no parquet file in {folder.path} yet: give schema=...")

@@ -5,80 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbers, started, take, write
 
 import flux
 from flux.dataflow.ledger import LedgerBroken
 from flux.folders.errors import BadFile, FileChanged, FileError, FileGone
-from flux.folders.source import FilesReader
-
-ROWS = pa.schema([("n", pa.int64())])
-#: Readers run in threads: how long they may take on a busy machine, and how long one is given to give nothing.
-LONG_S, QUIET_S = 30.0, 0.15
-
-
-def write(folder: Path, name: str, first: int, rows: int = 3, group: int = 2) -> Path:
-    """As one does it: under a hidden name first."""
-    hidden = folder / f".{name}.hidden"
-    pq.write_table(pa.table({"n": range(first, first + rows)}), hidden, row_group_size=group)
-    os.replace(hidden, folder / name)
-    return folder / name
-
-
-def started(folder: Path, partitions: int = 1, kept: Any = None, **options: Any) -> FilesReader:
-    options = {"schema": ROWS, "poll": "10ms", **options}
-    reader = flux.files(folder, partitions=partitions, **options).read  # type: ignore[attr-defined]
-    reader.prepare(kept)
-    return reader
-
-
-def take(rows: Iterator[flux.Positioned | None], count: int) -> list[tuple[Any, Any]]:
-    """So many rows of the first column, each with the position behind its batch."""
-    found: list[tuple[Any, Any]] = []
-    end = time.monotonic() + LONG_S
-    while len(found) < count:
-        given = next(rows)
-        if given is None:
-            assert time.monotonic() < end, f"{found} of {count} rows"
-            time.sleep(0.002)
-            continue
-        found += [(value, given.position) for value in given.batch.column(0).to_pylist()]
-    return found
-
-
-def numbers(reader: FilesReader, count: int, partition: int = 0, start: Any = None) -> list[int]:
-    rows = reader(partition, start)
-    try:
-        return [value for value, _ in take(rows, count)]
-    finally:
-        rows.close()
-
-
-def gives_nothing(rows: Iterator[flux.Positioned | None]) -> None:
-    end = time.monotonic() + QUIET_S
-    while time.monotonic() < end:
-        assert next(rows) is None
-        time.sleep(0.002)
-
-
-def drain(rows: Iterator[flux.Positioned | None]) -> None:
-    end = time.monotonic() + LONG_S
-    while time.monotonic() < end:
-        next(rows)
-        time.sleep(0.002)
-
-
-def fails(reader: FilesReader, error: type[Exception], match: str, start: Any = None) -> None:
-    rows = reader(0, start)
-    with pytest.raises(error, match=match):
-        drain(rows)
-    rows.close()
 
 
 def test_files_that_come_later_are_read_later_whatever_their_time(tmp_path: Path) -> None:
@@ -419,7 +356,7 @@ def test_columns_of_csv_files_are_found_as_the_session_tells_names_apart(tmp_pat
     reader = started(tmp_path, format="csv", schema=schema, header=True, settle=0)
     reader.case_sensitive = sensitive
     rows = reader(0, None)
-    found = [row for given in _given(rows, 2) for row in given.to_pylist()]
+    found = [row for batch in given(rows, 2) for row in batch.to_pylist()]
     rows.close()
     first = {"N": None, "Text": None} if sensitive else {"N": 1, "Text": "a"}
     assert found == [first, {"N": 2, "Text": "c"}]
@@ -430,16 +367,6 @@ def test_columns_of_csv_files_are_found_as_the_session_tells_names_apart(tmp_pat
             BadFile,
             "Text is there several times",
         )
-
-
-def _given(rows: Iterator[flux.Positioned | None], count: int) -> Iterator[pa.RecordBatch]:
-    end = time.monotonic() + LONG_S
-    while count:
-        assert time.monotonic() < end
-        given = next(rows)
-        if given is not None:
-            count -= given.batch.num_rows
-            yield given.batch
 
 
 def test_the_schema_of_a_parquet_file_that_is_there_is_found(tmp_path: Path) -> None:

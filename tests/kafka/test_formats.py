@@ -90,6 +90,13 @@ def test_slices_are_read_as_they_look() -> None:
     assert of("json", "a BIGINT").parse(values, find_all=False).rows.to_pydict() == {"a": [3, 4, 5, 6]}
 
 
+def test_whole_numbers_of_json_are_digits_as_spark_wants_them() -> None:
+    values = column(['{"a": 1}', '{"a": 1.0}', '{"a": 1e3}', '{"a": -0}', '{"a": 9223372036854775808}'])
+    parsed = of("json", "a BIGINT").parse(values, find_all=True)
+    assert parsed.rows.to_pydict() == {"a": [1, 0]}
+    assert [bad.row for bad in parsed.bad] == [1, 2, 4]
+
+
 def test_nested_columns_timestamps_and_decimals_are_read() -> None:
     schema = "s STRUCT<a: INT, b: ARRAY<STRING>>, t TIMESTAMP, n DECIMAL(5,2), b BOOLEAN"
     value = b'{"s":{"a":1,"b":["x"]},"t":"2024-01-01T02:00:00+02:00","n":"1.5","b":true}'

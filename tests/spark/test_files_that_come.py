@@ -4,6 +4,7 @@ writes, too. Each row once."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from striking import rows_in, until
 from ticks import TICKS, Ticks
 
 import flux
+from flux.folders.errors import BadFile
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -193,3 +195,41 @@ def test_names_of_columns_are_those_that_spark_finds(spark: Any, tmp_path: Path,
         if (kind, sensitive) == ("csv", "true"):
             expected = [{"name": None, "v": 1}]
         assert found.batch.to_pylist() == expected, kind
+
+
+def read_alone(source: Any, count: int) -> list[dict[str, Any]]:
+    read = source.read
+    read.prepare(None)
+    rows, found = read(0, None), []
+    end = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < end:
+        taken = next(rows)
+        found += [] if taken is None else taken.batch.to_pylist()
+    rows.close()
+    return found
+
+
+def test_numbers_and_times_are_read_as_spark_reads_and_writes_them(spark: Any, tmp_path: Path) -> None:
+    for number, value in enumerate(["1", "-0", "1.0", "1e3", "9223372036854775808", '"5"']):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "a.json").write_text(f'{{"n": {value}}}\n')
+        fits = [row.n for row in spark.read.schema("n BIGINT").json(str(folder)).collect()] != [None]
+        source = flux.files(folder, "json", "n BIGINT", settle=0)
+        if fits:
+            assert read_alone(source, 1) == [{"n": int(value)}]
+        else:
+            with pytest.raises(BadFile):
+                read_alone(source, 1)
+    out = tmp_path / "int96"
+    instants = (
+        "select timestamp_micros(n) t, struct(timestamp_micros(n) t) s from values (253402300799999999), (0) as v(n)"
+    )
+    spark.sql(instants).coalesce(1).write.parquet(str(out))
+    source = flux.files(out)
+    assert source.declared.field("t").type == pa.timestamp("us", "UTC")
+    found = [row["t"] for row in read_alone(source, 2)]
+    assert [instant.replace(tzinfo=None) for instant in found] == [
+        datetime.datetime(9999, 12, 31, 23, 59, 59, 999999),
+        datetime.datetime(1970, 1, 1),
+    ]

@@ -1,0 +1,68 @@
+"""Files of text as pyarrow's parsers of CSV and JSON should see them.
+
+Both parsers take a file without rows for an error. That of CSV reads a file in blocks and drops a line feed at the beginning
+of a block if the block before ended with a carriage return, also inside of quotes, where both are part of a value.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+from typing import Any
+
+import pyarrow as pa
+
+#: Bytes that are read to see whether there is anything.
+_FIRST_BYTES = 64 << 10
+#: Bytes that are read behind a block that ends with a carriage return.
+_MORE_BYTES = 4096
+
+
+class CsvText(io.RawIOBase):
+    """Lines of CSV as UTF-8. ``read`` ends with a carriage return at the end of the file only, and may give a few thousand bytes
+    more than asked for. A file of one line ends with a line break, because the parser looks for one behind a header."""
+
+    def __init__(self, stream: Any, encoding: str) -> None:
+        super().__init__()
+        is_utf8 = codecs.lookup(encoding).name == "utf-8"
+        self._stream = stream if is_utf8 else pa.transcoding_input_stream(stream, encoding, "utf-8")
+        self._first: bytes | None = self._stream.read(_FIRST_BYTES)
+        self.is_empty = not self._first.removeprefix(codecs.BOM_UTF8)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._first is None:
+            return self._whole_breaks(self._stream.read(size))
+        data, self._first = self._first, None
+        while len(data) < size and (more := self._stream.read(size - len(data))):
+            data += more
+        data = self._whole_breaks(data)
+        is_one_line = len(data) < size and b"\n" not in data and b"\r" not in data
+        return data + b"\n" if is_one_line else data
+
+    def _whole_breaks(self, data: bytes) -> bytes:
+        while data.endswith(b"\r") and (more := self._stream.read(_MORE_BYTES)):
+            data += more
+        return data
+
+
+class JsonText(io.RawIOBase):
+    """Lines of JSON without the blanks before the first."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream = stream
+        self._first: bytes = stream.read(_FIRST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip(b" \t\r\n")
+        while not self._first and (more := stream.read(_FIRST_BYTES)):
+            self._first = more.lstrip(b" \t\r\n")
+        self.is_empty = not self._first
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data, self._first = self._first, b""
+        more: bytes = self._stream.read(size - len(data)) if len(data) < size or size < 0 else b""
+        return data + more

@@ -1,0 +1,88 @@
+"""Folders that are written and read in tests of ``flux.files``, without Spark."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flux
+from flux.folders.source import FilesReader
+
+ROWS = pa.schema([("n", pa.int64())])
+#: Readers run in threads: how long they may take on a busy machine, and how long one is given to give nothing.
+LONG_S, QUIET_S = 30.0, 0.15
+
+
+def write(folder: Path, name: str, first: int, rows: int = 3, group: int = 2) -> Path:
+    """As one does it: under a hidden name first."""
+    hidden = folder / f".{name}.hidden"
+    pq.write_table(pa.table({"n": range(first, first + rows)}), hidden, row_group_size=group)
+    os.replace(hidden, folder / name)
+    return folder / name
+
+
+def started(folder: Path, partitions: int = 1, kept: Any = None, **options: Any) -> FilesReader:
+    options = {"schema": ROWS, "poll": "10ms", **options}
+    reader = flux.files(folder, partitions=partitions, **options).read  # type: ignore[attr-defined]
+    reader.prepare(kept)
+    return reader
+
+
+def take(rows: Iterator[flux.Positioned | None], count: int) -> list[tuple[Any, Any]]:
+    """So many rows of the first column, each with the position behind its batch."""
+    found: list[tuple[Any, Any]] = []
+    end = time.monotonic() + LONG_S
+    while len(found) < count:
+        given = next(rows)
+        if given is None:
+            assert time.monotonic() < end, f"{found} of {count} rows"
+            time.sleep(0.002)
+            continue
+        found += [(value, given.position) for value in given.batch.column(0).to_pylist()]
+    return found
+
+
+def numbers(reader: FilesReader, count: int, partition: int = 0, start: Any = None) -> list[int]:
+    rows = reader(partition, start)
+    try:
+        return [value for value, _ in take(rows, count)]
+    finally:
+        rows.close()
+
+
+def gives_nothing(rows: Iterator[flux.Positioned | None]) -> None:
+    end = time.monotonic() + QUIET_S
+    while time.monotonic() < end:
+        assert next(rows) is None
+        time.sleep(0.002)
+
+
+def drain(rows: Iterator[flux.Positioned | None]) -> None:
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end:
+        next(rows)
+        time.sleep(0.002)
+
+
+def fails(reader: FilesReader, error: type[Exception], match: str, start: Any = None) -> None:
+    rows = reader(0, start)
+    with pytest.raises(error, match=match):
+        drain(rows)
+    rows.close()
+
+
+def given(rows: Iterator[flux.Positioned | None], count: int) -> Iterator[pa.RecordBatch]:
+    end = time.monotonic() + LONG_S
+    while count:
+        assert time.monotonic() < end
+        taken = next(rows)
+        if taken is not None:
+            count -= taken.batch.num_rows
+            yield taken.batch
