@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
+    from flux.folders.errors import BadFile, FileChanged, FileGone
     from flux.folders.source import files
     from flux.kafka.source import kafka
     from flux.kafka.to_kafka import to_kafka
@@ -46,8 +47,11 @@ __version__ = "0.4.0"
 
 __all__ = [
     "Aggregate",
+    "BadFile",
     "Context",
     "DataSource",
+    "FileChanged",
+    "FileGone",
     "Flow",
     "FlowTo",
     "FluxError",
@@ -94,6 +98,7 @@ _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "flux.dataflow.api": ("Flow", "Stage", "stage"),
     "flux.dataflow.files": ("to_parquet",),
+    "flux.folders.errors": ("BadFile", "FileChanged", "FileGone"),
     "flux.folders.source": ("files",),
     "flux.kafka.to_kafka": ("to_kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),

@@ -77,3 +77,20 @@ class Unreachable(FluxError):
 
 class QueryTimeout(FluxError, TimeoutError):
     """A wait reached its limit; the message says what was waited for and what was missing."""
+
+
+def rebuilt(kind: str, message: str, traceback: str = "") -> FluxError:
+    """Make the error of another process anew: of the class with this name if that is a FluxError of a module that is loaded
+    here, such as ``BadFile`` of a source of files, else QueryFailed. Only message and traceback have travelled."""
+    found = _subclasses(FluxError).get(kind, QueryFailed)
+    error = found.__new__(found, message)  # some take more than a message
+    error.traceback = traceback
+    return error
+
+
+def _subclasses(cls: type[FluxError]) -> dict[str, type[FluxError]]:
+    found = {cls.__name__: cls}
+    for each in cls.__subclasses__():
+        found |= _subclasses(each)
+    found.pop(RefusedError.__name__, None)  # between two workers, about a stream
+    return found

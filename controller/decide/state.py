@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import flux.errors
 from controller.balance.load import Loads, Move, Suggestion
 from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
@@ -35,7 +34,7 @@ from controller.report.inputs import InputRows
 from controller.report.replication import Level, levels
 from controller.wording import count, named
 from flux.dataflow.plan import Plan
-from flux.errors import FluxError, QueryFailed, QueryTimeout
+from flux.errors import FluxError, QueryFailed, QueryTimeout, rebuilt
 from flux.host.notes import Pulse
 from flux.wire.control import (
     Checkpointed,
@@ -211,7 +210,7 @@ class Controller:
                 self.board.tell(member, GoodbyeSeen())
                 self.sweeper.sweep(now)
             case Failure():
-                self.board.end(_error(message))
+                self.board.end(rebuilt(message.kind, message.message, message.traceback))
 
     def _count(self, member: Member, stats: dict[str, Any], now: float) -> None:
         if member.about.role == "worker":
@@ -422,13 +421,3 @@ class Controller:
         """Declare a worker lost, as if its connection had closed: a rehearsal."""
         self.people.fail(worker, now, request)
         return self.board.take()
-
-
-def _error(failure: Failure) -> FluxError:
-    """The error of the process: of the same class if that is a FluxError, else QueryFailed."""
-    kind: Any = getattr(flux.errors, failure.kind, QueryFailed)
-    if not (isinstance(kind, type) and issubclass(kind, FluxError)) or kind is flux.errors.RefusedError:
-        kind = QueryFailed
-    error: FluxError = kind(failure.message)
-    error.traceback = failure.traceback
-    return error

@@ -54,6 +54,11 @@ def user_traceback(error: BaseException) -> str:
         return f"<no traceback: formatting it raised {type(failed).__name__}>"
 
 
+def raised_by_user(error: BaseException) -> bool:
+    """Whether a frame of others than this project was on the way of the exception, its causes aside."""
+    return any(not frame.filename.startswith(_OURS) for frame in traceback.extract_tb(error.__traceback__))
+
+
 def shortened(text: str) -> str:
     if len(text) <= TRACEBACK_CHARS_MAX:
         return text

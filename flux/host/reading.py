@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from math import inf
 from operator import index
@@ -24,8 +25,8 @@ from flux.dataflow.batches import conform, split
 from flux.dataflow.plain import plain_batch
 from flux.dataflow.plan import EdgePlan, Plan, WorkerSourcePlan
 from flux.dataflow.sources import Positioned
-from flux.dataflow.user_code import closed, described, text_of, user_traceback
-from flux.errors import UsageError, UserCodeError
+from flux.dataflow.user_code import closed, described, raised_by_user, text_of, user_traceback
+from flux.errors import FluxError, UsageError, UserCodeError
 from flux.host.gathering import SMALL_ROWS as SMALL_STEP_ROWS
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.host.pace import next_multiple
@@ -416,5 +417,11 @@ class Reading:
     def _name(self, key: SourcePartition) -> str:
         return f"source {self._plan.sources[key.source].name}, partition {key.partition}"
 
-    def _failed(self, key: SourcePartition, error: BaseException) -> UserCodeError:
+    def _failed(self, key: SourcePartition, error: BaseException) -> FluxError:
+        """Name source and partition. An error of this project's own sources, such as BadFile, keeps its class."""
+        if isinstance(error, FluxError) and not isinstance(error, UsageError | UserCodeError):
+            named = copy(error)
+            named.args = (f"{self._name(key)}: {error.summary}",)
+            named.traceback = user_traceback(error) if raised_by_user(error) else ""
+            return named
         return UserCodeError(f"{self._name(key)}: {described(error)}", user_traceback(error))

@@ -39,7 +39,10 @@ class BrokerBroken(KafkaError, ProtocolError):
 
 
 class BadRecord(KafkaError):
-    """A record does not fit the format that was asked for. ``topic``, ``partition``, ``offset``: which one."""
+    """A record does not fit the format that was asked for."""
+
+    #: The record; the program that started the query knows it from the message alone.
+    topic, partition, offset = "", -1, -1
 
     def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
         super().__init__(message)

@@ -14,6 +14,8 @@ from controller.decide.attendance import ALIVE_S
 from controller.decide.state import Controller, Tell
 from flux.dataflow.sources import DataFrameSource
 from flux.errors import NonDeterministicInputError, QueryFailed, QueryTimeout, UserCodeError
+from flux.folders.errors import BadFile
+from flux.kafka.errors import BadRecord
 from flux.settings import Settings
 from flux.wire.control import (
     EdgeComplete,
@@ -192,6 +194,8 @@ def test_with_output_to_fetch_the_workers_stay_until_they_are_told_to_go() -> No
     [
         ("UserCodeError", UserCodeError),
         ("NonDeterministicInputError", NonDeterministicInputError),
+        ("BadFile", BadFile),
+        ("BadRecord", BadRecord),
         ("RefusedError", QueryFailed),
         ("KeyError", QueryFailed),
         ("Any", QueryFailed),

@@ -13,13 +13,17 @@ import pytest
 import flux
 from controller.dag import compile_plan
 from flux.dataflow.sources import WorkerSource
-from flux.errors import UserCodeError
+from flux.dataflow.user_code import raised_by_user
+from flux.errors import FluxError, UserCodeError
+from flux.folders.errors import BadFile
 from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
 from flux.host.read_turn import BATCHES, READ_S, STARVED_S
 from flux.host.reading import IDLE_SOURCE_S, QUIET_S, TOGETHER
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import stats
+from flux.kafka.errors import BadRecord
 from flux.settings import Settings
+from flux.shell.loop import failure_of
 from flux.stream.elements import Rows
 from flux.stream.runs import SMALL_ROWS
 from flux.wire.statistics import SourceLag
@@ -448,6 +452,20 @@ def test_a_worker_reports_the_lag_of_readers_that_know_it() -> None:
     assert stats(core)["lags"] == [SourceLag(0, 1, 3, 8)]
     core.on_table(table(0, 1, 0, epoch=1), 2.0)
     assert stats(core)["lags"] == [], "another worker reads it"
+
+
+@pytest.mark.parametrize("error", [BadFile("f: it is cut off"), BadRecord("it is no json", "topic", 1, 7)])
+def test_an_error_of_a_source_of_this_project_keeps_its_class(error: FluxError) -> None:
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        raise error
+        yield
+
+    with pytest.raises(type(error), match=f"source rows, partition 0: {error}") as raised:
+        turn(reading(read), 1.0)
+    assert "in read" in raised.value.traceback, "frames of a user are shown"
+    assert failure_of(0, raised.value).kind == type(error).__name__
+    assert error.summary in ("f: it is cut off", "it is no json"), "as it was"
+    assert not raised_by_user(SystemExit())
 
 
 @pytest.mark.parametrize("said", [5, (1,), (1, 2, 3), (-1, 2), (0, 1 << 63), ("0", "1"), (0.5, 1)])

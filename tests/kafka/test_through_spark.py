@@ -13,7 +13,7 @@ import pytest
 from striking import SEEN, Seen, rows_in, strike, until
 
 import flux
-from flux.errors import UserCodeError
+from flux.kafka.errors import BadRecord
 from tests.kafka.broker import Broker
 from tests.kafka.test_asking import answering, serving
 from tests.kafka.topics import send
@@ -92,7 +92,7 @@ def test_a_query_that_meets_a_bad_record_ends_and_names_it(
         .to_parquet(tmp_path)
         .start(spark=cluster, workers=2)
     )
-    with pytest.raises(UserCodeError, match=f"topic '{topic}', partition 0, offset 1 is no json.*b'nonsense'"):
+    with pytest.raises(BadRecord, match=f"topic '{topic}', partition 0, offset 1 is no json.*b'nonsense'"):
         query.awaitTermination(120)
 
 
