@@ -58,7 +58,7 @@ TABLE = (
     Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream repeats its handshake after this long without an acknowledgement", 0.001),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for this long is given up", 0.01),
-    Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition", 0.01),
+    Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition; a standby is a safe replica, and so is a checkpoint location", 0.01),
     Setting("step_timeout", "step.timeout", "seconds", "60s", "a worker that spends this long in one step of your code, or waiting for a source, is given up", 0.01),
     Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "whether replicas of a partition may share an executor if there are too few executors; unless set, true with local[N], which has only one"),
     Setting("domain", "domain", "labels", "", "racks or zones, to keep replicas of a partition apart: the name of an environment variable on the executors, or host=label,host=label"),

@@ -215,7 +215,7 @@ class Losses:
 
     def give_up_silent(self, now: float) -> None:
         """Give up silent workers. A worker with the last safe replica of a partition gets more time: it may only be
-        slow. A replica that is far behind does not count as another safe one."""
+        slow. An active replica that is far behind does not count as another safe one."""
         settings = self._plan.settings
         asleep = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
@@ -236,12 +236,29 @@ class Losses:
             busy = member.heard > member.turned and quiet <= settings.heartbeat_timeout
             if busy and now - member.turned > settings.step_timeout:
                 self.give_up(member, self._too_long(member, now - member.turned), now)
-            elif quiet > settings.heartbeat_timeout:
-                # The last orders that it sent have arrived after half of that time.
-                could_go_on = self._repairs.keeps_up_with_silence(member.heard + settings.heartbeat_timeout / 2)
-                _, orphans = self._after_loss(self._board.table, member.node, could_go_on, [])
-                if not orphans or member.cut or quiet > settings.heartbeat_last_timeout:
-                    self.give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+            elif quiet > settings.heartbeat_timeout and (
+                member.cut or quiet > settings.heartbeat_last_timeout or self._others_go_on(member, known)
+            ):
+                self.give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
+
+    def _others_go_on(self, member: Member, known: float) -> bool:
+        """Whether each partition of a silent worker has another replica that goes on with it: an active one that keeps up, a
+        standby, or the one in the directory. The directory counts only if the vault and some other worker have been heard
+        lately: without them, the partition stands still in any case, and the silent worker may be back sooner."""
+        board, timeout = self._board, self._plan.settings.heartbeat_timeout
+        assert board.table is not None
+        # The last orders that it sent have arrived after half of that time.
+        is_heir = self._repairs.is_heir_of_silent(member.heard + timeout / 2)
+        _, orphans = self._after_loss(board.table, member.node, is_heir, [])
+        if not orphans:
+            return True
+        vault = board.members.vault
+        others = [other for other in board.members.workers.values() if other is not member]
+        return (
+            vault is not None
+            and known - vault.heard <= timeout
+            and any(known - other.heard <= timeout for other in others)
+        )
 
     def _forget_silent_ingress(self, known: float) -> None:
         """Of tasks that send a micro-batch: repairs wait for those that take part, and nobody says that one was killed and will

@@ -27,6 +27,7 @@ from controller.replicas.next_additions import (
     next_additions,
 )
 from controller.replicas.placement import Placement
+from controller.replicas.table_changes import Judge
 from controller.replicas.wishes import Wishes
 from controller.report.events import Event, History
 from flux.dataflow.plan import Plan
@@ -117,18 +118,20 @@ class Repairs:
         self._census.look(table)
         return self._census.low_of_stages()
 
-    def keeps_up_with_silence(self, since: float) -> Callable[[int, int, ReplicaAt], bool]:
-        """``keeps_up`` for partitions whose primary is silent ``since`` then: a replica may have applied by now all
-        steps that the primary had ordered."""
+    def is_heir_of_silent(self, since: float) -> Judge:
+        """Return the test for replicas in whose favour a primary is given up that has been silent ``since`` then.
 
-        def keeps_up(stage: int, partition: int, replica: ReplicaAt) -> bool:
-            if self.keeps_up(stage, partition, replica):
+        A standby that has arrived passes, because checkpoints bound what it has to repeat (design: standby-heir). An active
+        replica passes if it keeps up, or has applied by now all steps that the primary had ordered."""
+
+        def is_heir(stage: int, partition: int, replica: ReplicaAt) -> bool:
+            if not self.is_safe(stage, partition, replica):
+                return False
+            if not kind_of(replica).at_once or not self.is_behind(stage, partition, replica):
                 return True
-            life = Life(stage, partition, replica.worker, replica.incarnation)
-            at_once = kind_of(replica).at_once and self.is_safe(stage, partition, replica)
-            return at_once and self.lags.has_applied(life, since)
+            return self.lags.has_applied(Life(stage, partition, replica.worker, replica.incarnation), since)
 
-        return keeps_up
+        return is_heir
 
     # ---- additions
 

@@ -311,14 +311,25 @@ def test_a_worker_that_leaves_takes_over_where_nobody_else_is_left() -> None:
     assert c.holders(0) == [1]
 
 
-def test_a_silent_worker_with_the_last_replica_keeps_it_for_the_longer_limit() -> None:
-    c = Durable(replicas=1, heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
+def test_a_silent_worker_is_given_up_after_the_short_limit_where_the_directory_has_its_partitions() -> None:
+    """They stood still for a minute, though the directory has all that was committed."""
+    c = Durable(replicas=1, heartbeat_timeout=0.5, heartbeat_last_timeout=60.0)
     silent = c.holders()[0]
-    c.beats(2.0, silent)
-    assert c.holders() == [silent]
-    c.beats(4.0, silent)
+    c.beats(1.0, silent)
     assert c.core.error is None
     assert c.holders() != [silent]
+
+
+def test_a_silent_worker_keeps_what_the_directory_cannot_give_to_another_one_now() -> None:
+    """Nothing would be gained: the vault is silent, too, or there is no other worker that is heard."""
+    for others in ("the vault", "other workers"):
+        c = Durable(replicas=1, partitions=3, heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
+        silent = c.holders()[0]
+        c.beats(2.0, silent, *([c.vault] if others == "the vault" else c.core.members.workers))
+        assert c.holders() == [silent], others
+        c.beats(0.75, silent)
+        assert c.holders() != [silent], "they are back"
+        assert c.core.error is None
 
 
 def test_a_query_whose_vault_has_ended_ends() -> None:

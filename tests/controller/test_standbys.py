@@ -15,7 +15,7 @@ from controller.report.progress import Progress
 from flux.errors import UsageError
 from flux.wire.control import CopyState, Heartbeat
 from flux.wire.statistics import Lag
-from partitioning.ids import ACTIVE, STANDBY
+from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 from partitioning.table import ReplicaAt
 from tests.controller.cluster import Cluster, register
 
@@ -61,22 +61,46 @@ def test_an_active_replica_takes_over_before_a_standby() -> None:
     assert {replica.worker for replica in c.replicas() if replica.kind == STANDBY} == {first.worker, second.worker}
 
 
-def test_a_silent_worker_is_not_given_up_for_the_sake_of_a_standby_alone() -> None:
-    """It may only be slow, and a standby would have to restore and repeat. It is given up after the longer limit."""
-    c = cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
-    silent = c.holders()[0]
+def beat(c: Cluster, seconds: float, *silent: int) -> None:
+    for _ in range(round(seconds / 0.25)):
+        c.now += 0.25
+        for node in set(c.core.members.workers) - {*silent}:
+            c.report(node, Heartbeat(node=node, progress=1, stats={}))
+        c.tick(0.0)
 
-    def beat(seconds: float) -> None:
-        for _ in range(round(seconds / 0.25)):
-            c.now += 0.25
-            for node in set(c.core.members.workers) - {silent}:
-                c.report(node, Heartbeat(node=node, progress=1, stats={}))
-            c.tick(0.0)
 
-    beat(2.0)
+def test_a_silent_worker_is_given_up_after_the_short_limit_where_standbys_can_take_over() -> None:
+    """Its partitions stood still for a minute, as if it had the last safe replica of each."""
+    c = cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=60.0)
+    silent, heir = c.holders()
+    beat(c, 0.5, silent)
     assert silent in c.core.members.workers
-    beat(4.0)
+    beat(c, 0.5, silent)
     assert silent not in c.core.members.workers
+    assert c.holders()[0] == heir
+    assert c.core.error is None
+
+
+@pytest.mark.parametrize("kind", [STANDBY, UPSTREAM])
+def test_a_replica_that_restores_is_an_heir_of_a_silent_primary_once_it_has_arrived(kind: str) -> None:
+    c = cluster()
+    heir = c.core.repairs.is_heir_of_silent(c.now)
+    assert heir(0, 0, ReplicaAt(3, 0, True, kind))
+    assert not heir(0, 0, ReplicaAt(3, 0, False, kind)), "it is not live yet"
+
+
+def test_one_silent_worker_after_the_other_keeps_the_partition_until_another_standby_is_there() -> None:
+    """A take-over leaves the last safe replica at the heir, so a second suspicion must not cost the partition."""
+    c = cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
+    first, second = c.holders()
+    beat(c, 1.0, first)
+    beat(c, 2.0, second)
+    assert second in c.core.members.workers, "the standby that is being added is not safe yet"
+    beat(c, 0.25)
+    c.complete()
+    beat(c, 1.0, second)
+    assert second not in c.core.members.workers
+    assert c.core.error is None
 
 
 def test_a_lost_standby_is_replaced_by_a_standby() -> None:

@@ -7,6 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.decide.losing import Losses
+from controller.replicas.kinds import kind_of
+from controller.replicas.repairs import Repairs
+from controller.replicas.table_changes import Judge, without_worker
 from flux.host.housing import Housing
 from flux.host.subscriptions import Subscriptions
 from flux.replicas import kinds
@@ -130,3 +134,26 @@ def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
         self._enter(self.build(key, incarnation, []))
 
     patch.setattr(Housing, "create", create)
+
+
+def a_standby_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
+    """A stopped worker keeps its partitions as if it had the last safe replica of each."""
+    is_heir = Repairs.is_heir_of_silent
+
+    def broken(self: Repairs, since: float) -> Judge:
+        found = is_heir(self, since)
+        return lambda stage, partition, replica: kind_of(replica).at_once and found(stage, partition, replica)
+
+    patch.setattr(Repairs, "is_heir_of_silent", broken)
+
+
+def the_directory_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
+    patch.setattr(
+        Losses,
+        "_others_go_on",
+        lambda self, member, known: (
+            not without_worker(
+                self._board.table, member.node, self._repairs.is_heir_of_silent(member.heard), []
+            ).orphans
+        ),
+    )

@@ -5,8 +5,8 @@ process sends neither. The laws, with bookkeeping of their own of what the contr
 
 who pulses in a step is not given up      for silence, as long as the step is within spark.flux.step.timeout
 a step beyond step.timeout is given up    with that reason and no other worker
-who is stopped is given up                after heartbeat.timeout, where others can go on with what it holds, and otherwise after
-                                          heartbeat.lastReplicaTimeout
+who is stopped is given up                after heartbeat.timeout, where each of its partitions has an active replica that keeps
+                                          up, a standby or the directory, and otherwise after heartbeat.lastReplicaTimeout
 
 Each of them allows what the rule of the controller takes (design: silence), and one look of the controller after that.
 """
@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from controller.replicas.lags import Life
 from controller.report.events import Event
 from flux.host.notes import Kind, Pulse
 from flux.wire.control import Heartbeat, Register
+from partitioning.ids import STANDBY, UPSTREAM
+from partitioning.table import ReplicaAt
 from tests.simulation.network import Identity
 from tests.simulation.violation import Violation
 from tests.simulation.world import TICK_S
@@ -157,18 +160,40 @@ class Hearts:
         return lately and heart.still > 0 and heart.known_busy_at > heart.turned_at
 
     def _others_go_on(self, heart: Heart) -> bool:
-        """Whether each partition that this worker leads has an heir that could go on at once, as far as the controller knows
-        (where it is a secondary, the primary goes on)."""
+        """Whether each partition that this worker leads can go on elsewhere, as far as the controller knows: with a standby
+        that has arrived, with an active replica that keeps up, or from the directory. Where the worker has a secondary, the
+        primary goes on."""
         sim, node = self.sim, heart.process.node
-        table = sim.controller.table
+        controller = sim.controller
+        table, repairs = controller.table, controller.repairs
         if table is None:
             return False
-        could = sim.controller.repairs.keeps_up_with_silence(heart.said_at + sim.plan.settings.heartbeat_timeout / 2)
+        can_apply = repairs.is_heir_of_silent(heart.said_at + sim.plan.settings.heartbeat_timeout / 2)
+        restores = self._directory_answers(node)
+
+        def is_heir(stage: int, partition: int, replica: ReplicaAt) -> bool:
+            if replica.kind in (STANDBY, UPSTREAM):
+                life = Life(stage, partition, replica.worker, replica.incarnation)
+                return replica.live and life not in repairs.unsafe
+            return can_apply(stage, partition, replica)
+
         return all(
-            any(could(stage, partition, heir) for heir in replicas[1:])
+            restores or any(is_heir(stage, partition, heir) for heir in replicas[1:])
             for stage, partitions in enumerate(table.stages)
             for partition, replicas in enumerate(partitions)
             if replicas and replicas[0].worker == node
+        )
+
+    def _directory_answers(self, stopped: int) -> bool:
+        """Whether the vault can give the partitions of a stopped worker to another one. Both were heard in the first half of
+        the time that there may be silence, so they count for the controller, too, until the next beat."""
+        sim, members = self.sim, self.sim.controller.members
+        others = [member for node, member in members.workers.items() if node != stopped]
+        lately = sim.world.now - sim.plan.settings.heartbeat_timeout / 2
+        return (
+            members.vault is not None
+            and members.vault.heard >= lately
+            and any(member.heard >= lately for member in others)
         )
 
     def look(self, events: list[Event]) -> None:

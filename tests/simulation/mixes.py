@@ -170,6 +170,10 @@ BUSY = Mix(
     copies=2,
     slots=4,
 )
+#: The same with standbys in place of secondaries.
+BUSY_STANDBYS = replace(BUSY, standbys=1.0)
+#: The same with a directory that holds the only other replica of each partition.
+BUSY_LIVES_OF_ONE = replace(BUSY, copies=1, lives=2)
 #: Tasks of workers are started a second time, and workers come and go.
 RIVALS = Mix(
     Faults(

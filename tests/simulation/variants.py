@@ -39,6 +39,8 @@ from tests.simulation.mixes import (
     ANY,
     BOUNDED,
     BUSY,
+    BUSY_LIVES_OF_ONE,
+    BUSY_STANDBYS,
     CHANGES,
     CONTROL,
     DEPOSED,
@@ -448,6 +450,10 @@ VARIANTS = [
         standbys.takes_the_first_table_that_comes_for_the_first,
         {"each partition applies each batch once and in order"},
         (3300051901,),
+    ),
+    Variant(standbys.a_standby_is_no_heir_of_a_silent_worker, {"who is stopped is given up"}, (3, 4), BUSY_STANDBYS),
+    Variant(
+        standbys.the_directory_is_no_heir_of_a_silent_worker, {"who is stopped is given up"}, (3, 0), BUSY_LIVES_OF_ONE
     ),
     Variant(standbys.nobody_presses, STUCK, (42,), STANDBY_REPAIRS),
     Variant(standbys.standbys_ack_once, STUCK, (52, 35), STANDBYS),
