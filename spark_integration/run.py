@@ -87,7 +87,9 @@ class Run:
         host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
         context = spark.sparkContext
         application = f"{context.appName} ({context.applicationId})"
-        self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)
+        self.server = Server(
+            plan, need.workers, host, keys, plan.query, name, application, self.id, str(location or "")
+        )
         self.server.explain = self._explain
         self.retries = Retries(spark, f"flux-{plan.query}-ingress", self._called)
         self.streams = Streams(plan, sources, name, location, self.server, self._job_failed)

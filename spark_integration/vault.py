@@ -16,6 +16,7 @@ from typing import Any
 
 from flux.dataflow.chained import chain_of
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.durable.names import ABOUT
 from flux.durable.place import Place, place_of
 from flux.errors import UsageError
 from flux.shell.loop import Rendezvous
@@ -24,7 +25,6 @@ from spark_integration.prepare import Kept
 
 #: Of what is in the directory. Another number is not read.
 FORMAT = 2
-_ABOUT = "flux.json"
 _KEYS = {"format", "query", "workers", "plan"}
 #: How long its process may take to end after Stop.
 END_S = 10.0
@@ -45,7 +45,7 @@ class Location:
     @classmethod
     def read(cls, place: Place) -> Location:
         try:
-            about = json.loads(place.read(_ABOUT))
+            about = json.loads(place.read(ABOUT))
         except FileNotFoundError:
             if place.used():
                 raise UsageError(
@@ -54,7 +54,7 @@ class Location:
                 ) from None
             return cls(place, None)
         except (OSError, ValueError) as error:
-            raise UsageError(f"checkpointLocation={str(place)!r}: {_ABOUT} cannot be read: {error}") from error
+            raise UsageError(f"checkpointLocation={str(place)!r}: {ABOUT} cannot be read: {error}") from error
         if not isinstance(about, dict) or about.get("format") != FORMAT or not about.keys() >= _KEYS:
             found = about.get("format") if isinstance(about, dict) else about
             raise UsageError(
@@ -111,7 +111,7 @@ class Location:
                 "kept": kept or {},
             }
             try:
-                self.place.write(_ABOUT, json.dumps(about, indent=1).encode(), new=True)
+                self.place.write(ABOUT, json.dumps(about, indent=1).encode(), new=True)
             except FileExistsError:
                 raise UsageError(
                     f"checkpointLocation={str(self.place)!r} was empty, and is that of a query now that was just started"
@@ -128,7 +128,7 @@ class Location:
                 raise UsageError(
                     f"checkpointLocation={str(self.place)!r} is that of a query which another program has just started, too"
                 )
-            self.place.write(_ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
+            self.place.write(ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
 
 
 def _may_grow(source: SourcePlan) -> bool:
@@ -202,6 +202,8 @@ class VaultProcess:
     def __init__(self, plan: Plan, rendezvous: Rendezvous, place: Place, failed: Callable[[str], None]) -> None:
         self._failed = failed
         self._ends = False
+        # Until the last task has ended: a task may bring outside what is in the journal already.
+        self._hold = place.hold()
         task = pickle.dumps(Task(without_code(plan), rendezvous, place))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         # A group of its own, so that no Ctrl-C in a terminal ends it before the query. Not a session of its own: Linux shares
@@ -235,6 +237,7 @@ class VaultProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._watch.join(END_S)
+        self._hold.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

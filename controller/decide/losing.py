@@ -56,8 +56,8 @@ class Losses:
         elif vault is not None and vault.node == worker:
             self._board.end(
                 QueryFailed(
-                    f"the process that writes to the checkpoint location (pid {vault.about.pid}) has ended. Start the query "
-                    "again with the same location: it goes on where it was"
+                    f"the process that writes to the checkpoint location {self._board.location} (pid {vault.about.pid}) has "
+                    "ended. Start the query again with the same location: it goes on where it was"
                 )
             )
         else:
@@ -207,9 +207,9 @@ class Losses:
         if vault is not None and now - vault.heard > limit:
             self._board.end(
                 QueryFailed(
-                    f"the checkpoint location has not answered for {now - vault.heard:.0f} s (spark.flux.journal.timeout is "
-                    f"{limit:g} s): a write takes too long, or the process that writes (pid {vault.about.pid} on "
-                    f"{vault.about.host}) stands still"
+                    f"the checkpoint location {self._board.location} has not answered for {now - vault.heard:.0f} s "
+                    f"(spark.flux.journal.timeout is {limit:g} s): a write takes too long, or the process that writes (pid "
+                    f"{vault.about.pid} on {vault.about.host}) stands still"
                 )
             )
 

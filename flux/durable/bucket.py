@@ -25,15 +25,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from flux.durable.directory import LocationGone
 from flux.errors import QueryFailed, SnapshotError
 
 _CLAIM, _PART = re.compile(r"(\d{8})-[0-9a-f]+"), re.compile(r"(\d{8})-(\d{8})-(\d{8})-(\d+)")
-_CLAIMS, _JOURNAL, _STATE = "claims", "journal", "state"
-_BEGUN = f"{_CLAIMS}/begun"
+CLAIMS, _JOURNAL, _STATE = FOLDERS = "claims", "journal", "state"
+_BEGUN = f"{CLAIMS}/begun"
 #: Parts of a segment: a journal of more begins a new segment, so that it can be read, and removed, in few requests.
 PARTS_MAX = 500
 #: Requests at the same time, where there is more than one to make.
 AT_ONCE = 8
+#: Seconds between two looks at the claims while nothing is written. Each is a request, which costs money.
+LOOK_S = 10.0
 #: How often a generation is claimed before it is given up: each time two have claimed the same.
 CLAIMS_MAX = 20
 
@@ -58,6 +61,8 @@ class Bucket:
     """``generation`` of this writer; 0: it only reads. ``where``: for people. ``pool``: makes requests that nobody waits for, or
     several at the same time."""
 
+    look_s = LOOK_S
+
     def __init__(self, objects: Objects, where: str, writes: bool = True, pool: Executor | None = None) -> None:
         self.where = where
         self.generation = 0
@@ -66,8 +71,9 @@ class Bucket:
         self._removing: dict[str, Future[None]] = {}
         self._segment = self._parts = 0
         self._pending = bytearray()
+        self._mine = ""  # the claim of this writer
         if writes:
-            for folder in (_CLAIMS, _JOURNAL, _STATE):
+            for folder in FOLDERS:
                 objects.make(folder)
             self.generation = self._claim()
             objects.patient()
@@ -76,26 +82,31 @@ class Bucket:
 
     def _claims(self) -> dict[str, int]:
         """Their generations, by name."""
-        found = {name: _CLAIM.fullmatch(name) for name in self._objects.sizes(_CLAIMS)}
+        found = {name: _CLAIM.fullmatch(name) for name in self._objects.sizes(CLAIMS)}
         return {name: int(match[1]) for name, match in found.items() if match is not None}
 
     def _claim(self) -> int:
         for _ in range(CLAIMS_MAX):
             generation = max(self._claims().values(), default=0) + 1
             mine = f"{generation:08}-{uuid.uuid4().hex}"
-            self._objects.write(f"{_CLAIMS}/{mine}", b"")
+            self._objects.write(f"{CLAIMS}/{mine}", b"")
             if [name for name, number in self._claims().items() if number >= generation] == [mine]:
+                self._mine = mine
                 return generation
-            self._objects.remove(f"{_CLAIMS}/{mine}")
+            self._objects.remove(f"{CLAIMS}/{mine}")
             time.sleep(random.uniform(0.0, 0.2))
         raise QueryFailed(f"{self.where} is in use: other programs start queries on it again and again")
 
-    def _check_alone(self) -> None:
-        if any(number > self.generation for number in self._claims().values()):
+    def check(self) -> None:
+        """Raise QueryFailed if another program has claimed the place, or if the claim of this writer is not there any more."""
+        claims = self._claims()
+        if any(number > self.generation for number in claims.values()):
             raise QueryFailed(
                 f"another query has been started on the checkpoint location {self.where}, and goes on where this one was: "
                 "this one ends"
             )
+        if self._mine not in claims:
+            raise LocationGone(self.where)
 
     def starts(self) -> int:
         """How often it has been opened for writing."""
@@ -108,7 +119,7 @@ class Bucket:
             sizes = self._objects.sizes(_JOURNAL)
             parts = _newest(sizes)
             if parts is None:
-                if "begun" in self._objects.sizes(_CLAIMS):
+                if "begun" in self._objects.sizes(CLAIMS):
                     raise SnapshotError(
                         f"{self.where} had a journal, and it is not there any more: what was shown outside cannot be repeated "
                         "without it. Restore it from a copy, or begin anew at another prefix"
@@ -137,7 +148,7 @@ class Bucket:
         earlier = list(self._objects.sizes(_JOURNAL))
         self._segment, self._parts = self._segment + 1, 0
         self._write_part(data)
-        self._check_alone()  # else the earlier segments are what another process reads
+        self.check()  # else the earlier segments are what another process reads
         if self._segment == 1:
             self._objects.write(_BEGUN, b"")
         begun = f"{self.generation:08}-{self._segment:08}"
@@ -150,7 +161,7 @@ class Bucket:
         if self._pending:
             self._write_part(self._pending)
             self._pending = bytearray()
-        self._check_alone()
+        self.check()
 
     def _write_part(self, data: bytes | bytearray) -> None:
         name = f"{self.generation:08}-{self._segment:08}-{self._parts:08}-{len(data):06}"
@@ -174,7 +185,7 @@ class Bucket:
             return _outside_of_memory(memoryview(self._objects.read(f"{_STATE}/{name}")))
         except FileNotFoundError:
             if self.generation:
-                self._check_alone()  # who has come meanwhile has removed it
+                self.check()  # who has come meanwhile has removed it
             return None
 
     def remove(self, names: Collection[str]) -> None:

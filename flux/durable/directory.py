@@ -7,7 +7,9 @@
     state/0-3-17-42-2             a checkpoint: stage, partition, term, number and generation
 
 Whoever opens it makes the file of the next generation first, durably, and reads the journal then. A writer flushes first, and
-looks for that file then. So what it has told anybody is in what the next one reads.
+looks for that file then. So what it has told anybody is in what the next one reads. At the same time the writer checks that the
+path still leads to the directory and the journal that it has open, because another program finds what is at the path (design:
+moved-location).
 """
 
 from __future__ import annotations
@@ -21,11 +23,27 @@ import uuid
 from collections.abc import Collection
 from pathlib import Path
 
+from flux.durable.names import check_name
 from flux.errors import QueryFailed, SnapshotError, UsageError
 
 _GENERATION, _SEGMENT = re.compile(r"generation-(\d{8})"), re.compile(r"journal-(\d{8})-(\d{8})")
 _HALF_WRITTEN = re.compile(r"\..*\.(\d{8})")
 _STATE = "state"
+#: Seconds between two looks at the path while nothing is written: a few calls of the system each.
+LOOK_S = 1.0
+
+
+def is_of_a_query(name: str) -> bool:
+    """Tell whether a file of this name may be left of a location from which ``flux.json`` was removed."""
+    return name.startswith(".") or name == _STATE or bool(_GENERATION.fullmatch(name) or _SEGMENT.fullmatch(name))
+
+
+class LocationGone(QueryFailed):
+    """The end of a query whose location is not where it was. ``now``: the place where it is; None: its files were removed."""
+
+    def __init__(self, where: str, now: str | None = None) -> None:
+        super().__init__(f"the checkpoint location {where} was {'removed' if now is None else f'moved to {now}'}")
+        self.now = now
 
 
 def check_location(location: str | os.PathLike[str]) -> Path:
@@ -33,7 +51,11 @@ def check_location(location: str | os.PathLike[str]) -> Path:
     text = _local(location)
     try:
         path = Path(text).expanduser().absolute()
-        _make(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"checkpointLocation={text!r}: it is no path: {error}") from error
+    check_name(path)
+    try:
+        make(path)
         found = path.stat()
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"checkpointLocation={text!r}: it cannot be made or read: {error}") from error
@@ -67,8 +89,8 @@ def _local(location: str | os.PathLike[str]) -> str:
     return text
 
 
-def _make(path: Path) -> None:
-    """And what is above it, durably."""
+def make(path: Path) -> None:
+    """Make a directory and those above it, durably."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for made in missing:
@@ -111,15 +133,22 @@ def _sync(directory: Path) -> None:
 class Directory:
     """``generation`` of this writer; 0: it only reads."""
 
+    look_s = LOOK_S
+
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path = path
         self._states = path / _STATE
         self.generation = 0
-        if writes:
-            self.generation = self._claim()
-            self._sweep()
         self._number = 0
         self._file: int | None = None
+        #: The newest segment of this writer.
+        self._segment: Path | None = None
+        #: The directory itself, by whatever name.
+        self._itself: int | None = None
+        if writes:
+            self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self.generation = self._claim()
+            self._sweep()
 
     def _claim(self) -> int:
         self._states.mkdir(mode=0o700, exist_ok=True)
@@ -145,7 +174,7 @@ class Directory:
         try:
             write_whole(path, data, mark=f"{self.generation:08}")
         except FileNotFoundError:
-            self._check_alone()  # who has come meanwhile has removed it
+            self.check()  # who has come meanwhile has removed it
             raise
 
     def starts(self) -> int:
@@ -178,12 +207,12 @@ class Directory:
         self._number += 1
         segment = self.path / f"journal-{self.generation:08}-{self._number:08}"
         self._write(segment, data)
-        self._check_alone()  # else the earlier segments are what another process reads
-        self.close()
+        self.check()  # else the earlier segments are what another process reads
+        self._close_segment()
         try:
-            self._file = os.open(segment, os.O_WRONLY | os.O_APPEND)
+            self._file, self._segment = os.open(segment, os.O_WRONLY | os.O_APPEND), segment
         except FileNotFoundError:
-            self._check_alone()  # who has come meanwhile has removed it
+            self.check()  # who has come meanwhile has removed it
             raise
         if self._number == 1:
             self._note_begun()
@@ -206,11 +235,33 @@ class Directory:
     def flush(self) -> None:
         assert self._file is not None
         os.fdatasync(self._file)
-        self._check_alone()
+        self.check()
 
     @property
     def crowded(self) -> bool:
         return False  # a segment is one file
+
+    def check(self) -> None:
+        """Raise QueryFailed unless a program that starts at the path finds what this writer has written, and is told by it."""
+        assert self._itself is not None
+        if not _is(os.fstat(self._itself), self.path):
+            raise LocationGone(str(self.path), self._now_at())
+        self._check_alone()
+        if not (
+            self._of_generation(self.generation).exists()
+            and (self._file is None or self._segment is None or _is(os.fstat(self._file), self._segment))
+        ):
+            self._check_alone()  # who has come meanwhile has removed the journal
+            raise LocationGone(str(self.path))
+
+    def _now_at(self) -> str | None:
+        """The path by which the directory can be found now. None: its files are not in it any more."""
+        lasting = self._of_generation(self.generation) if self._segment is None else self._segment
+        try:
+            os.stat(lasting.name, dir_fd=self._itself)
+            return os.readlink(f"/proc/self/fd/{self._itself}")
+        except FileNotFoundError:
+            return None
 
     def _check_alone(self) -> None:
         if self._of_generation(self.generation + 1).exists():
@@ -223,7 +274,7 @@ class Directory:
         self._write(self._states / name, data)
         found = self.get(name)
         if found is None:
-            self._check_alone()  # who has come meanwhile has removed it
+            self.check()  # who has come meanwhile has removed it
             raise QueryFailed(f"{self._states / name} is gone: somebody removes files in the checkpoint location")
         return found
 
@@ -234,7 +285,7 @@ class Directory:
                 return memoryview(b"") if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
             if self.generation:
-                self._check_alone()  # who has come meanwhile has removed it
+                self.check()  # who has come meanwhile has removed it
             return None
 
     def remove(self, names: Collection[str]) -> None:
@@ -245,6 +296,20 @@ class Directory:
         return [name for name in os.listdir(self._states) if not name.startswith(".")] if self._states.exists() else []
 
     def close(self) -> None:
+        self._close_segment()
+        if self._itself is not None:
+            os.close(self._itself)
+            self._itself = None
+
+    def _close_segment(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _is(opened: os.stat_result, path: Path) -> bool:
+    """Whether a path leads to what is open."""
+    try:
+        return os.path.samestat(opened, path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -50,6 +50,13 @@ class Store(Protocol):
     def flush(self) -> None:
         """What was appended is durable when this returns. QueryFailed: another process has taken over the place."""
 
+    def check(self) -> None:
+        """Raise QueryFailed if another process has taken over the place, or if the place is not where it was."""
+
+    @property
+    def look_s(self) -> float:
+        """Seconds between two calls of ``check`` while nothing is flushed."""
+
     def put(self, name: str, data: memoryview) -> memoryview:
         """A file, whole and durable when this returns: the same bytes, as they are kept. From any thread."""
 
@@ -241,6 +248,25 @@ class Journal(Shelf):
         if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began) or self._store.crowded:
             self._segment()
         self._remove_needless()
+
+    @property
+    def look_s(self) -> float:
+        return self._store.look_s
+
+    def check(self) -> None:
+        """Raise QueryFailed if what was flushed is not where another program finds it."""
+        self._store.check()
+
+    def move_to(self, store: Store) -> None:
+        """Write all that is held to another place, and go on there: what was here is gone."""
+        self._store = store
+        for kept in self.standbys.values():
+            for held in (kept.checkpoint, kept.beside):
+                if isinstance(held, Written) and held.data is not None:
+                    for piece, data in zip(held.all_kept, (held.data, *held.changes), strict=True):
+                        if piece.file:
+                            store.put(piece.file, data)
+        self._segment()
 
     def _segment(self) -> None:
         """Begin a new one, with all that is held."""

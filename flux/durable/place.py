@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flux.durable.directory import Directory, check_location, write_whole
+from flux.durable.directory import Directory, check_location, is_of_a_query, make, write_whole
 from flux.durable.journal import Store
+from flux.durable.names import ABOUT, NameHold, note_moved
+from flux.errors import QueryFailed
 
 #: Of what can be given as a location. Everything else is a path.
 _URI = re.compile(r"(?!(?i:file):)[A-Za-z][A-Za-z0-9+.-]+://")
@@ -51,6 +53,16 @@ class Place(Protocol):
     def uri_of(self, name: str) -> str | None:
         """Where Spark may write beside it; None: there is no such place."""
 
+    def hold(self) -> NameHold:
+        """Mark the place as used, until the mark is closed. Other programs may still take it over, but not its name alone."""
+
+    def put_back(self, about: bytes) -> OpenStore:
+        """Open a new store where the place was, which was removed while a query wrote to it. ``about``: the document that says
+        what it is. QueryFailed: something else is there by now."""
+
+    def note_moved(self, what: str) -> bool:
+        """Write down what has become of the place, so that a query that starts there is refused. False: there is no way to."""
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -86,6 +98,23 @@ class Folder:
     def uri_of(self, name: str) -> str:
         # Not as_uri(): Hadoop takes the characters of a path as they are.
         return f"file://{self.path}/{name}"
+
+    def hold(self) -> NameHold:
+        return NameHold(self.path)
+
+    def put_back(self, about: bytes) -> Directory:
+        make(self.path)
+        with self.locked():
+            if not (self.path / ABOUT).exists():
+                if not all(is_of_a_query(name) for name in os.listdir(self.path)):
+                    raise QueryFailed(f"other files are in {self.path} by now")
+                self.write(ABOUT, about, new=True)
+            elif self.read(ABOUT) != about:
+                raise QueryFailed(f"{self.path} is the checkpoint location of another query by now")
+            return Directory(self.path)
+
+    def note_moved(self, what: str) -> bool:
+        return note_moved(self.path, what)
 
 
 def place_of(location: Any) -> Place:

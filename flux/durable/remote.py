@@ -10,13 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
-from flux.durable.bucket import Bucket
-from flux.errors import UsageError
+from flux.durable.bucket import CLAIMS, FOLDERS, Bucket
+from flux.durable.names import ABOUT, NameHold
+from flux.errors import QueryFailed, UsageError
 
 #: Requests cost money and time: so long orders of steps are gathered.
 FLUSH_S = 0.5
@@ -123,6 +124,30 @@ class Remote:
     def uri_of(self, name: str) -> None:
         """Spark's file systems are others than pyarrow's, and have other credentials."""
         return
+
+    def hold(self) -> NameHold:
+        """Hold nothing: a prefix has no identity beside its name, so it cannot be renamed under a query."""
+        return NameHold(None)
+
+    def put_back(self, about: bytes) -> Bucket:
+        with self.locked():
+            remains_in(self.objects, str(self))
+            self.write(ABOUT, about)
+            return self.store()
+
+    def note_moved(self, what: str) -> bool:
+        return False
+
+
+def remains_in(objects: Any, where: str) -> None:
+    """Remove what a writer has still written after everything else was removed. QueryFailed: something else is there."""
+    folders = [name for name in objects.entries() if name != _LOCKS and not name.startswith(".")]
+    found = {folder: list(objects.sizes(folder)) for folder in folders}
+    if not found.keys() <= {*FOLDERS} or found.get(CLAIMS):
+        raise QueryFailed(f"other objects are at {where} by now")
+    for folder, names in found.items():
+        for name in names:
+            objects.remove(f"{folder}/{name}")
 
 
 def _without_password(text: str) -> str:

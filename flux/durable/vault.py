@@ -44,6 +44,8 @@ class Vault(StageWorker):
         self._early: dict[PartitionKey, Restore] = {}  # asked by who has heard of a table that has not come here yet
         self._held: list[Effect] = []
         self._flush_at = inf
+        self._look_s = min(journal.look_s, plan.settings.journal_timeout / 3)
+        self._look_at = 0.0
 
     @property
     def written(self) -> tuple[int, int, int]:
@@ -105,6 +107,11 @@ class Vault(StageWorker):
                 return
             self.journal.flush()
             self._flush_at = inf
+        elif now >= self._look_at:
+            # Where no rows come, nothing is flushed, and a place that has gone would not be noticed. The loop turns with each
+            # heartbeat, so ``due`` need not say when.
+            self._look_at = now + self._look_s
+            self.journal.check()
         held, self._held = self._held, []
         yield from filter(self._arrives, held)
 

@@ -17,7 +17,9 @@ from io import RawIOBase
 from typing import Any
 
 from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.durable.directory import LocationGone
 from flux.durable.journal import Journal
+from flux.durable.names import ABOUT
 from flux.durable.place import Place
 from flux.durable.vault import Vault
 from flux.errors import FluxError, QueryFailed
@@ -25,6 +27,9 @@ from flux.host.stage_worker import StageWorker
 from flux.shell.loop import Rendezvous
 from flux.shell.worker import Worker
 from flux.wire.control import Welcome
+
+#: Attempts to write a location again that was removed, and the pause after which it has to be still there.
+PUT_BACK_MAX, PUT_BACK_S = 3, 0.3
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,11 @@ def _nothing(*given: Any) -> Any:
 class VaultLoop(Worker):
     role = "vault"
 
-    def __init__(self, plan: Plan, rendezvous: Rendezvous, journal: Journal, where: str) -> None:
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, journal: Journal, place: Place, about: bytes) -> None:
         super().__init__(plan, rendezvous)
         self._journal = journal
-        self._where = where
+        self._place = place
+        self._about = about
 
     def _warm_up(self) -> None:
         """It clusters nothing and has no tables of keys."""
@@ -65,12 +71,52 @@ class VaultLoop(Worker):
         return self._journal.highest + 1
 
     def _report_failure(self, core: StageWorker, error: BaseException) -> None:
-        if isinstance(error, OSError):
-            error = QueryFailed(f"{self._where} cannot be written: {error}")
+        if isinstance(error, LocationGone):
+            error = QueryFailed(after_loss(error, self._journal, self._place, self._about))
+        elif isinstance(error, OSError):
+            error = QueryFailed(f"the checkpoint location {self._place} cannot be written: {error}")
         super()._report_failure(core, error)
 
     def _made(self, welcome: Welcome) -> StageWorker:
         return Vault(self.plan, welcome.node, self._journal, time.perf_counter, welcome.workers)
+
+
+def after_loss(error: LocationGone, journal: Journal, place: Place, about: bytes) -> str:
+    """See to it that the next program that starts at the place learns what has happened, and return the reason for the end of the
+    query (design: moved-location). A location that has moved is whole: a note at its old name says where it is. A location that
+    was removed is written again, because this process still holds everything that the query has shown."""
+    if error.now is not None:
+        noted = place.note_moved(f"was moved to {error.now}")
+        refused = "is refused until then" if noted else "would write everything again"
+        return (
+            f"{error} while the query was running. All that the query has shown is in it: give it its name back and start "
+            f"again, or start with checkpointLocation={error.now!r}. A start with an empty directory of the old name {refused}"
+        )
+    reason = "it is removed again and again"
+    for _ in range(PUT_BACK_MAX):
+        try:
+            time.sleep(PUT_BACK_S)  # the program that removes it may still be at it
+            journal.move_to(place.put_back(about))
+            time.sleep(PUT_BACK_S)
+            journal.check()
+        except LocationGone:
+            continue
+        except OSError as failed:
+            reason = str(failed)
+            continue
+        except FluxError as failed:
+            reason = str(failed)
+            break
+        return (
+            f"{error} while the query was running. All that the query has shown was written there again, so the next start "
+            "goes on where this query was. To begin anew, remove it again, now that no query uses it"
+        )
+    noted = place.note_moved("was removed")
+    return (
+        f"{error} while the query was running, and could not be written again: {reason}. "
+        + ("A" if noted else "Restore it from a copy: a")
+        + f" start with an empty directory {'is refused, because output' if noted else 'writes again what'} has been shown"
+    )
 
 
 def run(task: Task) -> None:
@@ -79,7 +125,7 @@ def run(task: Task) -> None:
     try:
         journal = Journal(store, f"the journal in {task.place}")
         journal.begin()
-        VaultLoop(task.plan, task.rendezvous, journal, f"the checkpoint location {task.place}").run(0, 0, "vault")
+        VaultLoop(task.plan, task.rendezvous, journal, task.place, task.place.read(ABOUT)).run(0, 0, "vault")
     finally:
         store.close()
 

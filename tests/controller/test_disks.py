@@ -336,7 +336,7 @@ def test_a_query_whose_vault_has_ended_ends() -> None:
     c = Durable()
     c.lose(c.vault)
     assert isinstance(c.core.error, QueryFailed)
-    assert "the process that writes to the checkpoint location (pid 1) has ended" in str(c.core.error)
+    assert "the process that writes to the checkpoint location of this query (pid 1) has ended" in str(c.core.error)
     assert all(c.stops(f"w{slot}.0") for slot in range(3))
 
 
@@ -359,10 +359,12 @@ def test_a_vault_that_ends_after_the_query_is_no_loss() -> None:
 
 def test_a_query_whose_directory_does_not_answer_ends() -> None:
     c = Durable(journal_timeout=3.0)
+    c.core.board.location = "/data/visits"
     c.beats(2.75, c.vault)
     assert c.core.error is None
     c.beats(0.75, c.vault)
-    assert "has not answered for 3 s (spark.flux.journal.timeout is 3 s)" in str(c.core.error)
+    said = "the checkpoint location /data/visits has not answered for 3 s (spark.flux.journal.timeout is 3 s)"
+    assert said in str(c.core.error)
     assert all(c.stops(f"w{slot}.0") for slot in range(3))
 
 

@@ -91,6 +91,8 @@ class Memory:
     begun: int = 0
     flushes: int = 0
     generation: int = 1
+    look_s: float = 1.0
+    looks: int = 0
     crash: Callable[[], None] = lambda: None
 
     def newest(self) -> memoryview | None:
@@ -114,6 +116,9 @@ class Memory:
     def flush(self) -> None:
         self.segment, self.appended, self.flushes = self.segment + self.appended, b"", self.flushes + 1
         self.crash()
+
+    def check(self) -> None:
+        self.looks += 1
 
     def put(self, name: str, data: memoryview) -> memoryview:
         self.crash()

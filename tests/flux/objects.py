@@ -48,6 +48,9 @@ class Objects:
             name.removeprefix(f"{folder}/"): len(data) for name, data in self.held.items() if name.startswith(folder)
         }
 
+    def entries(self) -> list[str]:
+        return sorted({name.partition("/")[0] for name in self.held})
+
     def beside(self) -> Objects:
         """Another process's view of the same store, which nobody watches."""
         return Objects(self.held)

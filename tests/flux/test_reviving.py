@@ -228,6 +228,17 @@ def test_without_a_vault_a_live_replica_that_is_not_here_is_a_mistake() -> None:
         core.on_table(table(1, SECOND, 1), 0.0)
 
 
+def test_a_vault_looks_at_its_place_though_nothing_is_flushed(both: Both) -> None:
+    store = Memory(look_s=4.0)
+    settings = replace(both.plan.settings, journal_timeout=6.0)
+    vault = Vault(replace(both.plan, settings=settings), VAULT, opened(store))
+    looks = []
+    for now in range(10):
+        assert list(vault.poll(float(now))) == []
+        looks.append(store.looks)
+    assert looks == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5], "every third part of the time after which it does not answer"
+
+
 def test_nothing_is_said_before_it_is_durable_and_what_waits_is_flushed_together(both: Both) -> None:
     """``spark.flux.journal.flush``."""
     settings = replace(both.plan.settings, journal_flush=0.01)

@@ -57,6 +57,11 @@ class Place:
     def begin(self, data: bytes) -> None:
         self._segment, self._appended = bytearray(data), bytearray()
 
+    look_s = 1.0
+
+    def check(self) -> None:
+        """Nothing moves it."""
+
     @property
     def crowded(self) -> bool:
         return False

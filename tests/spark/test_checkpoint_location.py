@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,40 @@ def test_partitions_without_another_replica_go_on_from_the_vault(cluster: Any, t
     assert "take-over" in {event.kind for event in query.events()}
     check_rows(tmp_path)
     assert not vaults()
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing_comes_twice(
+    cluster: Any, tmp_path: Path
+) -> None:
+    location, elsewhere = tmp_path / "location", tmp_path / "elsewhere"
+    for part, why in ((8, f"{location} was moved to {elsewhere} while"), (3, "shown was written there again")):
+        query = started(cluster, tmp_path)
+        try:
+            until(lambda query=query, part=part: rows_in(query) > TOTAL // part, "some of the rows")
+            if part == 8:
+                location.rename(elsewhere)
+                with pytest.raises(flux.UsageError, match=r"that query has not ended yet|was moved to"):
+                    started(cluster, tmp_path)
+            else:
+                shutil.rmtree(location)
+            with pytest.raises(flux.QueryFailed, match=why):
+                query.awaitTermination(WAIT_S)
+            assert rows_in(query) < TOTAL, "the fault must come in mid-stream"
+        finally:
+            query.stop()
+        if part == 8:
+            with pytest.raises(flux.UsageError, match=f"was moved to {elsewhere} while a query wrote to it"):
+                started(cluster, tmp_path)
+            elsewhere.rename(location)
+    (tmp_path / "gate").touch()
+    query = started(cluster, tmp_path)
+    try:
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    check_rows(tmp_path)
+    assert not (tmp_path / ".location.flux").exists()
 
 
 @pytest.mark.usefixtures("nothing_left_behind")

@@ -47,11 +47,12 @@ def checkpoints(location: Location, as_json: Json = False) -> None:
 def _survey(location: str) -> dict[str, Any]:
     """UsageError: it is no checkpoint location; SnapshotError: something in it is damaged."""
     from flux.durable.journal import Journal
+    from flux.durable.names import ABOUT
     from flux.durable.place import there
 
     try:
         place = there(location)
-        about = json.loads(place.read("flux.json"))
+        about = json.loads(place.read(ABOUT))
         stages = list(about["plan"]["stages"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{location} is no checkpoint location of a Flux query: {error}") from error
