@@ -116,6 +116,8 @@ def start_spark(master: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("Flux: flights")
     for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress"):
         builder = builder.config(key, "false")
+    # Executors run in folders of their own: what an example takes from another one must be found there, too.
+    builder = builder.config("spark.executorEnv.PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     builder = builder.config("spark.python.daemon.module", "spark_integration.daemon")  # workers start fast
     builder = builder.config(
         "spark.task.maxFailures", "100"

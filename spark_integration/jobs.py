@@ -14,12 +14,24 @@ from pyspark import InheritableThread
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
+from flux.dataflow.user_code import text_of
+
 log = logging.getLogger("flux")
 
 #: To be said where the executors do not find this very project.
 OTHER_PYTHON = (
     ". Spark's workers run the Python that PYSPARK_PYTHON names, and Flux is not installed there: set it to the Python that "
     "has Flux, before the session is made"
+)
+#: The same for a module of the program.
+OTHER_MODULES = (
+    ". The executors do not find it. Ship it before the query is started, with spark.sparkContext.addPyFile(path) or "
+    "spark-submit --py-files (a .py file, or a package as .zip), or install it for the Python that PYSPARK_PYTHON names, or name "
+    "the folder that has it in spark.executorEnv.PYTHONPATH before the session is made"
+)
+OTHER_CODE = (
+    ". The executors have another version of this module than the program: ship the same one with "
+    "spark.sparkContext.addPyFile(path), or install it there"
 )
 
 
@@ -66,9 +78,18 @@ class Jobs:
 
 def reason_of(error: BaseException) -> str:
     """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
-    line = line_of((isinstance(error, CapturedException) and error._desc) or str(error)) or type(error).__name__
-    without = re.search(r"No module named '(flux|spark_integration)\b|spark_integration\.daemon's stdout", line)
-    return f"{line}{OTHER_PYTHON}" if without else line
+    line = line_of((isinstance(error, CapturedException) and error._desc) or text_of(error)) or type(error).__name__
+    return line + remedy_of(line)
+
+
+def remedy_of(line: str) -> str:
+    """Return what to do about a task that failed because its executor lacks something: another attempt would fail like it. Empty
+    for any other failure."""
+    if re.search(r"No module named '(flux|spark_integration)\b|spark_integration\.daemon's stdout", line):
+        return OTHER_PYTHON
+    if re.search(r"\bModuleNotFoundError: No module named '", line):
+        return OTHER_MODULES
+    return OTHER_CODE if re.search(r"\bAttributeError: Can't get attribute '.*' on <module '", line) else ""
 
 
 def line_of(text: str) -> str:

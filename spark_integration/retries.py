@@ -1,64 +1,99 @@
-"""Tasks of the user's DataFrame that fail: Spark starts them again without a word, ``spark.task.maxFailures`` times.
+"""Failed attempts at the tasks of a query: Spark starts them again without a word, ``spark.task.maxFailures`` times.
 
-A query that waits for such a task looks as if it stood still, so what fails and why is said in the log and in the status.
+A query that waits for a task of the user's DataFrame looks as if it stood still, so the failure and its reason are said in the
+log and in the status. A task that lacks a module fails in every attempt: the query ends with the first one, since a hundred
+attempts would take minutes and say the same. Other failures of workers' tasks are losses of workers, which the controller sees.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from controller.wording import count
-from spark_integration.jobs import line_of
+from spark_integration.jobs import line_of, remedy_of
 from spark_integration.settings import failures_at_most
 
 log = logging.getLogger("flux")
 
 #: Failed tasks of a stage that are looked at for the newest reason.
 LOOKED_AT = 20
+#: The same reason is written into the log again when so many times as many tasks have failed.
+LOGGED_AGAIN = 4
 
 
 class Retries:
-    """``look`` now and then; ``text`` says what has failed so far, empty if nothing has."""
+    """``look`` now and then; ``text`` says what has failed so far of the input, empty if nothing has.
 
-    def __init__(self, spark: SparkSession, group: str, query: str) -> None:
+    ``inputs``: the job groups of the tasks that read the input; ``workers``: that of the workers' tasks; ``hopeless``: called
+    with a job and a reason, if no further attempt can succeed."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        inputs: Callable[[], Sequence[str]],
+        workers: str,
+        query: str,
+        hopeless: Callable[[str, str], None],
+    ) -> None:
         self._spark = spark
-        self._group = group
+        self._inputs = inputs
+        self._workers = workers
         self._query = query
-        self._failed: dict[int, int] = {}  # stage of Spark's -> failed tasks that are known
+        self._hopeless = hopeless
+        self._failed: dict[int, int] = {}  #: Failed tasks of the input that are known, by stage of Spark's.
+        self._lost: dict[int, int] = {}  #: The same of the workers.
+        self._said = ("", 0)  #: The reason in the last line of the log, and how many tasks had failed by then.
         self.text = ""
 
     def look(self) -> None:
-        tracker = self._spark.sparkContext.statusTracker()
-        for job in tracker.getJobIdsForGroup(self._group):
+        for group in self._inputs():
+            for stage, attempt in self._news(group, self._failed):
+                reason = self._reason(stage, attempt, self._failed[stage])
+                self._say(reason)
+                if remedy := remedy_of(reason):
+                    self._hopeless("ingress", reason + remedy)
+        for stage, attempt in self._news(self._workers, self._lost):
+            reason = self._reason(stage, attempt, self._lost[stage])
+            if remedy := remedy_of(reason):
+                self._hopeless("workers", reason + remedy)
+
+    def _news(self, group: str, known: dict[int, int]) -> list[tuple[int, int]]:
+        """Return the stages, each with its attempt, of which more tasks have failed than are known, and note how many."""
+        tracker, found = self._spark.sparkContext.statusTracker(), []
+        for job in tracker.getJobIdsForGroup(group):
             about = tracker.getJobInfo(job)
             for stage in about.stageIds if about is not None else ():
-                known = tracker.getStageInfo(stage)
-                if known is not None and known.numFailedTasks > self._failed.get(stage, 0):
-                    self._failed[stage] = known.numFailedTasks
-                    self._say(stage, known.currentAttemptId)
+                info = tracker.getStageInfo(stage)
+                if info is not None and info.numFailedTasks > known.get(stage, 0):
+                    known[stage] = info.numFailedTasks
+                    found.append((stage, info.currentAttemptId))
+        return found
 
-    def _say(self, stage: int, attempt: int) -> None:
-        most = failures_at_most(self._spark)
-        failed = count(sum(self._failed.values()), "task")
+    def _say(self, reason: str) -> None:
+        most, failed = failures_at_most(self._spark), sum(self._failed.values())
         self.text = (
-            f"{failed} that read the input failed, the last with: {self._reason(stage, attempt)}. Spark starts a task again "
+            f"{count(failed, 'task')} that read the input failed, the last with: {reason}. Spark starts a task again "
             f"until it has failed {count(most, 'time')} (spark.task.maxFailures)"
         )
-        log.warning("query %s: %s", self._query, self.text)
+        before, then = self._said
+        if reason != before or failed >= LOGGED_AGAIN * then:
+            self._said = (reason, failed)
+            log.warning("query %s: %s", self._query, self.text)
 
-    def _reason(self, stage: int, attempt: int) -> str:
-        """Of the newest failure; it is not worth more than a word if Spark does not tell."""
+    def _reason(self, stage: int, attempt: int, failed: int) -> str:
+        """Return the reason of the newest of ``failed`` failures; it is not worth more than a word if Spark does not tell."""
         try:
             jvm: Any = self._spark._jvm
-            failed = jvm.java.util.ArrayList()
-            failed.add(self._constant("TaskStatus", "FAILED"))
+            kind = jvm.java.util.ArrayList()
+            kind.add(self._constant("TaskStatus", "FAILED"))
             store = self._spark.sparkContext._jsc.sc().statusStore()
-            first = max(self._failed[stage] - LOOKED_AT // 2, 0)
-            tasks = store.taskList(stage, attempt, first, LOOKED_AT, self._constant("TaskSorting", "ID"), failed)
+            first = max(failed - LOOKED_AT // 2, 0)
+            tasks = store.taskList(stage, attempt, first, LOOKED_AT, self._constant("TaskSorting", "ID"), kind)
             newest = max((tasks.apply(i) for i in range(tasks.size())), key=lambda task: task.taskId(), default=None)
             if newest is not None and newest.errorMessage().isDefined():
                 return line_of(newest.errorMessage().get())

@@ -58,6 +58,8 @@ class Run:
     #: Why an input came to nothing before anything else ended the query; whether what still reads was told to end.
     _input_failed: str | None = None
     _cancelled = False
+    #: Whether tasks lack something, so that no attempt at them can succeed.
+    _lacking = False
 
     def __init__(
         self,
@@ -91,8 +93,11 @@ class Run:
             plan, need.workers, host, keys, plan.query, name, application, self.id, str(location or "")
         )
         self.server.explain = self._explain
-        self.retries = Retries(spark, f"flux-{plan.query}-ingress", self._called)
         self.streams = Streams(plan, sources, name, location, self.server, self._job_failed)
+        ingress, workers = f"flux-{plan.query}-ingress", f"flux-{plan.query}"
+        self.retries = Retries(
+            spark, lambda: [ingress, *self.streams.job_groups()], workers, self._called, self._hopeless
+        )
         self.elastic = Elastic(spark, plan, self.server, self._jobs, self._room)
         self._unread_there = Unread(plan, self._called, self.server.note_unread)
         self._look_at = 0.0
@@ -193,13 +198,19 @@ class Run:
             self._input_failed = f"the Spark job '{what}' failed: {reason}"
         self.server.job_failed(f"the Spark job '{what}'", reason)
 
+    def _hopeless(self, what: str, reason: str) -> None:
+        if not self._lacking:
+            self._lacking = True
+            self._job_failed(what, reason)
+
     # ---- from start to end
 
     def _supervise(self) -> None:
         """Start reading once the workers are there, and workers that are asked for later; when the controller has sent
         everybody home see them off, cancel who does not go, close up."""
         # Not earlier: ingress tasks that come first could take the slots that the workers need.
-        self.server.started.wait()
+        while not self.server.started.wait(LOOK_S):
+            self._look_at_tasks()  # workers that lack a module never come
         if self.server.phase == "running":
             for index, source in enumerate(self._sources):
                 if isinstance(source, DataFrameSource):
@@ -221,6 +232,9 @@ class Run:
         except Exception as error:
             if not session_stopped(self._spark):
                 log.warning("query %s: cannot look after its workers: %s", self._plan.query, error)
+        self._look_at_tasks()
+
+    def _look_at_tasks(self) -> None:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + ASK_SPARK_S
             self._look_at_input()
@@ -239,11 +253,11 @@ class Run:
             self._end_fetch()
             self._unread_there.end()
             self.streams.stop()
-            still_reading = self._ingress.join(1.0)
+            still_reading = self._ingress.join(0.0 if self._lacking else 1.0)
             self._cancelled = True
             if still_reading:
                 self._ingress.cancel()  # whatever they still read, nobody wants it
-            if self._jobs.join(patience_s if self.server.error is None else 5.0):
+            if self._jobs.join(1.0 if self._lacking else patience_s if self.server.error is None else 5.0):
                 self._jobs.cancel()
                 self._jobs.join(patience_s)
             self._ingress.join(patience_s)

@@ -142,6 +142,10 @@ class Streams:
 
     # ---- while they run
 
+    def job_groups(self) -> list[str]:
+        """Return the groups of Spark's jobs that run micro-batches."""
+        return [str(running.runId) for running in list(self._running.values())]
+
     def look(self) -> None:
         """One that fails ends the query; one that ends is the end of its source."""
         for index, running in list(self._running.items()):

@@ -58,7 +58,7 @@ def test_copies_on_one_executor_are_told_of_once_for_each_application(caplog: py
 def test_executors_without_flux_are_told_by_which_python_they_run(module: str) -> None:
     error = RuntimeError(f"Traceback\n  File x\nModuleNotFoundError: No module named '{module}'")
     assert "that PYSPARK_PYTHON names, and Flux is not installed there" in reason_of(error)
-    assert "PYSPARK_PYTHON" not in reason_of(RuntimeError("ModuleNotFoundError: No module named 'fluxes'"))
+    assert "Flux is not installed there" not in reason_of(RuntimeError("ModuleNotFoundError: No module named 'fluxes'"))
 
 
 @pytest.mark.parametrize("wrong", ["x", True, None, [1], 0, -1, float("nan")])
