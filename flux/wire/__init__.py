@@ -1,1 +1,1 @@
-"""What travels between processes: messages, their encoding, and proof of who sends them."""
+"""Messages between processes, their encoding, and proof of their senders."""

@@ -1,11 +1,11 @@
-"""Several small messages to the same receiver as one (design: bundle).
+"""Bundles: several small messages to the same receiver in one (design: bundle).
 
-Each message that is handed to ZeroMQ wakes its thread, and the other end's, which costs more than to make and to read a small
-one. So what a turn of the loop has to say to one receiver travels together: one frame with a directory and all the frames of all
-messages. Nothing of this is known to those who make and read messages. Large ones travel alone, in their turn.
+Each message that is handed to ZeroMQ wakes its thread, and the thread at the other end, which costs more than to make and to read
+a small message. So all small messages of one turn of the loop to one receiver travel together: one frame with a directory and all
+the frames of all messages. Makers and readers of messages know nothing of bundles. Large messages travel alone, in their turn.
 
-Law: what ``unbundled`` gives are the messages that were given to ``bundled``, frame by frame and in their order. No bundle is
-longer than the receiver accepts.
+Law: ``unbundled`` gives the messages that were given to ``bundled``, frame by frame and in their order. No bundle is longer than
+the receiver accepts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from flux.errors import ProtocolError
 
 Frames = Sequence[Any]
 
-#: How a bundle begins; other messages begin with ``frames.MAGIC``. The last byte is the version.
+#: First bytes of a bundle; other messages begin with ``frames.MAGIC``. The last byte is the version.
 PREFIX = b"FLB\x01"
-#: A message with more bytes is not copied.
+#: A larger message travels alone, because a bundle is a copy.
 SMALL_BYTES = 16 << 10
-#: Of a bundle: what comes in one piece is read in one piece.
+#: Bytes of one bundle at most. A bundle arrives in one piece, and is read in one piece.
 BUNDLE_BYTES = 256 << 10
-#: Messages in a bundle, as many as are taken from a socket at a time; and frames of all of them.
+#: Messages in a bundle, as many as are taken from a socket at a time; and frames of all these messages.
 MESSAGES_MAX, FRAMES_MAX = 64, 1024
-#: Bytes of a directory: numbers of up to five bytes, and as much for each list.
+#: Bytes of a directory at most: five for each number, and five for each list.
 DIRECTORY_BYTES = 5 * (FRAMES_MAX + MESSAGES_MAX + 1)
-#: Where frames begin, as Arrow wants it.
+#: Frames begin at multiples of this many bytes, as Arrow requires.
 WORD = 8
 
 _directory = msgspec.msgpack.Decoder(list[list[int]])
@@ -39,7 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Gathered:
-    """Small messages that may become a bundle of so many bytes."""
+    """Small messages that may become one bundle of at most ``bytes_max`` bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self.messages: list[Frames] = []
@@ -71,11 +71,13 @@ class _Gathered:
 
 
 def bundled(messages: Sequence[Frames], bytes_max: int = BUNDLE_BYTES) -> Iterator[Frames]:
-    """What is to be sent for these messages: several small ones as one of at most so many bytes, the others as they are."""
+    """Yield the messages to send: several small ones as a bundle of at most ``bytes_max`` bytes, large ones as they are."""
     if len(messages) == 1:
         yield messages[0]
         return
-    bytes_max = min(bytes_max, BUNDLE_BYTES) - len(PREFIX) - 4 - 5 - WORD  # beside what each message takes
+    bytes_max = (
+        min(bytes_max, BUNDLE_BYTES) - len(PREFIX) - 4 - 5 - WORD
+    )  # the part that does not depend on the messages
     gathered = _Gathered(bytes_max)
     for frames in messages:
         sizes = list(map(len, frames))
@@ -92,13 +94,14 @@ def bundled(messages: Sequence[Frames], bytes_max: int = BUNDLE_BYTES) -> Iterat
 
 
 def _room(sizes: list[int]) -> int:
-    """Bytes of a bundle that a message takes at most."""
+    """Return an upper bound of the bytes that a message takes in a bundle."""
     return 5 + sum(sizes) + (5 + WORD) * len(sizes)
 
 
 def unbundled(frames: Frames) -> Iterator[Frames]:
-    """The messages in what has come. ProtocolError where it is a bundle that does not keep to its form. What is left when the
-    caller goes away is lost."""
+    """Yield the messages of a bundle, or the message itself if it is none. A caller that stops early loses the other messages.
+
+    ProtocolError: a bundle does not keep to its form."""
     if len(frames) != 1 or frames[0][: len(PREFIX)] != PREFIX:
         yield frames
         return
@@ -122,7 +125,8 @@ def unbundled(frames: Frames) -> Iterator[Frames]:
     at = 0
     for mine in sizes:
         last = at + len(mine)
-        # Copies: rows may wait for long, and are not to keep all the others of the bundle; and they are to lie at words.
+        # Copies, for two reasons: a slice that waits for long must not keep the whole bundle in memory, and Arrow needs frames
+        # that begin at words.
         yield [bytes(whole[start : start + size]) for start, size in zip(ends[at:last], mine, strict=True)]
         at = last
 

@@ -1,7 +1,7 @@
-"""Messages of workers and controller to frames and back (design: bounded-decoding).
+"""Encoding of messages between workers and of control messages (design: bounded-decoding).
 
-The first frame is a message as in ``frames``; the others are Arrow record batches in IPC
-format without schema (both ends know the edge's schema from the plan). Nothing from the wire is ever unpickled.
+The first frame is a message as in ``frames``. The others are Arrow record batches in IPC format without schema: both ends know
+the edge's schema from the plan. Nothing from the wire is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Deco
 
 
 def decode_asked(frame: Any) -> Asked:
-    """What has come to a data port."""
+    """Decode a message that has come to a data port."""
     return decode(_asked, frame)
 
 
 def decode_answer(frame: Any) -> Answered:
-    """What has come from a data port."""
+    """Decode an answer that has come from a data port."""
     return decode(_answered, frame)
 
 
 def decode_data(frame: Any) -> Asked | Answered:
-    """Of either direction."""
+    """Decode a message between data ports, in either direction."""
     return decode(_data_plane, frame)
 
 
@@ -56,7 +56,9 @@ def encode_batches(batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
 
 
 def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
-    """The batches stay views into the frames, but for small ones. ProtocolError where header and payload do not agree."""
+    """Decode the payload of Data. The batches stay views into the frames, except for small frames.
+
+    ProtocolError: header and payload do not agree."""
     if len(frames) != len(message.runs):
         raise ProtocolError(f"{len(frames)} payload frames, the header announces {len(message.runs)}")
     try:
@@ -70,8 +72,10 @@ def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> l
 
 
 def _at_a_word(frame: Any) -> pa.Buffer:
-    """ZeroMQ leaves messages of up to 8 KiB in what it has read from its socket, at any address. Arrow's expressions warn of
-    columns there, for each batch, that they could lead to crashes. So such a frame is copied."""
+    """Copy a frame that does not begin at a word.
+
+    ZeroMQ leaves messages of up to 8 KiB in its receive buffer, at any address. Arrow's expressions warn, for each batch, that
+    columns at such addresses could lead to crashes."""
     buffer = pa.py_buffer(frame)
     return buffer if buffer.address % WORD == 0 else pa.py_buffer(buffer.to_pybytes())
 

@@ -1,6 +1,8 @@
-"""What workers, ingress tasks and the controller say to each other: commands and reports (design: controller).
+"""Messages between the controller and the other processes: commands and reports (design: controller).
 
 Reports are past facts, commands are imperatives. The controller is not on the data path: rows flow while it is slow.
+
+In all messages ``node`` is the id of one life of a process, as Welcome gave it. In reports it is the sender's.
 """
 
 from __future__ import annotations
@@ -17,155 +19,180 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Register(Control, frozen=True):
-    """A process joins. ``role`` is "worker", "ingress" or "vault"; ``index`` is the Spark partition of its task and ``attempt``
-    the number of the task's attempt, which only grows. An "egress" task takes no part: it asks for the newest table, as
-    often as it wants. ``node``: the id that this life of the process has already, if
-    it has lost its connection and comes on another. ``domain``: label of its rack or zone. ``first_epoch`` that is above
-    everything that a vault has kept."""
+    """Registration of a process, or of a further connection of a process that is registered already.
 
+    An egress task takes no part in the query: it asks for the newest table as often as it needs one."""
+
+    #: "worker", "ingress", "vault" or "egress".
     role: str
+    #: The Spark partition of the process's task.
     index: Id
+    #: The number of the task's attempt. A later attempt has a higher one.
     attempt: Sequence
     host: str
     pid: Natural
     executor: str = ""
+    #: The data port.
     endpoint: str = ""
+    #: The edges whose streams an ingress task produces.
     edges: list[Id] = []
+    #: The id that this life of the process has already, if it has lost its connection and comes on another; else -1.
     node: Id = -1
+    #: Label of its rack or zone.
     domain: str = ""
+    #: An epoch above all that a vault has kept.
     first_epoch: Natural = 0
 
 
 class Welcome(Control, frozen=True):
-    """The id of this life of the worker; ``incarnation`` of the streams of an ingress task; ``workers`` that the query
-    began with."""
+    """Acceptance of a registration."""
 
+    #: The id of this life of the process.
     node: Id
+    #: That of the streams of an ingress task.
     incarnation: Sequence
+    #: The number of workers with which the query began.
     workers: Natural = 1
 
 
 class Rejected(Control, frozen=True):
-    """The registration is refused; the process must exit."""
+    """Refusal of a registration. The process must exit."""
 
     reason: str
 
 
 class RegisterAgain(Control, frozen=True):
-    """This connection is not known: commands and reports may be lost. Register again, with the id that you have."""
+    """Request to register again with the id that the process has: its connection is not known, so that commands and reports may
+    have been lost."""
 
 
 class NewTable(Control, frozen=True):
-    """The newest table. ``complete`` lists the edges whose streams are all known: edge -> producers."""
+    """The whole newest table."""
 
     table: Table
+    #: Producers of each edge, for the edges whose producers are all known.
     complete: dict[Id, list[Id]]
 
 
 class TableChanged(Control, frozen=True):
-    """The newest table, as what differs from the one before."""
+    """The newest table, as its differences from the table before."""
 
     change: TableChange
 
 
 class TableMissed(Control, frozen=True):
-    """A change came for another table than that of ``epoch``, by which this process goes: please send all of it."""
+    """Request for the whole table: a change came for another table than the one this process goes by."""
 
     node: Id
+    #: The epoch of the table that this process goes by.
     epoch: Sequence
 
 
 class EdgeComplete(Control, frozen=True):
-    """These are all the producers of an edge, there will be no more."""
+    """Notice that all producers of an edge are known. There will be no others."""
 
     edge: Id
     producers: list[Id]
 
 
 class Heartbeat(Control, frozen=True):
-    """A worker is alive and has got this far: ``progress`` grows whenever its main loop turns."""
+    """Sign of life of a process, with its statistics."""
 
     node: Id
+    #: Grows whenever the main loop of the process turns.
     progress: Natural
     stats: Statistics
 
 
 class InStep(Control, frozen=True):
-    """A worker is alive and in ``method`` of the user's code, for long: said beside its loop, which cannot. ``row``: the first
-    of the step, for people."""
+    """Sign of life of a worker whose loop is in a long call of the user's code. A second thread sends it, as the loop cannot."""
 
     node: Id
     stage: Id
     partition: Id
     step: Natural
+    #: The method's name, as the user knows it.
     method: str
+    #: The first row of the step, for people.
     row: str = ""
 
 
 class HeartbeatSeen(Control, frozen=True):
-    """So that a worker without a controller notices and ends. ``epoch`` of the newest table: a process that goes by an older
-    one has missed a change, though no other has followed."""
+    """Answer to a heartbeat. A worker without a controller gets none, notices it, and ends."""
 
+    #: The epoch of the newest table. A process that goes by an older one has missed a change, even if no other change has
+    #: followed.
     epoch: Sequence = -1
 
 
 class TableSeen(Control, frozen=True):
-    """This process goes by the table of ``epoch``: from here on its producers keep what new replicas will need."""
+    """Notice that a process goes by a table. From here on its producers keep every batch that new replicas of that table need."""
 
     node: Id
     epoch: Sequence
 
 
 class ReplicaCaughtUp(Control, frozen=True):
-    """Primary: a replica follows the order without a gap. ``safe``: it has received all that is committed, and its
-    copy of the state holds nothing that is not. ``bytes``: of the copy; ``stall_ms``: how long the primary stood still
-    for it. ``steps_behind``: what it has still to apply, ``replay_s``: seconds that this takes by estimate."""
+    """Report of a primary that another replica follows its order without a gap."""
 
     node: Id
     stage: Id
     partition: Id
+    #: The worker with the other replica.
     worker: Id
+    #: That of the other replica.
     incarnation: Sequence
+    #: The replica has received everything that is committed, and its copy of the state holds nothing that is not committed.
     safe: bool
+    #: For how long the primary stood still to make the copy.
     stall_ms: float = 0.0
+    #: Size of the copy.
     bytes: Natural = 0
+    #: Steps that the replica has still to apply.
     steps_behind: Natural = 0
+    #: Estimated time for these steps, in seconds.
     replay_s: float = 0.0
 
 
 class ReplicaDiverged(Control, frozen=True):
-    """Primary: a secondary gave other output for the same steps."""
+    """Report of a primary that a secondary gave other output for the same steps."""
 
     node: Id
     stage: Id
     partition: Id
+    #: The worker with the secondary.
     worker: Id
+    #: That of the secondary.
     incarnation: Sequence
+    #: Exclusive: the outputs of the steps below this differ.
     step: Natural
 
 
 class CopyState(Control, frozen=True):
-    """Controller to the worker of a primary: copy the state to a new replica (design: copy)."""
+    """Order to the worker of a primary: copy the state to a new replica (design: copy)."""
 
     stage: Id
     partition: Id
+    #: The worker with the new replica.
     worker: Id
+    #: That of the new replica.
     incarnation: Sequence
 
 
 class LastCheckpoints(Control, frozen=True):
-    """Controller to workers: the query is stopped, and will go on later. Give the vault a checkpoint of each partition now, so
-    that little has to be repeated then."""
+    """Order to all workers: give the vault a checkpoint of each partition now.
+
+    The query is stopped and will go on later; with these checkpoints it will have little to repeat."""
 
 
 class Checkpointed(Control, frozen=True):
-    """Worker: the vault has them."""
+    """Report of a worker that the vault has the last checkpoints."""
 
     node: Id
 
 
 class PartitionFinished(Control, frozen=True):
-    """A partition of a stage has applied all of its input and handed on all of its output."""
+    """Report that a partition of a stage has applied all of its input and handed on all of its output."""
 
     node: Id
     stage: Id
@@ -173,28 +200,30 @@ class PartitionFinished(Control, frozen=True):
 
 
 class Goodbye(Control, frozen=True):
-    """An ingress task has done its work: all that it read is applied. Repeated until answered. A worker says it once, when
-    it was told to stop and its task ends well."""
+    """Report of an ingress task that all its rows are applied. It is repeated until it is answered.
+
+    A worker sends it once, when it was told to stop and its task ends well."""
 
     node: Id
 
 
 class GoodbyeSeen(Control, frozen=True):
-    """The task may end: no newer attempt has taken its place, which others may rely on instead."""
+    """Permission for an ingress task to end: no newer attempt has taken its place, on which others might rely instead."""
 
 
 class Failure(Control, frozen=True):
-    """Something failed that no retry can mend. ``kind`` is the class of the error that the user shall see, ``traceback`` that
-    of the user's code."""
+    """Report of a failure that no retry can mend."""
 
     node: Id
+    #: The class of the error that the user will see.
     kind: str
     message: str
+    #: The traceback of the user's code.
     traceback: str = ""
 
 
 class Stop(Control, frozen=True):
-    """End now."""
+    """Order to end now."""
 
     reason: str
 

@@ -1,6 +1,7 @@
-"""Messages to bytes and back, with version and length checks (design: bounded-decoding).
+"""Encoding of one message, with checks of version and length (design: bounded-decoding).
 
-What both planes and people's requests share: four bytes of magic and version, then a msgpack body. It needs no Arrow.
+The data plane, the control plane and people's requests share this form: four bytes of magic and version, then a msgpack body. It
+needs no Arrow.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from flux.errors import ProtocolError
 VERSION = 2
 MAGIC = b"FLX"
 PREFIX = MAGIC + bytes([VERSION])
-HEADER_BYTES_MAX = 4 << 20  # a table of 100,000 partitions fits; nothing legitimate comes near
+HEADER_BYTES_MAX = 4 << 20  # a table of 100,000 partitions fits; no legitimate message comes near
 
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
@@ -39,11 +40,11 @@ def _body(frame: Any, bytes_max: int) -> memoryview:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], frame: Any, bytes_max: int = HEADER_BYTES_MAX) -> T:
-    """ProtocolError where the frame is too long, of another version, or not what the decoder knows."""
+    """Decode a frame. ProtocolError: the frame is too long, of another version, or nothing that the decoder knows."""
     try:
         return decoder.decode(_body(frame, bytes_max))
     except ProtocolError:
         raise
     except Exception as error:
-        # Also RecursionError (nested too deep) and MemoryError (a length that is a lie): what is sent ends nobody.
+        # RecursionError (nested too deep) and MemoryError (a false length), too: no message may end this process.
         raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None

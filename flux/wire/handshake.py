@@ -1,4 +1,4 @@
-"""Both ends of a connection prove the query's secret and never send it; without I/O (design: mutual-proof, sealed-messages).
+"""Mutual proof of the query's secret, without sending it and without I/O (design: mutual-proof, sealed-messages).
 
     connecting end (Caller)                                  accepting end (Gate)
     ticket: nonce, mac                      ->               shown while the connection opens, before anything else
@@ -8,15 +8,18 @@
                                             <-               accepted
     messages                                <->
 
-Laws. The connecting end says nothing before the other has proved the secret: whoever binds the port of a dead process
-hears nothing of use. The accepting end hears nothing before its challenge is answered. All that is computed with the
-secret is bound to the endpoint that was dialled, so that nobody can pass it on to another port; a ticket is good
-once, and a proof is good for the two nonces alone, so that nothing can be said again later.
+Laws. The connecting end says nothing before the other end has proved the secret: a process that binds the port of a dead one
+hears
+nothing of use. The accepting end hears nothing before its challenge is answered. Every code made with the secret is bound to
+the
+endpoint that was dialled, so that it cannot be passed on to another port. A ticket is good once, and a proof is good for its
+two
+nonces alone, so that neither can be replayed.
 
-On a *sealed* connection every message carries its number and a code (HMAC-SHA256) under a key that is only this
-connection's, and one for each direction: nobody on the way can change, add, repeat or reorder what is said.
+On a *sealed* connection every message carries its number and a code (HMAC-SHA256) under a key of this connection and this
+direction alone: no process on the way can change, add, repeat or reorder messages.
 
-Left to others: the wire (transport), whether what is said makes sense (codec and beyond).
+Left to others: the wire (transport), and whether a message makes sense (codec and beyond).
 """
 
 from __future__ import annotations
@@ -33,12 +36,13 @@ from flux.errors import ProtocolError
 VERSION = 2
 NONCE_BYTES = 32
 MAC_BYTES = 32
-#: First bytes of the messages of a handshake, and of those that are sealed.
+#: First bytes of the messages of a handshake, and of sealed messages.
 GREETING, CHALLENGE, PROOF, SEALED = (b"FLX" + kind + bytes([VERSION]) for kind in (b"g", b"c", b"p", b"s"))
 ACCEPTED = b"FLXa" + bytes([VERSION])
-#: Answer to one who talks as if he had been accepted: not here, and not any more; begin again on another connection.
+#: Answer to a peer that talks as if it had been accepted. Its connection is not known, or no longer: it has to begin again on
+#: another connection.
 UNKNOWN = b"FLXn" + bytes([VERSION])
-#: Connections that have greeted and not answered their challenge; the oldest gives way.
+#: Connections that have greeted and not answered their challenge, at most; the oldest one gives way.
 GREETED_MAX = 1024
 _NUMBER = struct.Struct("!Q")
 _LENGTH = struct.Struct("!Q")
@@ -48,7 +52,7 @@ Draw = Callable[[int], bytes]
 
 
 def mac(secret: bytes, what: bytes, *parts: bytes | memoryview) -> bytes:
-    """Code for ``parts`` in the role ``what``, such that no two lists of parts are alike."""
+    """Return the code for ``parts`` in the role ``what``. Two different lists of parts have different codes."""
     code = hmac.new(secret, what, "sha256")
     for part in parts:
         code.update(_LENGTH.pack(memoryview(part).nbytes))
@@ -57,7 +61,7 @@ def mac(secret: bytes, what: bytes, *parts: bytes | memoryview) -> bytes:
 
 
 def same(one: bytes | memoryview, other: bytes | memoryview) -> bool:
-    """Takes as long for one that is nearly right as for one that is all wrong."""
+    """Compare two codes. It takes the same time whether they differ in one byte or in all."""
     return hmac.compare_digest(one, other)
 
 
@@ -69,7 +73,7 @@ def ticket(secret: bytes, endpoint: str, nonce: bytes) -> bytes:
 
 
 class Tickets:
-    """Of the accepting end: each is good once."""
+    """Tickets at the accepting end. Each one is good once."""
 
     def __init__(self, secret: bytes, endpoint: str) -> None:
         self._secret = secret
@@ -82,7 +86,7 @@ class Tickets:
             return False
         if nonce in self._used:
             return False
-        self._used.add(nonce)  # as many as true connections have been made
+        self._used.add(nonce)  # grows with every true connection, and with no other
         return True
 
 
@@ -90,7 +94,7 @@ class Tickets:
 
 
 class Session:
-    """One connection whose two ends have proved the secret to each other; numbers and seals what is said."""
+    """A connection whose two ends have proved the secret to each other. It numbers and seals the messages."""
 
     def __init__(self, secret: bytes, endpoint: str, asked: bytes, answered: bytes, accepting: bool) -> None:
         about = endpoint.encode(), asked, answered
@@ -105,8 +109,11 @@ class Session:
         return b"".join((SEALED, number, mac(self._mine, number, message), message))
 
     def open(self, frames: Sequence[Any]) -> memoryview:
-        """The message without its seal. ProtocolError where it is not the next one of the other end. What was lost may be
-        left out: an answer to somebody who does not listen."""
+        """Return a message without its seal.
+
+        Numbers may be missing, because an answer to a peer that does not listen is lost. ProtocolError: the seal is broken, or
+        the
+        message is not newer than the last one."""
         if len(frames) != 1:
             raise ProtocolError(f"a sealed message has one frame, {len(frames)} came")
         view = memoryview(frames[0])
@@ -126,7 +133,7 @@ class Session:
 
 
 class Caller:
-    """The connecting end of one connection. ``session`` once the other end has accepted it."""
+    """The connecting end of one connection."""
 
     def __init__(self, secret: bytes, endpoint: str, draw: Draw = secrets.token_bytes) -> None:
         self.session: Session | None = None
@@ -140,23 +147,27 @@ class Caller:
         return GREETING + self._nonce
 
     def hear(self, frames: Sequence[Any]) -> bytes | None:
-        """What to answer. ProtocolError where the other end does not know the secret, or says what does not belong here."""
+        """Return the answer to a message of the accepting end, or None when it has accepted: ``session`` is set then.
+
+        ProtocolError: the other end does not know the secret, or its message does not belong here."""
         said = _only(frames)
         if self._coming is not None and said == ACCEPTED:
             self.session = self._coming
             return None
         if self._coming is not None or not said.startswith(CHALLENGE):
-            raise ProtocolError("somebody who has proved nothing says something else than a challenge")
+            raise ProtocolError(
+                "a peer that has not proved the secret of this query sent something other than a challenge"
+            )
         nonce, shown = said[len(CHALLENGE) :][:NONCE_BYTES], said[len(CHALLENGE) + NONCE_BYTES :]
         about = self._endpoint.encode(), self._nonce, nonce
         if len(nonce) < NONCE_BYTES or not same(shown, mac(self._secret, b"challenge", *about)):
-            raise ProtocolError(f"who answers at {self._endpoint} does not know the secret of this query")
+            raise ProtocolError(f"the process that answers at {self._endpoint} does not know the secret of this query")
         self._coming = Session(self._secret, self._endpoint, self._nonce, nonce, accepting=False)
         return PROOF + mac(self._secret, b"proof", *about)
 
 
 class Gate:
-    """The accepting end, for all connections to one endpoint."""
+    """The accepting end of all connections to one endpoint."""
 
     def __init__(self, secret: bytes, endpoint: str, draw: Draw = secrets.token_bytes) -> None:
         self.sessions: dict[Hashable, Session] = {}
@@ -166,14 +177,15 @@ class Gate:
         self._greeted: OrderedDict[Hashable, tuple[bytes, bytes]] = OrderedDict()
 
     def hear(self, connection: Hashable, frames: Sequence[Any]) -> bytes:
-        """What to answer to one that has no session yet; ``ACCEPTED``: from now on it has. ProtocolError: it is refused, and
-        gets no answer."""
+        """Return the answer to a message of a connection without a session. With the answer ``ACCEPTED`` it has one.
+
+        ProtocolError: the connection is refused and gets no answer."""
         said = _only(frames)
         if said.startswith(GREETING) and len(said) == len(GREETING) + NONCE_BYTES and connection not in self._greeted:
             return self._challenge(connection, said[len(GREETING) :])
         if said.startswith(PROOF) and connection in self._greeted:
             return self._accept(connection, said[len(PROOF) :])
-        raise ProtocolError("a message of somebody who has proved nothing")
+        raise ProtocolError("a message of a peer that has not proved the secret of this query")
 
     def _challenge(self, connection: Hashable, asked: bytes) -> bytes:
         nonce = self._draw(NONCE_BYTES)
@@ -185,18 +197,18 @@ class Gate:
     def _accept(self, connection: Hashable, shown: bytes) -> bytes:
         asked, nonce = self._greeted.pop(connection)
         if not same(shown, mac(self._secret, b"proof", self._endpoint.encode(), asked, nonce)):
-            raise ProtocolError("a proof that is wrong")
+            raise ProtocolError("a wrong proof of the secret of this query")
         self.sessions[connection] = Session(self._secret, self._endpoint, asked, nonce, accepting=True)
         return ACCEPTED
 
     def forget(self, connection: Hashable) -> None:
-        """It has closed."""
+        """Forget a connection that has closed."""
         self.sessions.pop(connection, None)
         self._greeted.pop(connection, None)
 
 
 def _only(frames: Sequence[Any]) -> bytes:
-    """The one short frame that every message of a handshake is."""
+    """Return the only frame of a message of the handshake, which is short."""
     if len(frames) != 1 or len(frames[0]) > len(CHALLENGE) + NONCE_BYTES + MAC_BYTES:
-        raise ProtocolError("not a message of a handshake")
+        raise ProtocolError("not a message of a handshake, which has one short frame")
     return bytes(frames[0])

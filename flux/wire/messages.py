@@ -1,8 +1,11 @@
-"""What producers and consumers of a stream say to each other (design: handshake).
+"""Messages between producers and consumers of a stream, and between replicas of a partition (design: handshake).
 
 A connection of a stream starts with Hello, answered by Resume; Data flows one way, Ack the other. Every answer names
 its question: Data and Ack carry the nonce of the Resume that they answer to, and Data numbers its messages, so that a
 lost one is seen and leads to a new handshake (Reset).
+
+In all messages ``edge`` and ``producer`` name a stream, ``stage`` and ``partition`` a partition of a stage. ``epoch`` is the
+epoch of the table that the sender goes by, if its field says nothing else.
 """
 
 from __future__ import annotations
@@ -20,69 +23,77 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """Producer: I am this life (``incarnation``) of the stream's producer; where shall I go on? ``worker`` hosts the
-    replica of a stage, or reads the source, that produces the stream; -1 for an ingress task."""
+    """Greeting of a producer, which asks a consumer where to go on."""
 
     edge: Id
     producer: Id
+    #: This life of the stream's producer.
     incarnation: Sequence
     epoch: Sequence
+    #: The worker with the replica, or with the reader of the source, that produces the stream; -1: an ingress task.
     worker: Id = -1
 
 
 class Mark(NamedTuple):
-    """A point of a source's stream: its running checksum through ``sequence``.
+    """A point of a source's stream at which its checksum is known.
 
-    Where rows are numbered (design: numbered-rows), the checksum of the rows ``begin`` to ``sequence`` alone; ``position``:
-    where the reader goes on behind them."""
+    Sequence numbers of numbered rows (design: numbered-rows) count rows."""
 
     sequence: Sequence
+    #: The running checksum of the stream through ``sequence``; of numbered rows, the checksum of the rows ``begin`` to
+    #: ``sequence`` alone.
     checksum: Checksum
+    #: The first row of the checksum, for numbered rows.
     begin: Sequence = -1
+    #: The reader's position behind the rows, for numbered rows.
     position: Position = b""
 
 
-#: The end of numbered rows, at whose number nothing else may stand in another life.
 def end_mark(sequence: int) -> Mark:
+    """Return the mark of the end of numbered rows. No life of the source may have anything else at its number."""
     return Mark(sequence, 0)
 
 
 class Needed(NamedTuple):
-    """A partition needs the batches of a stream from ``sequence`` on."""
+    """The first batch of a stream that a partition still needs."""
 
     partition: Id
     sequence: Natural
 
 
 class AppliedThrough(NamedTuple):
-    """A partition has applied a stream through ``through``, which is less than others have."""
+    """A partition that has applied less of a stream than the others of its message."""
 
     partition: Id
+    #: Inclusive.
     through: Sequence
 
 
 class Resume(Message, frozen=True):
-    """Consumer: send from here on. ``next``: of every partition hosted.
-
-    ``through``, ``behind``: what is applied already, as in Ack. ``granted`` is the number of payload bytes that may be
-    sent under this nonce, counted from its start. ``shown``: points of the stream as earlier incarnations sent it, by
-    sequence: the last is the newest received, and some of the others are applied. ``front``: numbered rows below have come or
-    are in an order here."""
+    """Answer of a consumer to Hello: a request for the stream from certain batches on."""
 
     edge: Id
     producer: Id
+    #: The number of this handshake. Data and acks carry it.
     nonce: Sequence
     epoch: Sequence
+    #: One entry for every partition on this worker.
     next: list[Needed]
+    #: See Ack.
     through: Sequence
+    #: See Ack.
     behind: list[AppliedThrough]
+    #: Bytes of payload that may be sent under this nonce, counted from the start of the handshake.
     granted: Natural
+    #: Points of the stream as earlier incarnations sent it, by sequence. The last one is the newest that was received; some of
+    #: the others are applied.
     shown: list[Mark] = []
+    #: Exclusive: numbered rows below this have been received, or are in an order on this worker.
     front: Natural = 0
 
 
 class ElementKind(IntEnum):
-    """What an element of a stream is (``flux.stream.elements``)."""
+    """The two kinds of elements of a stream (``flux.stream.elements``)."""
 
     ROWS = 0
     END = 1
@@ -93,67 +104,78 @@ RUN_BATCHES = 256
 
 
 class Data(Message, frozen=True):
-    """Batch ``sequence``, or rather the slices of it for the partitions of one worker.
+    """The slices of a batch, or of a run of batches, for the partitions of one worker.
 
-    Batches ``first`` .. ``sequence`` - 1 have no rows for these partitions. ``partitions`` and ``rows`` run in parallel
-    with the rows of the payload; ``runs`` says how many partitions each payload frame holds. Without rows the element
-    is for every partition. ``checksum`` is the stream's running checksum including this batch, 0 where none is kept.
-    ``created`` is the time at which the oldest row of the batch entered the query. ``mark``: of numbered rows,
-    the newest through ``sequence``, whoever has got its rows.
-
-    Or a run of several batches (``flux.stream.runs``): ``batches`` are their numbers, the last is ``sequence``, and
-    ``counts`` the rows of each for each partition. The payload is one frame, batch by batch; within a batch the
-    partitions come in the order of ``partitions``."""
+    An element without rows (the end) is for every partition and has no slices. A run (``flux.stream.runs``) has one payload
+    frame, batch by batch; within a batch the partitions come in the order of ``partitions``."""
 
     edge: Id
     producer: Id
+    #: That of the Resume that these data follow.
     nonce: Natural
+    #: The number of this message under its nonce. A gap shows that a message was lost.
     number: Natural
+    #: Batches from ``first`` to ``sequence`` - 1 have no rows for these partitions, apart from those in ``batches``.
     first: Natural
+    #: The number of the batch; of a run, the number of its last batch.
     sequence: Natural
+    #: The partitions of the slices, in the order of the rows of the payload.
     partitions: list[Natural]
+    #: Rows of each slice, parallel to ``partitions``.
     rows: list[Natural]
+    #: Slices in each payload frame.
     runs: list[Natural]
+    #: Size of the payload, as it counts against the credit.
     nbytes: Size
     element: ElementKind = ElementKind.ROWS
+    #: The running checksum of the stream, including this batch; 0 for a stream without checksums.
     checksum: Checksum = 0
+    #: The time at which the oldest row of the batch entered the query.
     created: float = 0.0
+    #: Numbers of the batches of a run, ascending. Empty for a single batch.
     batches: list[Natural] = []
+    #: Rows of a run: for each batch, the rows of each partition.
     counts: list[Natural] = []
+    #: The newest mark through ``sequence`` of numbered rows, whichever worker has got the rows.
     mark: Mark | None = None
 
 
 class Ack(Message, frozen=True):
-    """Consumer: everything through ``through`` is applied by each of my partitions, except those in ``behind``.
-    ``epoch`` is that of the table I go by: it tells which incarnations of replicas are meant."""
+    """Positions that the partitions of a worker have applied."""
 
     edge: Id
     producer: Id
+    #: That of the handshake under which the stream is read.
     nonce: Sequence
+    #: The epoch of the consumer's table. It tells which incarnations of replicas are meant.
     epoch: Sequence
+    #: Inclusive: each partition of this worker has applied the stream through this batch, except those in ``behind``.
     through: Sequence
     behind: list[AppliedThrough]
+    #: See Resume. It only grows under one nonce.
     granted: Natural
 
 
 class Acks(Message, frozen=True):
-    """Consumer: acks of several streams that one worker produces."""
+    """Acks of several streams that one worker produces."""
 
     items: list[Ack]
 
 
 class ReadsElsewhere(Message, frozen=True):
-    """Consumer: I read this stream from another replica of its producer; here is what I have applied, as in Ack."""
+    """Answer of a consumer that reads the stream from another replica of its producer, with the positions that it has applied."""
 
     edge: Id
     producer: Id
     epoch: Sequence
+    #: See Ack.
     through: Sequence
+    #: See Ack.
     behind: list[AppliedThrough]
 
 
 class Reset(Message, frozen=True):
-    """Consumer: something is missing or I do not know you; say Hello again."""
+    """Request of a consumer for a new Hello: a message is missing, or the producer is not known here."""
 
     edge: Id
     producer: Id
@@ -161,64 +183,75 @@ class Reset(Message, frozen=True):
 
 
 class Refuse(Message, frozen=True):
-    """Consumer: go away, and why. ``code``: "stale" or "edge"."""
+    """Final refusal of a producer by a consumer."""
 
     edge: Id
     producer: Id
+    #: "stale": a later life of the producer has taken over. "edge": the consumer's plan has no such edge.
     code: str
+    #: For people.
     reason: str
 
 
 class Fetch(Message, frozen=True):
-    """Egress task: give me bytes of the collected output of a partition of a collecting stage."""
+    """Request of an egress task for bytes of the collected output of a partition."""
 
     stage: Id
     partition: Id
+    #: The first byte that is wanted.
     offset: Natural
 
 
 class Chunk(Message, frozen=True):
-    """Answer to Fetch: one payload frame; ``total`` is the size of the whole output in bytes."""
+    """Answer to Fetch, with one payload frame."""
 
     stage: Id
     partition: Id
+    #: The first byte of the payload.
     offset: Natural
+    #: Bytes of the whole output.
     total: Natural
 
 
 class Pull(Message, frozen=True):
-    """Reader to the worker of a primary: give me the output of a partition from ``position`` on, up to ``bytes_max``. I have the
-    positions below ``acknowledged`` for good. ``waits``: where there is nothing yet, answer a little later."""
+    """Request of a reader, to the worker of a primary, for the output of a partition."""
 
     stage: Id
     partition: Id
+    #: The first batch that is wanted.
     position: Natural
+    #: Exclusive: the reader has the positions below this for good, and the primary forgets them.
     acknowledged: Natural
     bytes_max: Natural
+    #: If there is nothing yet, the answer may come a little later.
     waits: bool
 
 
 class Pulled(Message, frozen=True):
-    """Answer to Pull: ``count`` batches from ``position`` on, as an Arrow IPC stream in one payload frame where there are any.
-
-    Positions below ``left`` are acknowledged and gone, those below ``end`` committed; ``finished``: no more will come;
-    ``full``: no more will come before something is acknowledged. ``leads``: whether the primary is here; else nothing else of
-    this means anything."""
+    """Answer to Pull. If it has batches, one payload frame holds them as an Arrow IPC stream."""
 
     stage: Id
     partition: Id
+    #: The first batch of the payload.
     position: Natural
+    #: Batches in the payload.
     count: Natural = 0
+    #: Exclusive: positions below this are acknowledged and gone.
     left: Natural = 0
+    #: Exclusive: positions below this are committed.
     end: Natural = 0
+    #: No more will come.
     finished: bool = False
+    #: No more will come before the reader acknowledges.
     full: bool = False
+    #: The primary is on this worker. If not, the other fields mean nothing.
     leads: bool = True
 
 
 class StepKind(IntEnum):
-    """What a step is for."""
+    """The three reasons for a step."""
 
+    #: Rows.
     SLICES = 0
     #: The timers that are due.
     TICK = 1
@@ -227,118 +260,142 @@ class StepKind(IntEnum):
 
 
 class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One step in the order of a partition, and the time that the operator is told, which never falls from one to the
-    next. ``slices`` (edge, producer, sequence) are applied together: all rows of a stream for this partition through this
-    batch, which has some, as far as they are not applied. Only steps for slices have any. ``rows``: of the step, by which
-    its slices are compared; -1: not known."""
+    """One step in the order of a partition."""
 
+    #: The time that the operator is told. It never falls from one step to the next.
     now: float
+    #: The time at which the oldest row of the step entered the query.
     created: float
+    #: Edge, producer and sequence of each slice; only steps for slices have any. A slice stands for all rows of its stream for
+    #: this partition through this batch that no earlier step has applied, and the batch has some.
     slices: list[tuple[Id, Id, Natural]]
     kind: StepKind = StepKind.SLICES
+    #: Rows of the step; -1: not known. Replicas compare their slices with it, so that a source that was read again with other
+    #: rows is noticed before they are applied.
     rows: Sequence = -1
 
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Entries ``first``, ``first`` + 1, ... for one replica; steps below ``committed`` may be applied. ``term`` is the
-    epoch in which the sender became primary. The outside has the batches of the output at positions below ``left``.
-    ``checksum``: of the output of the first ``checked`` steps, all of them committed; 0 of 0 steps for a replica that applies
-    them itself, and is asked."""
+    """Consecutive entries of the order of a partition, for one replica."""
 
     stage: Id
     partition: Id
+    #: That of the replica that is to follow.
     incarnation: Sequence
+    #: The epoch in which the sender became primary.
     term: Sequence
+    #: The step of the first entry.
     first: Natural
     entries: list[OrderEntry]
+    #: Exclusive: steps below this may be applied.
     committed: Natural
+    #: Exclusive: the outside has the batches of the output at positions below this.
     left: Natural = 0
+    #: Exclusive: ``checksum`` covers the steps below this, all of them committed. 0 for a replica that applies the steps
+    #: itself: it is asked for its own checksum instead.
     checked: Natural = 0
+    #: The running checksum of the primary's output.
     checksum: Checksum = 0
 
 
 class Orders(Message, frozen=True):
-    """Primaries to the other replicas on one worker: the order of steps."""
+    """Orders of steps, from the primaries on one worker to the other replicas on another."""
 
     items: list[PartitionOrder]
 
 
 class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
-    """All entries of the primary of ``term`` below ``received_below`` are received, all steps below ``applied`` applied;
-    ``checksum`` is the running checksum of the output of the steps below ``checked``; ``left``: as in ``PartitionOrder``, as far
-    as it has been heard."""
+    """Positions of one replica in the order of its primary."""
 
     stage: Id
     partition: Id
+    #: That of the replica that answers.
     incarnation: Sequence
+    #: The term of the primary that is answered.
     term: Sequence
+    #: Exclusive: all entries below this are received.
     received_below: Natural
+    #: Exclusive: all steps below this are applied.
     applied: Natural
+    #: Exclusive: ``checksum`` covers the output of the steps below this.
     checked: Natural
+    #: The running checksum of the replica's output. Another one than the primary's is a divergence.
     checksum: Checksum
+    #: See PartitionOrder; as far as this replica knows.
     left: Natural = 0
 
 
 class OrdersSeen(Message, frozen=True):
-    """Answer to Orders: what each replica has received."""
+    """Answer to Orders, one item for each replica."""
 
     items: list[PartitionSeen]
 
 
 class Install(Message, frozen=True):
-    """Primary to a new replica: part of a copy of its state at a step boundary, in one payload frame (design: copy).
+    """Part of a copy of a primary's state, taken at a step boundary, in one payload frame (design: copy).
 
-    Or to a standby, which keeps it as a checkpoint. ``copy`` numbers the copies that this primary takes, ``offset`` says where
-    in it the part begins, ``total`` how many bytes it has; the last of them are its signature (``arrivals.sign``). ``term``:
-    the epoch in which the sender became primary. An empty part asks how far it has come. ``base``: the copy is what has changed
-    since the checkpoint of this term and number, which the standby has; -1: it is whole (design: changes)."""
+    It goes to a new replica, or to a standby, which keeps the copy as a checkpoint. A part without bytes asks how many bytes have
+    arrived. The last bytes of a copy are its signature (``arrivals.sign``)."""
 
     stage: Id
     partition: Id
+    #: That of the receiving replica.
     incarnation: Sequence
+    #: The number of the copy among all copies that this primary takes.
     copy: Natural
+    #: The first byte of this part in the copy.
     offset: Natural
+    #: Bytes of the whole copy.
     total: Natural
+    #: The epoch in which the sender became primary.
     term: Sequence = 0
+    #: The number of the checkpoint of this term, held by the standby, to which the copy is changes (design: changes). -1: the
+    #: copy is whole.
     base: Sequence = -1
 
 
 class Installed(Message, frozen=True):
-    """Answer to Install: ``received_bytes`` of the copy are there; ``done``: the replica has come to life and follows, or the
-    standby has the checkpoint. ``lacks``: the standby has not what these are the changes of."""
+    """Answer to Install."""
 
     stage: Id
     partition: Id
     incarnation: Sequence
+    #: See Install.
     copy: Natural
+    #: Bytes of the copy that have arrived.
     received_bytes: Natural
+    #: The new replica has come to life and follows the order; or the standby keeps the checkpoint.
     done: bool
+    #: The standby does not have the checkpoint that the changes are based on.
     lacks: bool = False
 
 
 class Restore(Message, frozen=True):
-    """Worker to the vault: a replica here, of this life, is to be primary: give it what you keep of its partition."""
+    """Request of a worker to the vault for the checkpoint and the order of a partition, for a replica that is to be primary."""
 
     stage: Id
     partition: Id
+    #: That of the replica on the worker.
     incarnation: Sequence
     worker: Id
 
 
 class Press(Message, frozen=True):
-    """Producer to the workers of primaries and standbys: rows are kept only because the checkpoints of these partitions lack
-    them, as far as I have heard (design: press)."""
+    """Request of a producer, to the workers of primaries and standbys, for new checkpoints (design: press).
+
+    The producer keeps rows only because checkpoints lack them, as far as it has heard."""
 
     edge: Id
     producer: Id
+    #: Partitions whose checkpoints lack rows of the stream.
     partitions: list[Natural]
 
 
-#: What a worker says to the data port of another.
+#: Messages of a worker to the data port of another.
 ToPort = Hello | Data | Orders | Install | Press | Restore
-#: What is said to a data port, also by an egress task or a reader of output.
+#: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
-#: What a producer is answered by a worker that consumes its stream.
+#: Answers to a producer by a worker that consumes its stream.
 ToProducer = Resume | ReadsElsewhere | Ack | Reset | Refuse
-#: What is answered at a data port.
+#: Answers of a data port.
 Answered = ToProducer | Acks | Chunk | Pulled | OrdersSeen | Installed

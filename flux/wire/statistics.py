@@ -1,6 +1,6 @@
-"""What processes report of themselves with their heartbeats, by name and with bounds (design: bounded-decoding).
+"""Statistics that processes send with their heartbeats, by name and with bounds (design: bounded-decoding).
 
-A heartbeat leaves out what there is nothing to say of. Rows of a table travel as lists, with their fields in this order.
+A heartbeat leaves out statistics without a value. Tuples travel as lists, with their fields in this order.
 """
 
 from __future__ import annotations
@@ -11,37 +11,41 @@ from flux.wire.numbers import Id, Natural, Sequence
 
 
 class PartitionRead(NamedTuple):
-    """Of a source, by this worker: so many ``elements`` from the ``first`` on, with so many ``rows``. Elements are batches, or
-    rows where these are numbered."""
+    """Progress of a worker that reads a partition of a source. Elements are batches, or rows of a source with numbered rows."""
 
     source: Id
     partition: Id
+    #: The first element that this worker has read.
     first: Natural
+    #: Elements read since.
     elements: Natural
+    #: Rows in them.
     rows: Natural
 
 
 class Pauses(NamedTuple):
-    """How often a partition of a source had nothing just then."""
+    """Pauses of a partition of a source: how often it had no new row."""
 
     source: Id
     partition: Id
     pauses: Natural
+    #: The partition has no more rows.
     ended: bool
 
 
 class SourceLag(NamedTuple):
-    """Of a partition of a source that is read here: the number of the record that is read next, and the one behind the last
-    that there is, as its reader says (``lag`` in ``flux.source``)."""
+    """Distance of a reader from the newest record of its partition, as the reader says (``lag`` in ``flux.source``)."""
 
     source: Id
     partition: Id
+    #: The number of the record that is read next.
     position: Natural
+    #: Exclusive: one more than the number of the newest record.
     end: Natural
 
 
 class BadRecords(NamedTuple):
-    """Of a partition of a source: so many ``records`` did not fit their format since it is read here."""
+    """Records of a partition of a source that did not fit their format, since this worker reads the partition."""
 
     source: Id
     partition: Id
@@ -49,21 +53,26 @@ class BadRecords(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """A live replica on ``worker`` is ``steps`` behind its primary, about ``seconds`` of work. It has ``applied`` so many;
-    ``its_turn``: nobody but itself is in its way."""
+    """Distance of a live replica from its primary, which reports it."""
 
     stage: Id
     partition: Id
+    #: The worker with the replica.
     worker: Id
+    #: That of the replica.
     incarnation: Sequence
+    #: Steps that the primary has applied and the replica has not.
     steps: Natural
+    #: Estimated time for these steps.
     seconds: float
+    #: Steps that the replica has applied.
     applied: Natural
+    #: Nothing but the replica itself keeps it from its next step.
     its_turn: bool
 
 
 class Unapplied(NamedTuple):
-    """A secondary here has received much that it has still to apply."""
+    """Report of a secondary on this worker that it has received many more steps than it has applied."""
 
     stage: Id
     partition: Id
@@ -71,89 +80,118 @@ class Unapplied(NamedTuple):
 
 
 class PrimaryRows(NamedTuple):
-    """What a primary here has counted; ``finished``: 1 when its end is reached."""
+    """Rows of a primary on this worker. The counts travel with its state."""
 
     partition: Natural
     rows_in: Natural
     rows_out: Natural
+    #: 1 when the primary has reached its end, else 0.
     finished: Natural
 
 
 class KeptCheckpoint(NamedTuple):
-    """The newest checkpoint of a standby here: its ``size`` in bytes, and the seconds that it lacks."""
+    """The newest checkpoint of a standby on this worker."""
 
     partition: Natural
+    #: In bytes.
     size: Natural
+    #: Time from the last step of the checkpoint to the last step that the standby knows of.
     behind_s: float
 
 
 class ReplicaWork(NamedTuple):
-    """What a replica here has done since it came to life, and what waits for it now."""
+    """Work of a replica on this worker since it came to life, and its queue."""
 
     stage: Id
     partition: Id
     incarnation: Sequence
+    #: Time in its steps.
     busy_s: float
     rows: Natural
     slices: Natural
+    #: Slices that are not applied yet; for a standby, the steps that it would have to repeat.
     queued: Natural
+    #: For a standby, the size of its checkpoint.
     state_bytes: Natural
 
 
 class Load(TypedDict, total=False):
-    """``at``: by the worker's own clock; ``rested_s``: seconds for which its thread has waited for something to do."""
+    """Load of a worker and its replicas, for load-balance policies."""
 
+    #: By the worker's own clock.
     at: float
     replicas: list[ReplicaWork]
+    #: Time for which the worker's loop has waited for something to do.
     rested_s: float
 
 
 class StageStatistics(TypedDict, total=False):
-    """``latency_ms``: median and 99th percentile of the last steps, None before the first; ``sink_bytes``: of output that
-    the sink does not have yet; ``sink_full``: partitions that wait for it. Of the ``standbys`` here: ``checkpoint_bytes`` in all,
-    ``checkpoint_behind_s`` of the one that lacks most, ``checkpoints`` of each; ``replay_s``: by estimate, what a standby of a
-    primary here would need to repeat, ``vault_replay_s``: the same from a checkpoint location; ``kept_bytes``: rows for the
-    stage in logs of producers here."""
+    """Statistics of the replicas of one stage on this worker."""
 
     primaries: list[PrimaryRows]
+    #: Slices that are not applied yet.
     queued: Natural
+    #: Time in steps, of all replicas.
     busy_s: float
+    #: Median and 99th percentile of the last steps; None before the first.
     latency_ms: list[float] | None
+    #: Output that the sink does not have yet.
     sink_bytes: Natural
+    #: Partitions that stand still until the sink takes more.
     sink_full: Natural
+    #: The number of standbys.
     standbys: Natural
+    #: Size of the checkpoints of all standbys.
     checkpoint_bytes: Natural
+    #: ``behind_s`` of the standby that is farthest behind.
     checkpoint_behind_s: float
     checkpoints: list[KeptCheckpoint]
+    #: Estimated time that the standby farthest behind a primary of this worker would need to repeat its steps.
     replay_s: float
+    #: As ``replay_s``, but from a checkpoint location after the loss of all workers.
     vault_replay_s: float
+    #: Rows for this stage in the logs of producers on this worker.
     kept_bytes: Natural
 
 
 class Statistics(TypedDict, total=False):
-    """Counts since the start, and what is waiting now. ``drained``: see ``flux.host.drained``; ``written_bytes``: to a disk, by
-    a vault; ``order_bytes`` of them in journal frames that have nothing but orders, which are about ``order_slices``."""
+    """Statistics of one process: counts since its start, and sizes of its queues at the moment."""
 
+    #: Rows that replicas have applied on this worker.
     rows_in: Natural
+    #: Rows that this worker has read from sources.
     source_rows: Natural
     sources: list[PartitionRead]
     pauses: list[Pauses]
     lags: list[SourceLag]
     bad_records: list[BadRecords]
+    #: How often the logs have been emptied (``flux.host.drained``).
     drained: Natural
+    #: Replicas elsewhere, by their primaries here.
     behind: list[Lag]
+    #: Secondaries here.
     unapplied: list[Unapplied]
     log_bytes: Natural
+    #: The most that ``log_bytes`` has been.
     peak_log_bytes: Natural
+    #: Received payload that is not applied yet.
     held_bytes: Natural
+    #: Slices that are not applied yet.
     queued: Natural
     first_row_at: float | None
     finished_at: float | None
     counters: dict[str, Natural]
+    #: In the order of the plan.
     stages: list[StageStatistics]
+    #: Memory of the process.
     rss_bytes: Natural
+    #: Processor time of the process.
     cpu_s: float
+    #: Bytes that a vault has written to the checkpoint location.
     written_bytes: Natural
+    #: The part of ``written_bytes`` that is journal frames with nothing but orders.
     order_bytes: Natural
+    #: Slices in these orders.
     order_slices: Natural
+    #: Left out of most heartbeats.
     load: Load

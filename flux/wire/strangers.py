@@ -1,9 +1,9 @@
-"""Connections that have proved nothing yet: how many there may be, for how long, and what they may send (design: strangers).
+"""Limits of strangers, which are connections that have proved nothing yet: their number, time and bytes (design: strangers).
 
-ZeroMQ keeps a message until its last part has come, without a limit, before anybody here sees it. So what strangers
-send is limited where it arrives, by the operating system's count of bytes: a handshake needs a few hundred.
+ZeroMQ keeps a message until its last part has come, without a limit, before this project sees any of it. So the bytes of
+strangers are limited where they arrive, by the operating system's count: a handshake needs a few hundred.
 
-No I/O: the doorman (transport) brings what happens and cuts the connections that are named.
+No I/O: the doorman (transport) reports events and cuts the connections that are named.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-#: At once, at one port: all processes of a large query come at the same time. One more, and any of those that are there gives
-#: way: were it the oldest, who opens connections fast enough would keep everybody out.
+#: Strangers at one port at once. All processes of a large query come at the same time. When one more comes, a random one gives
+#: way: if the oldest gave way, an attacker that opens connections fast enough would keep every other process out.
 STRANGERS_MAX = 1024
-#: Each costs two file descriptors; so a quarter of those that a process may have is theirs at most.
+#: Each stranger costs two file descriptors. So strangers have at most a quarter of the descriptors of the process.
 DESCRIPTORS_PER_STRANGER = 8
-#: Greeting and proof, with ZeroMQ's own handshake and heartbeats, are less than 2 KB.
+#: Greeting and proof, together with ZeroMQ's own handshake and heartbeats, are less than 2 KB.
 STRANGER_BYTES_MAX = 64 << 10
-#: Who is here for so long without a proof is cut; a process in a long step of the user's does not answer meanwhile, and who
-#: waits for it comes again.
+#: A stranger is cut after this time. The accepting process may be in a long step of the user's code and not answer meanwhile; an
+#: honest stranger then connects again.
 STRANGER_S = 30.0
 
 
 class Strangers:
-    """By file descriptor. ``descriptors`` that the process may have; ``draw(n)``: a number below n."""
+    """The strangers at one port, by file descriptor.
+
+    ``descriptors`` is the number that the process may have; ``draw(n)`` gives a random number below n."""
 
     def __init__(self, descriptors: int = 1024, draw: Callable[[int], int] = random.randrange) -> None:
         self.cut = 0
@@ -39,7 +41,7 @@ class Strangers:
         return connection in self._since
 
     def came(self, connection: int, now: float) -> list[int]:
-        """Those that have to go for it."""
+        """Add a connection, and return the connections that have to be cut for it."""
         self._since.pop(connection, None)
         full = len(self._since) == self.at_most
         gone = self._gone([list(self._since)[self._draw(self.at_most)]] if full else [])
@@ -47,12 +49,12 @@ class Strangers:
         return gone
 
     def left(self, connection: int) -> None:
-        """It has closed, or has proved the secret."""
+        """Remove a connection that has closed or has proved the secret."""
         self._since.pop(connection, None)
 
     def too_much(self, received: Callable[[int], int], now: float) -> list[int]:
-        """Those that have been here for too long or have sent more than strangers need. They are still strangers until
-        ``cut_off``: a proof may have come meanwhile."""
+        """Return the strangers that are here for too long or have sent too much. They remain strangers until ``cut_off``, because
+        a proof may arrive before that."""
         return [
             connection
             for connection, since in self._since.items()

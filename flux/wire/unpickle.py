@@ -1,14 +1,14 @@
 """Pickles of plain data: values and arrays, and no code (design: signed-copies).
 
-A pickle names the functions that make its objects, and reading one calls them. What is read here has come from a process
-that has proved the query's secret, in a copy that bears its code; that it can also do nothing but make values is the
-second line. Only the objects of an operator of the user's own may be of any class, because ordinary ones are.
+A pickle names the functions that make its objects, and reading one calls them. Pickles that are read here come from a process
+that has proved the query's secret, in a copy that bears its code. This module is the second line: reading can do nothing but make
+values. Only the objects of an operator of the user's own may be of any class, because ordinary ones are.
 
-Reading sets attributes of what it makes, and must set none of what it names: a class or a function of the library stays in
-this process when the query is over.
+Reading sets attributes of the objects that it makes, and must not set any of the objects that it names: a class or function of a
+library stays in this process when the query is over.
 
-A class that an operator lists travels as its place in the list: the other end takes its own, and one of a notebook or a
-``__main__``, which cannot be imported there, needs no code in the pickle.
+A class that an operator lists travels as its index in that list. The other end takes its own class, so that a class of a notebook
+or of ``__main__``, which cannot be imported there, needs no code in the pickle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _ARROW = (
     "time64", "timestamp", "type_for_alias",
 )  # fmt: skip
 _PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
-#: What may be named: it makes values, and does nothing else. Releases of numpy and of Python name some modules differently.
+#: Names that a pickle may use. They make values, and do nothing else. Releases of numpy and of Python name some modules
+#: differently.
 PLAIN: dict[str, tuple[str, ...]] = {
     "builtins": ("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range",
                  "set", "slice", "str", "tuple"),
@@ -71,21 +72,22 @@ PLAIN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-#: Of a class, beside what ``vars`` shows: can be set as well.
+#: Attributes of a class that can be set, beside those that ``vars`` shows.
 _OF_CLASSES = ("__bases__", "__name__", "__qualname__")
 #: ``Py_TPFLAGS_IMMUTABLETYPE``: the attributes of such a class cannot be set.
 _IMMUTABLE = 1 << 8
 
 
 class Plain(pickle.Unpickler):
-    """``classes`` that may be named beside what is plain. SnapshotError where a pickle sets attributes of what is not its
-    own; they are as before then."""
+    """Unpickler of plain data and of listed ``classes``.
+
+    SnapshotError: the pickle sets attributes of an object that it did not make. These have their earlier values then."""
 
     def __init__(self, data: bytes | memoryview, classes: Sequence[type] = (), buffers: Any = None) -> None:
         super().__init__(io.BytesIO(data), buffers=buffers)
         self._listed = tuple(classes)
         self._classes = {(kind.__module__, kind.__qualname__): kind for kind in classes}
-        self._shared: list[tuple[Any, dict[str, Any]]] = []  # what other code uses, too, with its attributes
+        self._shared: list[tuple[Any, dict[str, Any]]] = []  # objects that other code uses, too, with their attributes
 
     def load(self) -> Any:
         changed: list[str] = []
@@ -110,14 +112,14 @@ class Plain(pickle.Unpickler):
         raise _refusal(f"{module}.{name}")
 
     def _guarded(self, named: Any) -> Any:
-        """The same class, or a function of this pickle's own that calls the one that was named."""
+        """Return the named class, or a wrapper of the named function that notes each object made by the function."""
         if isinstance(named, type):
             self._keep(named)
             return named
         return named if not callable(named) else lambda *arguments: self._keep(named(*arguments))
 
     def _keep(self, thing: Any) -> Any:
-        """A class that can be changed, or an object that there is once, as a time zone of pytz."""
+        """Note the attributes of a mutable class, or of an object that exists once, such as a time zone of pytz."""
         shared = not thing.__flags__ & _IMMUTABLE if isinstance(thing, type) else isinstance(thing, tzinfo)
         if shared and all(thing is not known for known, _ in self._shared):
             self._shared.append((thing, _attributes(thing)))
@@ -135,7 +137,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _put_back(thing: Any, before: dict[str, Any]) -> list[str]:
-    """Names of the attributes that had changed."""
+    """Reset the attributes of an object, and return the names of those that had changed."""
     now, absent = _attributes(thing), object()
     changed = [name for name in {**before, **now} if now.get(name, absent) is not before.get(name, absent)]
     for name in changed:
@@ -147,8 +149,8 @@ def _put_back(thing: Any, before: dict[str, Any]) -> list[str]:
 
 
 def listed(place: int) -> NoReturn:
-    """Stands in a pickle for the class at this place of ``snapshot_classes``. ``Plain`` knows what to put there."""
-    raise SnapshotError("a copy of state with snapshot_classes is read without")
+    """Stand in a pickle for the class at an index of ``snapshot_classes``. ``Plain`` replaces it by the class."""
+    raise SnapshotError("a copy of state was written with snapshot_classes, and this operator has none")
 
 
 def _refusal(name: str) -> SnapshotError:
@@ -159,7 +161,8 @@ def _refusal(name: str) -> SnapshotError:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Of what ``loads`` reads with the same ``classes``, as far as classes and functions have to travel as code."""
+    """Pickler of data for ``loads`` with the same ``classes``. Functions and classes travel as code only if any class may
+    travel."""
 
     def __init__(
         self, file: io.BytesIO, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]
@@ -173,11 +176,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if place is not None:
             return listed, (place,)
         if type(obj) is ZoneInfo and obj.key is not None:
-            return ZoneInfo, (obj.key,)  # its own way asks for an attribute by its name
+            return ZoneInfo, (obj.key,)  # its own pickling looks up an attribute by name
         if self._listed is not None and isinstance(obj, Enum) and type(obj).__reduce_ex__ is Enum.__reduce_ex__:
-            return type(obj), (obj.value,)  # as later releases do; Python 3.11.2 asks for an attribute by its name
+            return type(obj), (obj.value,)  # as later releases do; Python 3.11.2 looks up an attribute by name
         if obj is SimpleNamespace:
-            return obj.__qualname__  # cloudpickle looks it up as it does functions and code
+            return obj.__qualname__  # cloudpickle looks it up in the same way as functions and code
         reduced = super().reducer_override(obj)
         if self._listed is not None and reduced is not NotImplemented and isinstance(obj, type | FunctionType):
             raise _refusal(f"{obj.__module__}.{obj.__qualname__}")
@@ -185,15 +188,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: Any, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-    """For ``loads`` with the same ``classes``. ``keep`` is called with the memory of large arrays, which travels beside.
-    SnapshotError: it holds code, or objects of a class that would have to travel as code."""
+    """Pickle a value for ``loads`` with the same ``classes``. ``keep`` is called with the memory of each large array, which
+    travels beside the pickle.
+
+    SnapshotError: the value holds code, or objects of a class that would have to travel as code."""
     with io.BytesIO() as file:
         Pickler(file, classes, keep).dump(value)
         return file.getvalue()
 
 
 def loads(data: bytes | memoryview, classes: Sequence[type] | None, buffers: Any = None) -> Any:
-    """``classes``: beside plain data; None: any, and whatever they do when they are made."""
+    """Read a pickle that may name plain data and ``classes``. With None it may name anything, and run any code."""
     if classes is None:
         return pickle.loads(data, buffers=buffers)
     return Plain(data, classes, buffers).load()
