@@ -26,6 +26,7 @@ from benchmarks.kafka.doors import Door, add_arguments, doors_of
 from flux.kafka.client import addresses
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import Place
 from flux.kafka.warm_up import warm_up
 
 #: Of a topic that is written and read once.
@@ -75,7 +76,9 @@ def remove(address: str, topic: str) -> None:
 
 def with_flux(door: Door, topic: str, rows: int) -> int:
     """As a worker takes it: every column but the headers. Returns the rows."""
-    reader = PartitionReader(Reading(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, 0)
+    reader = PartitionReader(
+        Reading(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, Place(0)
+    )
     got, end = 0, time.monotonic() + _WAIT_S
     try:
         while got < rows and time.monotonic() < end:

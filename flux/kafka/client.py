@@ -22,9 +22,10 @@ import pyarrow as pa
 
 from flux.errors import UsageError
 from flux.kafka.connection import Connection
-from flux.kafka.errors import BrokerUnreachable, NotPermitted
+from flux.kafka.errors import BrokerUnreachable, DataLost, NotPermitted
 from flux.kafka.library import error_of, library
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import UNKNOWN, differ, text_of, uuid_of
 from flux.kafka.transactions import Aborted, Transactions
 
 T = TypeVar("T")
@@ -59,16 +60,35 @@ class Fetched(NamedTuple):
     transactions: Transactions
 
 
+class Wanted(NamedTuple):
+    """Records to be fetched of a partition. ``offset``: of the first one; ``topic_id``: the topic that they are in."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str = UNKNOWN
+
+
+class Located(NamedTuple):
+    """A topic as a broker has described it. ``leaders``: the address of each leader that there is, by number of the partition."""
+
+    topic_id: str
+    leaders: dict[int, Address]
+
+
 #: A broker answers for each partition that it is asked for.
 LEFT_OUT = "the broker left the partition out of its answer"
+#: The first version of each request in which topics go by id: of brokers since Kafka 3.1, and since 4.1.
+FETCH_BY_ID = PRODUCE_BY_ID = 13
 
 
-def fetch_message(wanted: Iterable[tuple[str, int, int]], wait: float, bytes_max: int, read_committed: bool) -> Any:
-    """A request for topics, partitions and the offsets to begin with."""
+def fetch_message(wanted: Iterable[Wanted], wait: float, bytes_max: int, read_committed: bool) -> Any:
+    """Make a request for records. A broker that knows such requests looks topics up by id, and refuses the id of a topic that
+    was deleted; one of Kafka before 3.1 looks them up by name."""
     kind = library().Fetch
-    topics: dict[str, list[Any]] = {}
-    for topic, partition, offset in wanted:
-        topics.setdefault(topic, []).append(
+    topics: dict[tuple[str, str], list[Any]] = {}
+    for topic, partition, offset, topic_id in wanted:
+        topics.setdefault((topic, topic_id), []).append(
             kind.FetchTopic.FetchPartition(
                 partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
                 partition_max_bytes=bytes_max,
@@ -76,18 +96,24 @@ def fetch_message(wanted: Iterable[tuple[str, int, int]], wait: float, bytes_max
         )  # fmt: skip
     return kind(
         replica_id=-1, max_wait_ms=int(1000 * wait), min_bytes=1, max_bytes=bytes_max, isolation_level=int(read_committed),
-        topics=[kind.FetchTopic(topic=topic, partitions=parts) for topic, parts in topics.items()],
+        topics=[
+            kind.FetchTopic(topic=topic, topic_id=uuid_of(topic_id), partitions=parts)
+            for (topic, topic_id), parts in topics.items()
+        ],
         session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
+        max_version=FETCH_BY_ID - 1 if any(topic_id == UNKNOWN for _, topic_id in topics) else None,
     )  # fmt: skip
 
 
-def fetched_parts(answer: Any) -> dict[tuple[str, int], Any]:
-    """What an answer says of each topic and partition; nothing of those that are in it twice."""
+def fetched_parts(answer: Any, wanted: Iterable[Wanted]) -> dict[tuple[str, int], Any]:
+    """Return the answer for each topic and partition, without those that are in it twice."""
+    names = {each.topic_id: each.topic for each in wanted}
     found: dict[tuple[str, int], Any] = {}
     twice = set()
     for response in answer.responses:
+        topic = response.topic or names.get(text_of(response.topic_id), "")
         for part in response.partitions:
-            key = response.topic, part.partition_index
+            key = topic, part.partition_index
             twice |= {key} & found.keys()
             found[key] = part
     return {key: part for key, part in found.items() if key not in twice} if twice else found
@@ -127,6 +153,11 @@ class Client:
         self._bootstrap, self._security = list(bootstrap), security
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[str, dict[int, int]] = {}
+        #: The id of each topic, by the newest answer of a broker.
+        self.topic_ids: dict[str, str] = {}
+        #: The id that a topic must have, and the text of the error if it has another one.
+        self._expected: dict[str, tuple[str, str]] = {}
+        self._learned_at: dict[str, float] = {}
         self._connections: dict[Address, Connection] = {}
         self._asking: Connection | None = None
         self._ended = threading.Event()
@@ -163,6 +194,7 @@ class Client:
                 if topic.error_code and "Authorization" not in error:
                     raise Passing(f"topic {topic.name!r}: {error}")  # or it would be missing, as if it were not there
                 if not topic.error_code:
+                    self._note_id(topic)
                     found[topic.name] = sorted(each.partition_index for each in topic.partitions)
             return dict(sorted(found.items()))
 
@@ -195,22 +227,36 @@ class Client:
         self, topic: str, partition: int, offset: int, wait: float, bytes_max: int, read_committed: bool = True
     ) -> Fetched:
         """One attempt. An empty answer comes after ``wait`` seconds. Besides what ``ask`` raises: OutOfRange."""
-        message = fetch_message([(topic, partition, offset)], wait, bytes_max, read_committed)
-        answer = self._ask(self._leader(topic, partition), message, wait + ATTEMPT_S)
+        leader = self._leader(topic, partition)
+        wanted = [Wanted(topic, partition, offset, self.topic_ids[topic])]
+        answer = self._ask(leader, fetch_message(wanted, wait, bytes_max, read_committed), wait + ATTEMPT_S)
         self._check(getattr(answer, "error_code", 0), topic)
         self._ended.wait(throttled(answer))
-        got = fetched_parts(answer).get((topic, partition))
+        got = fetched_parts(answer, wanted).get((topic, partition))
         if got is None:
             raise Passing(LEFT_OUT)
         self._check(got.error_code, topic)
         return fetched(got)
 
-    def leaders(self, topic: str) -> dict[int, Address]:
-        """Of the partitions that have one. One attempt; Passing for a topic that is not known."""
-        if self._learn([topic]):
-            raise Passing(f"topic {topic!r} is unknown")
+    def located(self, topic: str) -> Located:
+        """Ask a broker for the id and the leaders of a topic. One attempt; Passing for a topic that is not known."""
+        self._learn_known(topic)
         found = self._leaders[topic]
-        return {number: self._brokers[leader] for number, leader in found.items() if leader in self._brokers}
+        leaders = {number: self._brokers[leader] for number, leader in found.items() if leader in self._brokers}
+        return Located(self.topic_ids[topic], leaders)
+
+    def expect(self, topic: str, topic_id: str, otherwise: str) -> None:
+        """Raise DataLost with this text from now on wherever a broker gives another id for the topic."""
+        if topic_id != UNKNOWN:
+            self._expected[topic] = topic_id, otherwise
+
+    def confirm(self, topic: str, seconds: float) -> None:
+        """Ask a broker for the id of a topic if the newest answer is as old as this. One attempt."""
+        if not self._is_confirmed(topic, seconds):
+            self._learn_known(topic)
+
+    def _is_confirmed(self, topic: str, seconds: float) -> bool:
+        return time.monotonic() - self._learned_at.get(topic, -math.inf) < seconds
 
     def check(self, code: int, topic: str) -> None:
         """Raises what an error code of a broker means."""
@@ -307,12 +353,25 @@ class Client:
                 unknown.append(topic.name)
                 continue
             self._check(topic.error_code, topic.name)
+            self._note_id(topic)
             self._leaders[topic.name] = {each.partition_index: each.leader_id for each in topic.partitions}
         return unknown
 
-    def _leader(self, topic: str, partition: int) -> Address:
-        if topic not in self._leaders and self._learn([topic]):
+    def _learn_known(self, topic: str) -> None:
+        if self._learn([topic]):
             raise Passing(f"topic {topic!r} is unknown")
+
+    def _note_id(self, topic: Any) -> None:
+        """Keep the id of a topic in an answer. DataLost if another one was expected."""
+        found = text_of(topic.topic_id)
+        expected, otherwise = self._expected.get(topic.name, (UNKNOWN, ""))
+        if differ(found, expected):
+            raise DataLost(otherwise)
+        self.topic_ids[topic.name], self._learned_at[topic.name] = found, time.monotonic()
+
+    def _leader(self, topic: str, partition: int) -> Address:
+        if topic not in self._leaders:
+            self._learn_known(topic)
         leader = self._leaders[topic].get(partition)
         if leader is None or leader not in self._brokers:
             self.forget()

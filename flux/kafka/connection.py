@@ -24,12 +24,13 @@ from flux.kafka.security import Security
 CLIENT = "flux"
 #: Brokers are often told to take records of 100 MB. An answer has one of them, or less.
 ANSWER_BYTES_MAX = 256 << 20
-#: The newest versions of what the newest Kafka takes, whose topics still go by name, and whose transactions of a writer have one
-#: epoch (later ones: another for each).
+#: The newest version of each request that is used: committed offsets go by name of the topic, and all transactions of a writer
+#: have one epoch (in later versions each has another one).
 _NEWEST = {
-    "AddOffsetsToTxn": 3, "AddPartitionsToTxn": 3, "EndTxn": 3, "Fetch": 12, "InitProducerId": 4, "ListOffsets": 7,
-    "OffsetCommit": 8, "OffsetFetch": 7, "Produce": 9, "TxnOffsetCommit": 3,
+    "AddOffsetsToTxn": 3, "AddPartitionsToTxn": 3, "EndTxn": 3, "Fetch": 13, "InitProducerId": 4, "ListOffsets": 7,
+    "OffsetCommit": 8, "OffsetFetch": 7, "Produce": 13, "TxnOffsetCommit": 3,
 }  # fmt: skip
+_ANY = 1 << 15
 #: Most answers that bring a few rows have fewer.
 _SMALL_BYTES = 64 << 10
 #: Of the time a login lasts: then a new connection is made.
@@ -83,7 +84,9 @@ class Connection:
         self._security = security
         self._number = 0
         self._versions: Any = None
-        self._of_kind: dict[Any, int] = {}  # the version of each kind of request
+        self._of_kind: dict[
+            tuple[Any, int | None], int
+        ] = {}  # the version by kind of request, and by the limit of a request
         self._login_ends = float("inf")
         self._asked: Any = None
         self._incoming = Incoming()
@@ -162,9 +165,10 @@ class Connection:
         return self._socket.fileno()
 
     def knows(self, message: Any, version: int = 0) -> bool:
-        """Whether the broker takes such requests, of this version or a later one."""
+        """Whether such requests can go to the broker, of this version or a later one."""
         known = self._versions.api_versions.get(message.API_KEY)
-        return known is not None and known[1] >= version
+        newest = _NEWEST.get(message.name.removesuffix("Request"), _ANY)
+        return known is not None and min(known[1], newest) >= version
 
     def close(self) -> None:
         self._socket.close()
@@ -177,15 +181,16 @@ class Connection:
             pass  # it is closed already
 
     def _version(self, message: Any) -> int:
-        found = self._of_kind.get(type(message))
+        kind = type(message), message._max_version
+        found = self._of_kind.get(kind)
         if found is not None:
             return found
         name = message.name.removesuffix("Request")
         try:
-            found = int(self._versions.api_version(message, max_version=_NEWEST.get(name, 1 << 15)))
+            found = int(self._versions.api_version(message, max_version=_NEWEST.get(name, _ANY)))
         except library().errors.IncompatibleBrokerVersion as error:
             raise BrokerBroken(f"{self} is too old or too new for this: {error}") from error
-        self._of_kind[type(message)] = found
+        self._of_kind[kind] = found
         return found
 
     def _ask(self, message: Any, version: int, timeout: float) -> Any:

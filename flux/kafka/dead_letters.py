@@ -19,7 +19,7 @@ import pyarrow as pa
 from flux.kafka.client import Address, Passing
 from flux.kafka.errors import KafkaError
 from flux.kafka.formats import Bad
-from flux.kafka.producing import ProducerClient
+from flux.kafka.producing import TOO_LARGE, ProducerClient
 from flux.kafka.records import HEADER
 from flux.kafka.security import Security
 from flux.kafka.writing import BATCH_BYTES, record_batches
@@ -32,7 +32,6 @@ TOPIC, PARTITION, OFFSET, TIMESTAMP, ERROR = (
 WANTED = ("key", "value", "offset", "timestamp", "headers")
 #: Of a message of a parser, which may show what it has read.
 _ERROR_MAX = 300
-_TOO_LARGE = ("MessageSizeTooLargeError", "RecordListTooLargeError")
 
 
 class DeadLetters:
@@ -85,13 +84,12 @@ class DeadLetters:
         name = "" if answer.error is None else answer.error.__name__
         if not name:
             return True
-        if name in _TOO_LARGE:
+        if name in TOO_LARGE:
             if count > 1:
                 return False
-            limit = self._client.limit(self._topic)
             raise KafkaError(
                 f"a bad record of {self._where()} does not fit into topic {self._topic!r}: it takes {batch.size:,} bytes with "
-                f"its headers, and the limit of the topic (max.message.bytes) is {limit}. Raise that limit"
+                f"its headers, and {self._client.limit(self._topic, name)}. Raise that limit"
             )
         if "Authorization" in name:
             raise self._client.refused(self._topic, name)

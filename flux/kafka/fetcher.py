@@ -16,15 +16,17 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flux.kafka import client as limits
 from flux.kafka.client import (
     CONNECT_S,
+    FETCH_BY_ID,
     LEFT_OUT,
     Address,
     Client,
+    Located,
     OutOfRange,
     Passing,
     fetch_message,
@@ -37,9 +39,11 @@ from flux.kafka.connection import Connection
 from flux.kafka.crowding import Crowding
 from flux.kafka.errors import BrokerBroken, KafkaError
 from flux.kafka.fetching import WORKED_OFF, Ask, Fetching, Line, Part
+from flux.kafka.library import library
 from flux.kafka.owner import NothingWhole, Owner, Paused, TakesTime
 from flux.kafka.security import Security
 from flux.kafka.side_jobs import SideJobs
+from flux.kafka.topic_ids import UNKNOWN, differ
 
 
 class Fetcher:
@@ -214,7 +218,7 @@ class _Run:
 
     def _begin(self, reader: Owner) -> None:
         self._new.discard(reader)
-        part = Part(reader, reader.topic, reader.partition, reader.next_offset, time.monotonic())
+        part = Part(reader, reader.topic, reader.partition, reader.next_offset, time.monotonic(), reader.topic_id)
         self._parts[reader] = part
         self._fetching.add(part)
 
@@ -283,6 +287,8 @@ class _Run:
             self._fetching.goes_on(part, reader.next_offset, now, lags=True, alone=True)
         elif isinstance(said, BaseException):
             self._failed(part, said)
+        elif self._fetching.stale(part, now):
+            self._failed(part, Passing("it is looked up again"))
         else:
             self._fetching.goes_on(part, reader.next_offset, now, lags=said)
 
@@ -313,6 +319,11 @@ class _Run:
         reader.go_on_in_range()
         raise Passing("the offset was out of range")  # so that it pauses, should the broker say so again
 
+    @staticmethod
+    def _go_on_in(topic_id: str, reader: Owner) -> None:
+        reader.go_on_in(topic_id)
+        raise Passing("the topic was made anew")  # so that its leaders are looked up again
+
     # ---- leaders
 
     def _look_up(self, now: float) -> None:
@@ -322,10 +333,10 @@ class _Run:
 
     def _looked_up(self, parts: list[Part]) -> None:
         """In a thread beside."""
-        found: dict[str, Any] = {}
+        found: dict[str, Located | Exception] = {}
         for topic in {part.topic for part in parts}:
             try:
-                found[topic] = self._leaders.leaders(topic)
+                found[topic] = self._leaders.located(topic)
             except Exception as error:
                 self._leaders.forget()
                 found[topic] = error
@@ -333,14 +344,21 @@ class _Run:
         if self.ended:
             self._leaders.close()
 
-    def _found(self, parts: list[Part], found: dict[str, Any]) -> None:
+    def _found(self, parts: list[Part], found: Mapping[str, Located | Exception]) -> None:
         self._looks_up = False
         for part in parts:
-            leaders = found[part.topic]
-            if isinstance(leaders, Exception):
-                self._failed(part, leaders)
-            elif part.number in leaders:
-                self._fetching.found(part, leaders[part.number], time.monotonic())
+            located, reader = found[part.topic], part.owner
+            if part.owner not in self._parts:
+                continue  # it was removed meanwhile
+            if isinstance(located, Exception):
+                self._failed(part, located)
+            elif differ(located.topic_id, reader.topic_id):
+                self._do_beside(part, functools.partial(self._go_on_in, located.topic_id, reader))
+            elif part.number in located.leaders:
+                reader.topic_id = reader.topic_id or located.topic_id
+                # An id that the broker does not tell is not asked for by id: its answer would be an error for ever.
+                part.topic_id = located.topic_id
+                self._fetching.found(part, located.leaders[part.number], time.monotonic())
             else:
                 self._failed(part, Passing(f"partition {part.number} of topic {part.topic!r} has no leader"))
 
@@ -377,9 +395,11 @@ class _Run:
 
     def _begin_asking(self, ask: Ask, connection: Connection) -> None:
         number = connection.fileno()
+        by_id = connection.knows(library().Fetch, FETCH_BY_ID)
+        for part in ask.parts:
+            part.by_id = by_id and part.topic_id != UNKNOWN
         try:
-            wanted = [(part.topic, part.number, part.offset) for part in ask.parts]
-            message = fetch_message(wanted, ask.wait, self._fetch_bytes, self._read_committed)
+            message = fetch_message(ask.wanted, ask.wait, self._fetch_bytes, self._read_committed)
             connection.begin(message, limits.ATTEMPT_S)
         except Exception as error:
             self._drop(ask.line, number)
@@ -425,7 +445,7 @@ class _Run:
     def _answered(self, ask: Ask, answer: Any) -> None:
         now = time.monotonic()
         try:
-            throttle_s, found = throttled(answer), fetched_parts(answer)
+            throttle_s, found = throttled(answer), fetched_parts(answer, ask.wanted)
         except (TypeError, AttributeError, ValueError) as error:  # null where there must be something
             self._no_answer(
                 ask, BrokerBroken(f"the broker at {ask.line.broker} sent a fetch answer without parts: {error}")

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from flux.kafka.client import Address
+from flux.kafka.client import Address, Wanted
+from flux.kafka.topic_ids import UNKNOWN
 
 #: How long a broker holds back an empty answer, over the first and the second connection. ``close`` does not wait for it.
 WAIT_S = (0.5, 0.05)
@@ -35,6 +36,9 @@ _STEP = 1.3
 #: Pauses after something that may pass.
 PAUSE_S, PAUSE_MAX_S = 0.1, 2.0
 
+#: A partition that asks again within this time sees the errors of a broker whose topic is deleted.
+STALE_S = 1.0
+
 # Where a partition is.
 LOST, LOOKED_UP, READY, ASKED, WORKED_OFF, PAUSED, GONE = range(7)
 
@@ -44,13 +48,15 @@ class Part:
     """A partition that somebody here reads. ``owner``: who gets what comes; ``offset``: what is asked for next. ``due``: not
     before; ``late_at``: from then also over the second connection. ``good``: when a broker answered last.
     ``asked_at``, ``among``: when it was asked for last, and whether with others. ``alone``: next it is asked for without others,
-    because a broker may cut off what does not fit behind the records of these."""
+    because a broker may cut off what does not fit behind the records of these. ``topic_id``: the topic that ``offset`` belongs
+    to; ``by_id``: the broker that was asked last looks topics up by id."""
 
     owner: Any
     topic: str
     number: int
     offset: int
     good: float
+    topic_id: str = UNKNOWN
     phase: int = LOST
     broker: Address | None = None
     due: float = 0.0
@@ -59,6 +65,12 @@ class Part:
     asked_at: float = 0.0
     among: bool = False
     alone: bool = False
+    by_id: bool = False
+
+    @property
+    def wanted(self) -> Wanted:
+        """The records that are asked for next."""
+        return Wanted(self.topic, self.number, self.offset, self.topic_id)
 
 
 @dataclass(eq=False)
@@ -77,6 +89,10 @@ class Ask(NamedTuple):
     line: Line
     parts: tuple[Part, ...]
     wait: float
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        return [part.wanted for part in self.parts]
 
 
 @dataclass
@@ -198,6 +214,11 @@ class Fetching:
         part.pause = min(2 * part.pause, PAUSE_MAX_S)
         self._lost.add(part)
         return None
+
+    def stale(self, part: Part, now: float) -> bool:
+        """Tell whether the leader is to be looked up again before the next request. A partition that asks for nothing for a
+        while may miss that its topic is deleted and made anew, and a request by name does not show it."""
+        return not part.by_id and part.topic_id != UNKNOWN and now - part.asked_at > STALE_S
 
     # ---- time
 

@@ -25,12 +25,14 @@ class NothingWhole(CorruptRecords):
 
 
 class Owner(Protocol):
-    """Who reads a partition. ``next_offset``: what is to be asked for. ``takes_time``: to work off what has come takes long, or
-    waits for somebody. ``full``: it was Paused because it had no room, and has none yet."""
+    """Who reads a partition. ``next_offset``: what is to be asked for; ``topic_id``: the topic that it belongs to, UNKNOWN until
+    a broker has told the first one. ``takes_time``: to work off what has come takes long, or waits for somebody. ``full``: it
+    was Paused because it had no room, and has none yet."""
 
     topic: str
     partition: int
     next_offset: int
+    topic_id: str
 
     @property
     def takes_time(self) -> bool: ...
@@ -50,6 +52,9 @@ class Owner(Protocol):
 
     def go_on_in_range(self) -> None:
         """Records that come next are not there. Called beside."""
+
+    def go_on_in(self, topic_id: str) -> None:
+        """Brokers have another topic of the same name now, with this id. Called beside."""
 
     def fail(self, error: BaseException) -> None:
         """The end: for whoever takes."""

@@ -16,22 +16,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flux.kafka import kernels
-from flux.kafka.client import ATTEMPT_S, EARLIEST, LATEST, Address, Client, OutOfRange, Passing
+from flux.kafka.client import (
+    ATTEMPT_S,
+    EARLIEST,
+    LATEST,
+    PRODUCE_BY_ID,
+    Address,
+    Client,
+    OutOfRange,
+    Passing,
+)
 from flux.kafka.connection import Connection
 from flux.kafka.errors import CorruptRecords, NotPermitted
 from flux.kafka.library import error_of, library
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import UNKNOWN, text_of, uuid_of
 
 #: How long a leader may wait for its followers before it answers.
 ACKED_S = 10.0
 #: Sequences count modulo this.
 SEQUENCES = 1 << 31
+#: The setting of a topic that limits record batches, by the error of a broker.
+TOO_LARGE = {"MessageSizeTooLargeError": "max.message.bytes", "RecordListTooLargeError": "segment.bytes"}
 #: Of a log that is read back: records at first, and then so many times as many.
 _BACK, _MORE = 1000, 16
 _FETCH_BYTES = 8 << 20
 _BATCHES = 4096
 #: How long followers may take to get what a leader has, before the question is asked anew, and how often we look.
 _FOLLOW_S, _LOOK_S = 0.5, 0.005
+#: The newest version in which a request to write leaves adding a partition to the transaction to a request of its own.
+_PRODUCE_IN_TRANSACTION = 9
+#: How old the answer may be that a topic is still the expected one, where brokers do not compare its id themselves. A topic is
+#: away for longer while it is made anew, and a write that comes meanwhile shows it, too.
+CONFIRMED_S = 1.0
 #: To brokers: whoever asks as a consumer hears of what all replicas have, and as this one of everything.
 _CONSUMER, _DEBUGGER = -1, -2
 
@@ -41,6 +58,13 @@ class Answer(NamedTuple):
 
     error: Any
     why: str
+
+
+class Identity(NamedTuple):
+    """The ids of a cluster and of one of its topics."""
+
+    cluster: str
+    topic_id: str
 
 
 class Sent(NamedTuple):
@@ -60,7 +84,7 @@ class ProducerClient(Client):
 
     def __init__(self, bootstrap: Sequence[Address], security: Security) -> None:
         super().__init__(bootstrap, security)
-        self._requests: dict[Address, Any] = {}
+        self._requests: dict[tuple[Address, str, str], Any] = {}
         self._parts: dict[int, Any] = {}
 
     def producer_ids(self, count: int, timeout: float) -> list[int]:
@@ -75,15 +99,35 @@ class ProducerClient(Client):
 
         return [self.keep_trying(asked, "getting a producer id", timeout) for _ in range(count)]
 
-    def cluster(self, topic: str, timeout: float) -> str:
-        """The id of the cluster."""
+    def identity(self, topic: str, timeout: float) -> Identity:
+        """Ask for the ids of the cluster and of the topic."""
         kind = library().Metadata
 
-        def asked() -> str:
+        def asked() -> Identity:
             named = [kind.MetadataRequestTopic(name=topic)]
-            return self._ask(None, kind(topics=named, allow_auto_topic_creation=False), ATTEMPT_S).cluster_id or ""
+            answer = self._ask(None, kind(topics=named, allow_auto_topic_creation=False), ATTEMPT_S)
+            (about,) = answer.topics
+            self._check(about.error_code, topic)
+            return Identity(answer.cluster_id or "", text_of(about.topic_id))
 
-        return self.keep_trying(asked, "asking for the id of the cluster", timeout)
+        return self.keep_trying(asked, f"asking for the ids of the cluster and of topic {topic!r}", timeout)
+
+    def may_write(self, topic: str) -> bool:
+        """Tell whether it is known well enough that the topic is the expected one. A broker of Kafka 4.1 or later compares the id
+        with each request to write. For others, and in transactions, which go by name, a broker has to be asked now and then."""
+        by_id = self.transactional_id is None and self._by_id(topic)
+        return by_id or self.topic_ids.get(topic) == UNKNOWN or self._is_confirmed(topic, CONFIRMED_S)
+
+    def confirm_before_writing(self, topic: str) -> None:
+        """Ask for the id of the topic where ``may_write`` says no. DataLost for another topic than the expected one."""
+        if not self.may_write(topic):
+            self.confirm(topic, 0.0)
+
+    def _by_id(self, topic: str) -> bool:
+        """Tell whether all brokers that are connected find the topic by its id when they are told to write."""
+        produce = library().Produce
+        connected = [connection for connection in self._connections.values() if connection.usable]
+        return bool(self.topic_ids.get(topic)) and all(each.knows(produce, PRODUCE_BY_ID) for each in connected)
 
     def lacks(self, topic: str) -> bool:
         """Whether brokers answer, and know no such topic."""
@@ -123,13 +167,18 @@ class ProducerClient(Client):
         """The request. Its objects are used again: for few rows, to make them costs more than all the rest."""
         kind = library().Produce
         data = kind.TopicProduceData
-        message = self._requests.get(leader)
+        topic_id = self.topic_ids.get(topic, UNKNOWN) if self.transactional_id is None else UNKNOWN
+        newest = (
+            _PRODUCE_IN_TRANSACTION if self.transactional_id is not None else None if topic_id else PRODUCE_BY_ID - 1
+        )
+        message = self._requests.get((leader, topic, topic_id))
         if message is None:
-            message = self._requests[leader] = kind(
+            message = self._requests[leader, topic, topic_id] = kind(
                 transactional_id=self.transactional_id,
                 acks=-1,
                 timeout_ms=int(1000 * ACKED_S),
-                topic_data=[data(name=topic)],
+                topic_data=[data(name=topic, topic_id=uuid_of(topic_id))],
+                max_version=newest,
             )
         parts = []
         for partition, batch in batches.items():
@@ -138,8 +187,7 @@ class ProducerClient(Client):
                 part = self._parts[partition] = data.PartitionProduceData(index=partition)
             part.records = batch.data
             parts.append(part)
-        topic_data = message.topic_data[0]
-        topic_data.name, topic_data.partition_data = topic, parts
+        message.topic_data[0].partition_data = parts
         return message
 
     def _let_go(self, partitions: Iterable[int]) -> None:
@@ -195,18 +243,18 @@ class ProducerClient(Client):
                 found[partition] = self._in_log(topic, partition, producer, since.get(partition, 0))
         return found
 
-    def limit(self, topic: str) -> str:
-        """The topic's limit for a record batch, for messages."""
+    def limit(self, topic: str, error: str) -> str:
+        """Name the setting of a topic that a record batch has exceeded by this error, with its value, for messages."""
+        setting = TOO_LARGE[error]
         kind = library().DescribeConfigs
         try:
-            resource = kind.DescribeConfigsResource(
-                resource_type=2, resource_name=topic, configuration_keys=["max.message.bytes"]
-            )
+            resource = kind.DescribeConfigsResource(resource_type=2, resource_name=topic, configuration_keys=[setting])
             message = kind(resources=[resource], include_synonyms=False, include_documentation=False)
             (result,) = self._ask(None, message, ATTEMPT_S).results
-            return f"{int(result.configs[0].value):,} bytes"
+            value = f"{int(result.configs[0].value):,} bytes"
         except Exception:  # it only makes a message clearer
-            return "unknown to us"
+            value = "unknown to us"
+        return f"the limit of the topic ({setting}) is {value}"
 
     def _described(self, leader: Address, topic: str, partitions: Sequence[int], producer: int) -> Any:
         """As ``reached``, of what the leader has by itself. None: the broker does not know the question."""

@@ -3,7 +3,8 @@
 Law: no method that the worker calls blocks. What has been decoded and not taken has at most about ``AHEAD_BYTES``; beside it
 there is at most one answer of a broker, which waits for room.
 
-Positions are offsets: a position says which record comes next, so a reader may go on between any two of them.
+Positions are offsets, with the id of the topic that they belong to: a position says which record comes next, so a reader may go
+on between any two of them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from flux.dataflow.ahead import first_joined
 from flux.dataflow.batches import split
 from flux.dataflow.sources import Positioned
-from flux.kafka.client import EARLIEST, LATEST, Address, Client, Fetched
+from flux.kafka.client import EARLIEST, LATEST, Address, Client, Fetched, Passing
 from flux.kafka.committing import Committer
 from flux.kafka.dead_letters import WANTED, DeadLetters
 from flux.kafka.errors import BadRecord, DataLost
@@ -30,6 +31,7 @@ from flux.kafka.formats import Bad, Format
 from flux.kafka.owner import NothingWhole, Paused, TakesTime
 from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import UNKNOWN, Place, differ
 from flux.kafka.transactions import Transactions
 
 log = logging.getLogger("flux.kafka")
@@ -84,19 +86,20 @@ class _Given(NamedTuple):
 
 
 class PartitionReader:
-    """``start``: the first offset that is wanted. ``committer``: of the group that is told what has been applied. ``fetcher``: of
-    all partitions of the source that are read in this process; without, it has its own."""
+    """``start``: the place of the first record that is wanted. ``committer``: of the group that is told what has been applied.
+    ``fetcher``: of all partitions of the source that are read in this process; without, it has its own."""
 
     def __init__(
         self,
         how: Reading,
         topic: str,
         partition: int,
-        start: int,
+        start: Place,
         committer: Committer | None = None,
         fetcher: Fetcher | None = None,
     ) -> None:
-        self._how, self.topic, self.partition, self.next_offset = how, topic, partition, start
+        self._how, self.topic, self.partition = how, topic, partition
+        self.next_offset, self.topic_id = start
         self._client = Client(how.bootstrap, how.security)  # for what a fetch cannot say
         kept = [name for name in how.schema.names if name in COLUMNS]
         columns = {*kept, "offset"} | ({"value"} if how.format is not None else set())
@@ -110,13 +113,13 @@ class PartitionReader:
         self._decoder = Decoder(topic, partition, sorted(columns))
         self._pace = _Pace(how.rows_per_second)
         self._bad_records = self._pauses = 0
-        self._taken = start  # behind what was taken
-        self._done: int | None = None  # all before was applied
+        self._start = self._taken = start  # behind what was taken
+        self._done: Place | None = None  # all before was applied
         self._end: int | None = None  # of the log, by the last answer
         self._ready: deque[tuple[Positioned, int]] = deque()
         self._bytes = 0
         # What has come and is not ready: its bytes, those that are through, and the batch that waits for room.
-        self._answer, self._used, self._begun = NOTHING, 0, start
+        self._answer, self._used, self._begun = NOTHING, 0, self.next_offset
         self._coming: Iterator[_Given] = iter(())
         self._given: _Given | None = None
         self._beside = False
@@ -146,7 +149,7 @@ class PartitionReader:
         with self._lock:
             taken, nbytes = first_joined(self._ready, JOINED_ROWS, BYTES_MAX)
             self._bytes -= nbytes
-            self._taken = taken.position
+            self._taken = Place.of(taken.position)
             goes_on = self.full and self._has_room()
             if goes_on:
                 self.full = False
@@ -172,7 +175,7 @@ class PartitionReader:
         """The offset that is taken next, and the end of the log as the last answer of a broker says it; None before the first.
         What stands in the log behind the last row, as the ends of transactions do, is not waited for."""
         with self._lock:
-            return None if self._end is None else (self._position(), self._end)
+            return None if self._end is None else (self._position().offset, self._end)
 
     def bad_records(self) -> int:
         """How many did not fit their format, since this reader began."""
@@ -182,22 +185,29 @@ class PartitionReader:
         """How often the log had no more. It may have been before what has not been taken yet."""
         return self._pauses
 
-    def done(self, position: int) -> None:
-        """Every consumer has applied what comes before this offset."""
+    def done(self, position: Any) -> None:
+        """Every consumer has applied what comes before this position."""
         with self._lock:
-            self._done = position
+            self._done = Place.of(position)
 
     def applied(self) -> int | None:
-        """The offset behind all that was applied, for any thread; None: not known yet. Once all is applied that was taken, it
-        is also behind what stands in the log without being a row."""
+        """Return the offset behind all that was applied, for any thread; None: not known yet. Once all is applied that was taken,
+        it is also behind what stands in the log without being a row."""
         with self._lock:
-            if self._done is None or self._done < self._taken:
-                return self._done
-            return self._position()
+            done, at = self._done, self._position()
+            if done is None and self._taken == self._start and at.offset > self._start.offset and not self._ready:
+                done = self._start  # what has come since is no rows, as records of aborted transactions are
+            if done is None or differ(done.topic_id, self.topic_id):
+                return None
+            return at.offset if done == self._taken else done.offset
 
-    def _position(self) -> int:
-        """Where who has all that was taken goes on."""
-        return self._taken if self._ready else max(self._taken, self.next_offset)
+    def _position(self) -> Place:
+        """Return where whoever has all that was taken goes on."""
+        taken = self._taken
+        if self._ready:
+            return taken
+        ahead = differ(taken.topic_id, self.topic_id) or self.next_offset > taken.offset
+        return Place(self.next_offset if ahead else taken.offset, self.topic_id)
 
     def close(self) -> None:
         """Does not wait for what is under way, which may be connecting: the worker has other things to do."""
@@ -307,7 +317,7 @@ class PartitionReader:
         for part in split(rows, most, BYTES_MAX):
             at += part.num_rows
             following = decoded.next if at == rows.num_rows else offsets[at].as_py()
-            yield Positioned(part, following)
+            yield Positioned(part, Place(following, self.topic_id).position)
 
     def _parsed(self, raw: pa.RecordBatch, format_: Format) -> pa.RecordBatch | tuple[pa.RecordBatch, pa.Array]:
         """Values in their format, beside those of Kafka's columns that were asked for."""
@@ -346,29 +356,69 @@ class PartitionReader:
             self._bad_records, offset, bad[0].why, _begin(raw, bad[0].row),
         )  # fmt: skip
 
-    # ---- an offset that is not there
+    # ---- records that are gone
 
     def go_on_in_range(self) -> None:
-        """The records that come next are not there: deleted by retention, or the topic was made anew."""
-        key = self.topic, self.partition
-        first = self._client.offsets({key: EARLIEST}, self._how.retry_s)[key]
-        end = self._client.offsets({key: LATEST}, self._how.retry_s, read_committed=False)[key]
+        """Go on where the log begins or ends. Retention has deleted the records that come next, or the log was cut off."""
+        first, end = self._first_offset(), self._end_offset()
         if first <= self.next_offset <= end:
             return
         where = f"topic {self.topic!r}, partition {self.partition}: offset {self.next_offset} was to be read next"
         if self.next_offset < first:
             lost = f"{where}, but the broker begins with {first}: the records before are gone"
-        else:
+        elif self.topic_id == UNKNOWN:
             lost = f"{where}, but the log ends at {end}: the topic was made anew, or cut off"
+        else:
+            lost = f"{where}, but the log ends at {end}: it was cut off, as by an unclean election of a leader"
         if self._how.fail_on_data_loss:
             raise DataLost(
                 f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
             )
-        with self._lock:
-            self.next_offset = first if self.next_offset < first else end
-            if not self._ready:
-                self._taken = self.next_offset
+        self._go_on_at(first if self.next_offset < first else end, self.topic_id)
         log.warning("%s; reading goes on with offset %d", lost, self.next_offset)
+
+    def go_on_in(self, topic_id: str) -> None:
+        """Go on with all that the new topic of this name has, or raise DataLost."""
+        lost = (
+            f"topic {self.topic!r} was deleted and made anew: its id was {self.topic_id}, and is {topic_id} now. Records of "
+            f"partition {self.partition} from offset {self.next_offset} on are gone with the old topic, if it had any"
+        )
+        if self._how.fail_on_data_loss:
+            raise DataLost(
+                f"{lost}. Start with fail_on_data_loss=False to go on with all records of the new topic, or with another "
+                "checkpointLocation to begin anew"
+            )
+        self._client.forget()
+        partitions = len(self._client.partitions([self.topic], self._how.retry_s)[self.topic])
+        if self.partition >= partitions:
+            raise DataLost(
+                f"{lost}. The new topic has {partitions} partitions only. Start with another checkpointLocation to begin anew"
+            )
+        first = self._first_offset(topic_id)
+        self._go_on_at(first, topic_id)
+        log.warning("%s; reading goes on with offset %d of the new topic", lost, first)
+
+    def _go_on_at(self, offset: int, topic_id: str) -> None:
+        with self._lock:
+            self.next_offset, self.topic_id, self._end = offset, topic_id, None
+            if not self._ready:
+                self._taken = Place(offset, topic_id)
+
+    def _first_offset(self, topic_id: str | None = None) -> int:
+        """Look up where the log begins. ``topic_id``: of another topic than the one that has been read."""
+        return self._offset(EARLIEST, True, topic_id)
+
+    def _end_offset(self) -> int:
+        return self._offset(LATEST, False)
+
+    def _offset(self, at: int, read_committed: bool, topic_id: str | None = None) -> int:
+        """Look up an end of the log. Passing if a broker gives another id for the topic: brokers look offsets up by name."""
+        key = self.topic, self.partition
+        found = self._client.offsets({key: at}, self._how.retry_s, read_committed)[key]
+        self._client.confirm(self.topic, 0.0)
+        if differ(self._client.topic_ids[self.topic], self.topic_id if topic_id is None else topic_id):
+            raise Passing(f"topic {self.topic!r} was made anew")
+        return found
 
 
 class _Pace:

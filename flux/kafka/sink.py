@@ -22,9 +22,10 @@ from flux.kafka.client import LATEST, Address, Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError
 from flux.kafka.lines import Line, by_partition, make_together
 from flux.kafka.numbering import PARTITION, SEQUENCE
-from flux.kafka.producing import SEQUENCES, Answer, ProducerClient, Sent
+from flux.kafka.producing import SEQUENCES, TOO_LARGE, Answer, ProducerClient, Sent
 from flux.kafka.records import HEADER
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import UNKNOWN, differ
 from flux.kafka.values import Columns
 from flux.kafka.warm_up import warm_up
 from flux.kafka.writing import BATCH_BYTES, NOBODY, Producer
@@ -85,6 +86,8 @@ class KafkaSink(Sink):
         self._timeout = timeout  # of brokers, in seconds, where a query starts
         self._ids: list[int] = []
         self._since: dict[int, int] = {}
+        #: The id of the topic when the query first started; UNKNOWN on brokers that give none.
+        self._topic_id = UNKNOWN
         self._again = False
         self._schema: pa.Schema | None = None  # of the output, when it is known
         self._connected: ProducerClient | None = None
@@ -113,34 +116,37 @@ class KafkaSink(Sink):
         checkpoint; its lives must share producer ids, and choose partitions of the topic alike."""
         client = ProducerClient(self._bootstrap, self._security)
         try:
-            cluster = client.cluster(self.topic, self._timeout)
+            cluster, topic_id = client.identity(self.topic, self._timeout)
             if kept is None:
                 places = {(self.topic, each): LATEST for each in range(self._topic_partitions)}
                 ends = client.offsets(places, self._timeout, read_committed=False)
                 kept = {
                     "cluster": cluster, "topic": self.topic, "topic_partitions": self._topic_partitions,
                     "since": [ends[place] for place in places], "ids": self._new_ids(client, partitions),
-                    "guarantee": self.guarantee,
+                    "guarantee": self.guarantee, "topic_id": topic_id,
                 }  # fmt: skip
             else:
                 self._again = True
         finally:
             client.close()
-        self._check_kept(kept, cluster, partitions)
+        self._check_kept(kept, cluster, topic_id, partitions)
         if self._schema is not None:
             self._columns = self._columns.settled(self._schema, self._timeout)
         self._ids, self._since = list(kept["ids"]), dict(enumerate(kept["since"]))
+        self._topic_id = kept.get("topic_id", topic_id)  # locations of releases before 0.4 have none
         return kept
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
         return client.producer_ids(partitions, self._timeout)
 
-    def _check_kept(self, kept: Any, cluster: str, partitions: int) -> None:
+    def _check_kept(self, kept: Any, cluster: str, topic_id: str, partitions: int) -> None:
         if kept["topic"] != self.topic or kept["cluster"] != cluster:
             raise UsageError(
                 f"the query of this checkpoint writes topic {kept['topic']!r} of Kafka cluster {kept['cluster']}, not "
                 f"{self.topic!r} of {cluster}. Give that one, or another checkpointLocation"
             )
+        if differ(kept.get("topic_id", UNKNOWN), topic_id):
+            raise DataLost(f"{self._made_anew(kept['topic_id'])} Its id is {topic_id} now.")
         if kept["topic_partitions"] != self._topic_partitions:
             raise UsageError(
                 f"the query of this checkpoint writes {kept['topic_partitions']} partitions of topic {self.topic!r}, which has "
@@ -159,6 +165,14 @@ class KafkaSink(Sink):
                 f"to_kafka(..., partitions={len(kept['ids'])}), or another checkpointLocation"
             )
 
+    def _made_anew(self, topic_id: str) -> str:
+        """Tell that the topic with this id is no more."""
+        return (
+            f"topic {self.topic!r} was deleted and made anew since this query first wrote it: its id was {topic_id}. Records "
+            "that were written before are gone with the old topic, and the numbers of this query mean nothing in the new one. "
+            "Start with another checkpointLocation to write all rows anew, or write another topic."
+        )
+
     # ---- in the worker
 
     def open(self, context: SinkContext) -> None:
@@ -176,6 +190,7 @@ class KafkaSink(Sink):
         self._under_way = None
         self.close()
         self._connected = ProducerClient(self._bootstrap, self._security)
+        self._connected.expect(self.topic, self._topic_id, self._made_anew(self._topic_id))
         self._read_back(range(self._topic_partitions))
 
     def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
@@ -183,7 +198,8 @@ class KafkaSink(Sink):
         if batch.get_total_buffer_size() > SMALL_BYTES and logical_bytes(batch) > SMALL_BYTES:
             return None
         lines = self._lines(batch)
-        if not self._client.is_connected(self.topic, [line.partition for line in lines]):
+        partitions = [line.partition for line in lines]
+        if not self._client.is_connected(self.topic, partitions) or not self._client.may_write(self.topic):
             return None
         for line in lines:
             self._go_on(line)
@@ -213,6 +229,7 @@ class KafkaSink(Sink):
 
     def _write(self, batch: pa.RecordBatch) -> None:
         lines = self._lines(batch)
+        self._client.confirm_before_writing(self.topic)
         for line in lines:
             self._go_on(line)
         self._send_rest(lines)
@@ -280,22 +297,17 @@ class KafkaSink(Sink):
             self._go_on(line)
             if line.sent == before:
                 raise Passing(f"{where} does not take record {line.first + line.sent} of this writer: {name}")
-        elif self._is_too_large(name):
-            self._make_smaller(line, data, rows, self._has(line) - line.first)
+        elif name in TOO_LARGE:
+            self._make_smaller(line, data, rows, self._has(line) - line.first, name)
         else:
             self._refused(line, rows, answer)
 
-    @staticmethod
-    def _is_too_large(name: str) -> bool:
-        return name in ("MessageSizeTooLargeError", "RecordListTooLargeError")
-
-    def _make_smaller(self, line: Line, data: np.ndarray, rows: int, sent: int) -> None:
-        """Record batches, for this line and others; KafkaError if there is only one record in it."""
+    def _make_smaller(self, line: Line, data: np.ndarray, rows: int, sent: int, error: str) -> None:
+        """Make record batches smaller, for this line and others; KafkaError if there is only one record in it."""
         if rows == 1:
             raise KafkaError(
                 f"partition {line.partition} of topic {self.topic!r}: a record takes {data.size:,} bytes with its key and head; "
-                f"the limit of the topic (max.message.bytes) is {self._client.limit(self.topic)}. Raise that limit, or write "
-                "smaller rows"
+                f"{self._client.limit(self.topic, error)}. Raise that limit, or write smaller rows"
             )
         self._batch_bytes = max(1, min(self._batch_bytes, data.size) // 2)
         self._begin(line, sent)

@@ -21,12 +21,14 @@ from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
 from flux.kafka.committing import Committer
+from flux.kafka.errors import DataLost
 from flux.kafka.fetcher import Fetcher
 from flux.kafka.formats import format_of
 from flux.kafka.library import library
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.records import COLUMNS
 from flux.kafka.security import OPTIONS, Security
+from flux.kafka.topic_ids import UNKNOWN, Place, differ
 from flux.kafka.warm_up import warm_up
 from flux.settings import parse_bytes, parse_seconds
 
@@ -65,28 +67,52 @@ class KafkaReader:
         # Shared by the partitions that are read in a process.
         self._committer: Committer | None = None
         self._fetcher: Fetcher | None = None
-        self.starts = self._first_offsets(partitions, starting)  # wrong ones are refused at once
+        # Wrong ones are refused at once.
+        self.starts, self.topic_ids = self._first_offsets(partitions, starting)
 
     def prepare(self, kept: Any) -> Any:
         """Settles where all lives of a query begin: at its first start, and not when the flow was written. A query that goes on
-        from a checkpoint keeps the numbers of its partitions; what a topic has got since is read from its beginning."""
+        from a checkpoint keeps the numbers of its partitions and the ids of its topics; what a topic has got since is read from
+        its beginning.
+
+        A topic that was made anew is noticed where its partitions are read: only their positions tell which topic they were in
+        last."""
         if kept is None:
-            self.starts = self._first_offsets(self.partitions, self.starting)
+            self.starts, self.topic_ids = self._first_offsets(self.partitions, self.starting)
         else:
             began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
+            known_ids = kept.get("topics", {})  # none in locations of releases before 0.4
+            self._check_kept(began, known_ids)
             new = [each for each in self.partitions if each not in began]
-            self._check_kept(began)
-            self.partitions = [*began, *new]
-            self.starts = [*began.values(), *self._first_offsets(new, "earliest")]
-        return {"partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)]}
+            if not self.how.fail_on_data_loss:  # positions of the old topic say so themselves
+                anew = {
+                    topic for topic, known in known_ids.items() if differ(known, self.topic_ids.get(topic, UNKNOWN))
+                }
+                new = [each for each in self.partitions if each not in began or each[0] in anew]
+                known_ids = {topic: known for topic, known in known_ids.items() if topic not in anew}
+            offsets, ids = self._first_offsets(new, "earliest")
+            began |= dict(zip(new, offsets, strict=True))
+            self.topic_ids = {**self.topic_ids, **ids, **known_ids}
+            self.partitions, self.starts = [*began], [*began.values()]
+        return {
+            "partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)],
+            "topics": {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic_id != UNKNOWN},
+        }
 
-    def _check_kept(self, began: Iterable[tuple[str, int]]) -> None:
+    def _check_kept(self, began: Iterable[tuple[str, int]], known_ids: Mapping[str, str]) -> None:
         for topic, partition in began:
-            if (topic, partition) not in self.partitions:
-                raise UsageError(
-                    f"the checkpoint location knows partition {partition} of topic {topic!r}, which is not read any more. Name "
-                    "the same topics, or start with another checkpointLocation"
+            if (topic, partition) in self.partitions:
+                continue
+            now = self.topic_ids.get(topic, UNKNOWN)
+            if differ(known_ids.get(topic, UNKNOWN), now):
+                raise DataLost(
+                    f"topic {topic!r} was deleted and made anew: its id was {known_ids[topic]}, and is {now} now. The new topic "
+                    f"has no partition {partition}, which the checkpoint location knows. Start with another checkpointLocation"
                 )
+            raise UsageError(
+                f"the checkpoint location knows partition {partition} of topic {topic!r}, which is not read any more. Name "
+                "the same topics, or start with another checkpointLocation"
+            )
 
     def unread(self) -> list[str]:
         """Partitions that have come since the query was started, those of new topics included. The next start reads them."""
@@ -94,7 +120,9 @@ class KafkaReader:
         found = _partitions(self.how, self.topics, UNREAD_S)
         return [f"{topic}-{partition}" for topic, partition in found if (topic, partition) not in known]
 
-    def _first_offsets(self, partitions: Sequence[tuple[str, int]], starting: Any) -> list[int]:
+    def _first_offsets(self, partitions: Sequence[tuple[str, int]], starting: Any) -> tuple[list[int], dict[str, str]]:
+        """Return the offset to begin with in each partition, and the id of each topic. The ids are older than the offsets: a
+        topic that is made anew meanwhile is noticed when it is read."""
         found: dict[str, list[int]] = {}
         for topic, partition in partitions:
             found.setdefault(topic, []).append(partition)
@@ -102,10 +130,13 @@ class KafkaReader:
         asked = {each: when for each, (when, told) in wanted.items() if not told}
         client = Client(self.how.bootstrap, self.how.security)
         try:
+            if found:
+                client.partitions(sorted(found), self.timeout)
+            ids = {topic: client.topic_ids[topic] for topic in found}
             looked_up = client.offsets(asked, self.timeout, self.how.read_committed)
         finally:
             client.close()
-        return [looked_up.get(each, wanted[each][0]) for each in partitions]
+        return [looked_up.get(each, wanted[each][0]) for each in partitions], ids
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_committer": None, "_fetcher": None}
@@ -119,7 +150,7 @@ class KafkaReader:
         """Never ends. ``start``: a position that an earlier life has given, None in the first. Yields None for "nothing just
         now"."""
         topic, number = self.partitions[partition]
-        first = self.starts[partition] if start is None else int(start)
+        first = Place(self.starts[partition], self.topic_ids.get(topic, UNKNOWN)) if start is None else Place.of(start)
         if self.group is not None and self._committer is None:
             self._committer = Committer(self.how.bootstrap, self.how.security, self.group)
         if self._fetcher is None:

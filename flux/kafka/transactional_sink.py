@@ -18,7 +18,7 @@ from flux.dataflow.sink import SinkContext
 from flux.kafka.client import Passing
 from flux.kafka.errors import KafkaError
 from flux.kafka.lines import Line
-from flux.kafka.producing import Answer, ProducerClient
+from flux.kafka.producing import TOO_LARGE, Answer, ProducerClient
 from flux.kafka.sink import KafkaSink
 from flux.kafka.transacting import ANEW, TransactionClient
 from flux.kafka.writing import Producer
@@ -46,13 +46,15 @@ class KafkaSinkTransactional(KafkaSink):
         self.close()
         name = f"flux-{context.query}-{context.number}-{context.partition}"
         self._connected = self._transactions = TransactionClient(self._bootstrap, self._security, name)
+        self._connected.expect(self.topic, self._topic_id, self._made_anew(self._topic_id))
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Fence, and read how far whoever wrote before has come."""
+        """Fence, read how far whoever wrote before has come, and make sure that it was in this topic."""
         self._writer = self._transactions.begin_life()
         self._sequences: dict[int, int] = {}  # in this life
         self._read_back(range(self._topic_partitions))
+        self._transactions.confirm(self.topic, 0.0)
         self._open = False
 
     def _read_back(self, partitions: Sequence[int] | range) -> None:
@@ -82,6 +84,7 @@ class KafkaSinkTransactional(KafkaSink):
         self._send_rest(lines)
         reached = {line.partition: line.first + line.rows for line in lines}
         self._transactions.put_positions(self._writer, self.topic, reached)
+        self._transactions.confirm_before_writing(self.topic)
         self._transactions.end(self._writer, commit=True)
         self._open = False
         self._next.update(reached)
@@ -92,8 +95,8 @@ class KafkaSinkTransactional(KafkaSink):
         if not name:
             line.sent += rows
             self._sequences[line.partition] = self._sequences.get(line.partition, 0) + rows
-        elif self._is_too_large(name):
-            self._make_smaller(line, data, rows, line.sent)
+        elif name in TOO_LARGE:
+            self._make_smaller(line, data, rows, line.sent, name)
         elif name in ANEW:
             raise Passing(f"partition {line.partition} of topic {self.topic!r}: {name}")
         else:

@@ -84,6 +84,22 @@ def test_the_group_is_told_of_the_end_though_no_row_is_there(broker: Broker, top
         soon(lambda: committed(broker, topic) == {0: 2}, lambda: committed(broker, topic))
 
 
+def test_the_group_is_told_of_a_partition_that_has_no_records_but_aborted_ones(broker: Broker, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
+    producer.init_transactions()
+    read = reader(topic, broker.address, group=topic)
+    with reading(read) as batches:
+        assert (next(batches), batches.applied()) == (None, None)
+        producer.begin_transaction()
+        producer.produce(topic, b"0")
+        producer.flush(WAIT_S)
+        producer.abort_transaction()
+        soon(lambda: committed(broker, topic) == {0: 2}, lambda: committed(broker, topic))
+        send(broker.address, topic, records(0, 1))
+        until(batches, 1)
+        assert batches.applied() is None, "a row that was taken and is not applied"
+
+
 class AwayAtFirst(Client):
     """Of a cluster that cannot be reached three times."""
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from flux.kafka.client import Client
+from flux.kafka.client import Client, Located
 from flux.kafka.errors import BrokerBroken
 from flux.kafka.fetcher import Fetcher, _Run
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import UNKNOWN
 
 LIMIT_S = 20.0
 HERE, THERE = ("here", 1), ("there", 1)
 
 
 class Reader:
-    topic, next_offset, takes_time, full = "clicks", 0, False, False
+    topic, topic_id, next_offset, takes_time, full = "clicks", UNKNOWN, 0, False, False
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
@@ -56,7 +57,7 @@ def asks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def looked_up(self: _Run, parts: Any) -> None:
         leaders = {part.number: THERE if part.number else HERE for part in parts}
-        self.tell(functools.partial(self._found, parts, {"clicks": leaders}))
+        self.tell(functools.partial(self._found, parts, {"clicks": Located(UNKNOWN, leaders)}))
 
     monkeypatch.setattr(_Run, "_looked_up", looked_up)
     monkeypatch.setattr(_Run, "_send", lambda self, ask: asked.append((self, ask)))

@@ -17,6 +17,7 @@ from flux.kafka.fetching import (
     LOST,
     PAUSE_MAX_S,
     PAUSE_S,
+    STALE_S,
     WAIT_S,
     Ask,
     Fetching,
@@ -238,6 +239,19 @@ def test_who_is_to_be_asked_for_alone_is() -> None:
     fetching.goes_on(other, 1, 1.0, lags=True)
     assert asked(fetching, 1.0) == [[0], [1]]
     assert not cut.among
+
+
+def test_a_partition_that_was_held_up_is_looked_up_again_where_topics_go_by_name() -> None:
+    """Its topic may have been made anew meanwhile, and a request by name would not show it."""
+    fetching = Fetching()
+    (part,) = reading(fetching, 0)
+    asked(fetching, 5.0)
+    assert not fetching.stale(part, 5.0 + STALE_S + 0.1), "a broker without ids"
+    part.topic_id = "D4-tW9nLRp-hZXCGdyiVDg"
+    assert not fetching.stale(part, 5.0 + STALE_S - 0.1)
+    assert fetching.stale(part, 5.0 + STALE_S + 0.1)
+    part.by_id = True
+    assert not fetching.stale(part, 5.0 + STALE_S + 0.1)
 
 
 def test_answers_are_fewer_where_processors_are_scarce() -> None:

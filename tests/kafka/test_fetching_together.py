@@ -15,6 +15,7 @@ from flux.kafka.errors import CorruptRecords, DataLost
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.security import Security
 from flux.kafka.source import KafkaReader
+from flux.kafka.topic_ids import Place
 from tests.kafka.batches import made
 from tests.kafka.broker import Broker
 from tests.kafka.test_hostile_brokers import FETCH, METADATA, Answer, framed, known_versions, listening
@@ -125,7 +126,9 @@ def first_value(batches: PartitionReader) -> bytes:
 def both(address: tuple[str, int]) -> tuple[PartitionReader, PartitionReader]:
     how = Reading([address], Security({}), kafka_schema(False), retry_s=30)
     fetcher = how.fetcher()
-    return PartitionReader(how, "clicks", 0, 0, None, fetcher), PartitionReader(how, "clicks", 1, 0, None, fetcher)
+    return PartitionReader(how, "clicks", 0, Place(0), None, fetcher), PartitionReader(
+        how, "clicks", 1, Place(0), None, fetcher
+    )
 
 
 def test_a_broker_that_says_nothing_holds_up_no_partition_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from flux.kafka.owner import NothingWhole, Paused
 from flux.kafka.reading import SMALL_BYTES, PartitionReader, Reading, kafka_schema
 from flux.kafka.records import Transactions
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import Place
 from tests.kafka.batches import made
 
 
@@ -40,7 +41,7 @@ def fetches() -> Fetches:
 @pytest.fixture
 def reader(fetches: Fetches) -> Iterator[PartitionReader]:
     opened = PartitionReader(
-        Reading([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, 0, None, fetches
+        Reading([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, Place(0), None, fetches
     )
     yield opened
     opened.close()
@@ -114,7 +115,7 @@ def test_who_has_no_room_goes_on_when_enough_is_taken(
 
 def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
     how = Reading([("nowhere", 1)], Security({}), kafka_schema(False), rows_per_second=20)
-    reader = PartitionReader(how, "clicks", 0, 0, None, fetches)
+    reader = PartitionReader(how, "clicks", 0, Place(0), None, fetches)
     pauses = []
     while True:
         try:

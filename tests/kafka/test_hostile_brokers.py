@@ -17,6 +17,7 @@ from flux.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, K
 from flux.kafka.library import library
 from flux.kafka.reading import PartitionReader, Reading, kafka_schema
 from flux.kafka.security import Security
+from flux.kafka.topic_ids import Place
 from tests.kafka.batches import made
 
 #: Answers a request, given its API, version and number; None closes the connection.
@@ -121,7 +122,7 @@ def serving(records: Callable[[], bytes | None]) -> Iterator[tuple[str, int]]:
 def first_of(address: tuple[str, int], seconds: float = 10.0, retry_s: float = 1.0, start: int = 0) -> list[bytes]:
     """Values of the first batch that a reader gives."""
     how = Reading([address], Security({}), kafka_schema(False), retry_s=retry_s)
-    reader = PartitionReader(how, "clicks", 0, start)
+    reader = PartitionReader(how, "clicks", 0, Place(start))
     end = time.monotonic() + seconds
     try:
         while (got := reader.take()) is None:

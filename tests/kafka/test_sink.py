@@ -390,6 +390,21 @@ def test_a_record_that_is_too_large_is_named_with_its_limit(broker: Broker, new_
         write(writer, numbered(flow, huge, operator))
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once", "transactional"])
+def test_a_record_that_is_larger_than_a_segment_is_named_with_that_limit(
+    broker: Broker, new_topic: NewTopic, guarantee: str
+) -> None:
+    topic = new_topic(1, max_message_bytes=4_000_000, segment_bytes=1 << 20)
+    flow = raw(topic, broker, guarantee=guarantee)
+    writer = opened(sink_of(flow))
+    huge = pa.record_batch({"value": pa.array([b"x" * 2_000_000], pa.binary())})
+    with pytest.raises(
+        KafkaError, match=r"takes 2,000,\d\d\d bytes.*the limit of the topic \(segment\.bytes\) is 1,048,576"
+    ):
+        write(writer, numbered(flow, huge))
+    writer.close()
+
+
 def test_a_record_of_30_mb_is_written_where_the_topic_takes_it(broker: Broker, new_topic: NewTopic) -> None:
     topic = new_topic(1, max_message_bytes=40_000_000)
     flow = raw(topic, broker)

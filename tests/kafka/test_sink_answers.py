@@ -14,7 +14,7 @@ from flux.kafka.client import Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError, NotPermitted
 from flux.kafka.library import error_of
 from flux.kafka.numbering import PARTITION, SEQUENCE
-from flux.kafka.producing import Answer, ProducerClient
+from flux.kafka.producing import TOO_LARGE, Answer, ProducerClient
 from flux.kafka.records import Decoder
 from flux.kafka.security import Security
 from flux.kafka.sink import KafkaSink
@@ -61,8 +61,11 @@ class Scripted(ProducerClient):
     def lacks(self, topic: str) -> bool:
         return False
 
-    def limit(self, topic: str) -> str:
-        return "7 bytes"
+    def may_write(self, topic: str) -> bool:
+        return True
+
+    def limit(self, topic: str, error: str) -> str:
+        return f"the limit ({TOO_LARGE[error]}) is 7 bytes"
 
 
 def sink(partitions: int = 1) -> tuple[KafkaSink, Scripted]:

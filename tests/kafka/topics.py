@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import flux
@@ -17,6 +17,8 @@ from flux.kafka.connection import Connection
 from flux.kafka.reading import PartitionReader
 from flux.kafka.security import Security
 from flux.kafka.source import KafkaReader
+from flux.kafka.topic_ids import Place
+from tests.kafka.broker import create_topic
 
 #: A test waits no longer for what a broker on the same machine should do at once.
 WAIT_S = 30.0
@@ -47,6 +49,21 @@ def grow(address: str, topic: str, partitions: int) -> None:
     """To so many. They are known everywhere a little later."""
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
+
+
+def remake(address: str, topic: str, partitions: int = 1, **settings: object) -> None:
+    """Delete a topic, and make another one of the same name."""
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.delete_topics([topic])[topic].result(WAIT_S)
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            create_topic(address, topic, partitions, **settings)
+            return
+        except KafkaException:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def put(address: str, topic: str, data: bytes, partition: int = 0) -> tuple[int, int]:
@@ -109,6 +126,11 @@ def until(batches: Iterator[Positioned | None], rows: int) -> list[Positioned]:
             each.batch.validate(full=True)
             got.append(each)
     return got
+
+
+def offsets_behind(got: Sequence[Positioned]) -> list[int]:
+    """The offset behind each batch."""
+    return [Place.of(each.position).offset for each in got]
 
 
 def rows(got: Sequence[Positioned]) -> pa.Table:

@@ -1,0 +1,67 @@
+"""Ids of topics (KIP-516, brokers since Kafka 2.8), and positions that carry them.
+
+A topic that is deleted and made anew keeps its name and begins again at offset 0. Only its id shows that offsets, sequences and
+positions from before belong to other records. Ids are text as Kafka's own tools print them.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from typing import Any, NamedTuple
+
+from flux.errors import UsageError
+
+#: The id of a topic where the broker gives none, because it is older than Kafka 2.8.
+UNKNOWN = ""
+_BYTES = 16
+
+
+def text_of(given: uuid.UUID | None) -> str:
+    """Return an id from the protocol as text; UNKNOWN for a missing or zero id."""
+    if given is None or not given.int:
+        return UNKNOWN
+    return base64.urlsafe_b64encode(given.bytes).rstrip(b"=").decode()
+
+
+def uuid_of(topic_id: str) -> uuid.UUID | None:
+    """Return the id for the protocol. UsageError for text that is no id."""
+    if topic_id == UNKNOWN:
+        return None
+    try:
+        return uuid.UUID(bytes=base64.urlsafe_b64decode(topic_id + "=="))
+    except (ValueError, TypeError):
+        raise UsageError(f"{topic_id!r:.60} is no id of a topic, which is {_BYTES} bytes in base64") from None
+
+
+def differ(one: str, other: str) -> bool:
+    """Tell whether two ids of a name are those of two topics. An unknown id differs from none."""
+    return UNKNOWN not in (one, other) and one != other
+
+
+class Place(NamedTuple):
+    """A position in a partition: the offset of the next record, in the topic with this id."""
+
+    offset: int
+    topic_id: str = UNKNOWN
+
+    @classmethod
+    def of(cls, position: Any) -> Place:
+        """Read a position as ``position`` has made it. A plain offset comes from a release that kept no ids, or from a broker
+        that gives none."""
+        match position:
+            case bool():
+                pass
+            case int() if position >= 0:
+                return cls(position)
+            case [int() as offset, str() as topic_id] if offset >= 0 and not isinstance(offset, bool):
+                uuid_of(topic_id)
+                return cls(offset, topic_id)
+        raise UsageError(
+            f"{position!r:.100} is no position in a partition of Kafka: expected an offset, or an offset and an id"
+        )
+
+    @property
+    def position(self) -> Any:
+        """The place as the streams of a source keep it."""
+        return self.offset if self.topic_id == UNKNOWN else [self.offset, self.topic_id]
