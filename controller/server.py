@@ -17,7 +17,7 @@ from controller.decide.state import Controller, Tell
 from controller.operate.desk import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refused
 from controller.operate.service import Service
-from controller.report.progress import Progress
+from controller.report.progress import Progress, unread_files
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.shell.lifeline import Lifelines
@@ -73,6 +73,7 @@ class Server:
         self._keys = keys
         self._title = name or query_id
         self._not_read: Mapping[int, Sequence[str]] = {}
+        self._unread_files: Mapping[int, Mapping[str, Mapping[str, str]]] = {}
         self._report = Progress(plan, query_id, name, run_id)
         about = About(query_id, name, application, os.getpid(), started, began=began)
         #: Called in the controller's thread with an error that ends the query: returns the same error, or its cause.
@@ -95,6 +96,11 @@ class Server:
     def note_unread(self, not_read: Mapping[int, Sequence[str]]) -> None:
         """By the number of a source, names of what it has got since the start, for reports."""
         self._not_read = not_read
+
+    def note_unread_files(self, files: Mapping[int, Mapping[str, Mapping[str, str]]]) -> None:
+        """Take in, by the number of a source and what is wrong with them, files of which rows are not read, each with the
+        reason."""
+        self._unread_files = files
 
     @property
     def phase(self) -> str:
@@ -256,6 +262,9 @@ class Server:
         report = self._report.make(core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished)
         for source, names in self._not_read.items():
             report["sources"][source]["notRead"] = list(names)
+        for source, files in self._unread_files.items():
+            if shown := unread_files(files):
+                report["sources"][source]["unreadFiles"] = shown
         self.progress.append(report | core.report())
         self._service.observe()
 

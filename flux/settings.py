@@ -88,6 +88,7 @@ TABLE = (
     Setting("egress_memory", "egress.memoryBytes", "bytes", "64m", "collected output that a worker keeps in memory; the rest goes to a temporary file", 0),
     Setting("sink_max_bytes", "sink.maxBytes", "bytes", "128m", "bytes of output that a partition keeps for its sink; beyond that, its stage waits", 1 << 10),
     Setting("sink_retry_timeout", "sink.retryTimeout", "seconds", "60s", "how long a call of a sink that fails with a transient error is repeated", 0),
+    Setting("files_bad_after", "files.badAfter", "seconds", "10m", "a file of `flux.files` that has stayed as it is for this long without being complete, as one with a damaged footer, ends the query, or is left out with `ignoreCorruptFiles`", 0.1),
     Setting("encrypt", "encrypt", "text", "auto", "CURVE encryption of all connections except lifelines: true, false, or auto (on unless the master is local)"),
 )  # fmt: skip
 
@@ -141,6 +142,7 @@ class Settings:
     egress_memory: int
     sink_max_bytes: int
     sink_retry_timeout: float
+    files_bad_after: float
     encrypt: str
 
     @classmethod

@@ -16,15 +16,18 @@ from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
 from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
+from flux.folders.source import FilesReader
 
 #: By name of source and of stage: what each has settled.
 Kept = dict[str, dict[str, Any]]
 
 
-def prepared(plan: Plan, kept: Kept | None, case_sensitive: bool = False) -> tuple[Plan, Kept]:
-    """The plan with sources and sinks that have settled what they need, and what they want to find again. ``kept``: what was
-    returned when the query was started for the first time; ``case_sensitive``: whether the session tells names apart by upper
-    and lower case, for sources that find columns by name."""
+def prepared(
+    plan: Plan, kept: Kept | None, case_sensitive: bool = False, ignored_files: tuple[bool, bool] = (False, False)
+) -> tuple[Plan, Kept]:
+    """Return the plan with sources and sinks that have settled what they need, and what they want to find again. ``kept``: what
+    was returned when the query was started for the first time; ``case_sensitive``: whether the session tells names apart by upper
+    and lower case, for sources that find columns by name; ``ignored_files``: whether it leaves out missing and corrupt files."""
     found: Kept = {"sources": {}, "sinks": {}}
     known = kept or {}
 
@@ -34,6 +37,9 @@ def prepared(plan: Plan, kept: Kept | None, case_sensitive: bool = False) -> tup
         read = copy.deepcopy(given.read)  # another query may be started with the same flow
         if hasattr(read, "case_sensitive"):
             read.case_sensitive = case_sensitive
+        if isinstance(read, FilesReader):
+            read.session_ignores_missing, read.session_ignores_corrupt = ignored_files
+            read.bad_after_s = plan.settings.files_bad_after
         said = read.prepare(known.get("sources", {}).get(given.name))
         found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")
         return replace(given, read=read)

@@ -102,7 +102,8 @@ class Query(Operated):
     def status(self) -> dict[str, Any]:
         """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow.
         ``protection``: of each stage in words, as was asked for last. Of a query with sinks also ``sinks``: where each goes,
-        and what it guarantees. ``notRead``: by source, what has come since the start, as new partitions of a topic."""
+        and what it guarantees. ``notRead``: by source, what has come since the start, as new partitions of a topic.
+        ``unreadFiles``: by source, files of which rows are not read: incomplete ones, and those that are left out."""
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
@@ -121,8 +122,11 @@ class Query(Operated):
         }
         sinks = [(stage.name, stage.sink) for stage in self._plan.stages if stage.sink is not None]
         said = [f"{name} to {text_of(sink, repr)}, {guarantee(sink)}" for name, sink in sinks]
-        not_read = {s["name"]: s["notRead"] for s in (progress or {}).get("sources", ()) if "notRead" in s}
-        return status | ({"sinks": said} if sinks else {}) | ({"notRead": not_read} if not_read else {})
+        sources = (progress or {}).get("sources", ())
+        for key in ("notRead", "unreadFiles"):
+            if of_sources := {source["name"]: source[key] for source in sources if key in source}:
+                status[key] = of_sources
+        return status | ({"sinks": said} if sinks else {})
 
     def _how_it_ended(self) -> str:
         """Of a query that has not failed. Output that is kept for ``toDF`` is lost where it is stopped before that."""

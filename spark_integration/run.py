@@ -99,7 +99,7 @@ class Run:
             spark, lambda: [ingress, *self.streams.job_groups()], workers, self._called, self._hopeless
         )
         self.elastic = Elastic(spark, plan, self.server, self._jobs, self._room)
-        self._unread_there = Unread(plan, self._called, self.server.note_unread)
+        self._unread_there = Unread(plan, self._called, self.server.note_unread, self.server.note_unread_files)
         self._look_at = 0.0
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
 

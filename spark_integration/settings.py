@@ -59,6 +59,15 @@ def is_case_sensitive(spark: SparkSession) -> bool:
     return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
+def ignored_files(spark: SparkSession) -> tuple[bool, bool]:
+    """Whether the session leaves out files that are missing, and those that are corrupt."""
+    missing, corrupt = (
+        str(spark.conf.get(f"spark.sql.files.ignore{kind}Files", "false")).lower() == "true"
+        for kind in ("Missing", "Corrupt")
+    )
+    return missing, corrupt
+
+
 def has_one_executor(spark: SparkSession) -> bool:
     """Master local, local[N], local[N,F]: the driver is the executor."""
     return re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) is not None

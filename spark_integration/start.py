@@ -37,6 +37,7 @@ from spark_integration.settings import (
     failures_at_most,
     grows_on_demand,
     has_one_executor,
+    ignored_files,
     is_case_sensitive,
     is_local,
     read_settings,
@@ -131,7 +132,8 @@ def _started(
             register(spark)
         if is_local(spark):
             compile_once()
-        plan, kept = prepared(plan, None if location is None else location.kept, is_case_sensitive(spark))
+        known = None if location is None else location.kept
+        plan, kept = prepared(plan, known, is_case_sensitive(spark), ignored_files(spark))
         if location is not None:
             location.check(plan)
             plan, kept = with_cuts(plan, sources, kept, location.kept)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from controller.wording import some
 from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.folders.source import FilesReader
 
 log = logging.getLogger("flux")
 
@@ -25,22 +26,37 @@ SHOWN = 100
 _END_S = 6.0
 
 
-class Unread:
-    """``tell``: is given all that is not read, by the number of the source, each time that it has changed."""
+#: Of a source of files: by what is wrong with them, the reason for each.
+UnreadFiles: TypeAlias = "Mapping[str, Mapping[str, str]]"
 
-    def __init__(self, plan: Plan, called: str, tell: Callable[[Mapping[int, Sequence[str]]], None]) -> None:
-        self._called, self._tell = called, tell
+
+class Unread:
+    """Questions to sources. ``tell`` is given all that is not read, by the number of the source, each time that it has changed;
+    ``tell_files`` the same of files."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        called: str,
+        tell: Callable[[Mapping[int, Sequence[str]]], None],
+        tell_files: Callable[[Mapping[int, UnreadFiles]], None] = lambda files: None,
+    ) -> None:
+        self._called, self._tell, self._tell_files = called, tell, tell_files
+        self._ask_files: dict[int, tuple[str, Callable[[], UnreadFiles]]] = {}
         self._ask: dict[int, tuple[str, Callable[[], Any]]] = {}
         for source in plan.sources:
             if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "unread"):
                 self._ask[source.id] = source.name, source.read.unread
+            if isinstance(source, WorkerSourcePlan) and isinstance(source.read, FilesReader):
+                self._ask_files[source.id] = source.name, source.read.unread_files
         self._known: dict[int, Sequence[str]] = {}
+        self._known_files: dict[int, UnreadFiles] = {}
         self._failed: set[int] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flux-unread", daemon=True)
 
     def start(self) -> None:
-        if self._ask:
+        if self._ask or self._ask_files:
             self._thread.start()
 
     def end(self) -> None:
@@ -51,6 +67,7 @@ class Unread:
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
             self.look()
+            self.look_at_files()
 
     def look(self) -> None:
         """Ask all once."""
@@ -75,3 +92,20 @@ class Unread:
         if found != self._known:
             self._known = found
             self._tell({number: names[:SHOWN] for number, names in found.items()})
+
+    def look_at_files(self) -> None:
+        """Ask the sources of files once."""
+        found = dict(self._known_files)
+        for number, (name, ask) in self._ask_files.items():
+            try:
+                files = ask()
+            except Exception as error:  # if it ends the query, a worker says so
+                log.debug("query %s: cannot look at the files of source %s: %s", self._called, name, error)
+                continue
+            for kind, named in files.items():
+                for file in sorted(named.keys() - self._known_files.get(number, {}).get(kind, {}).keys())[:SHOWN]:
+                    log.warning("query %s: source %s: %s file %s: %s", self._called, name, kind, file, named[file])
+            found[number] = files
+        if found != self._known_files:
+            self._known_files = found
+            self._tell_files(found)

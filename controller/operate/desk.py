@@ -49,6 +49,7 @@ from controller.operate.requests import (
     Status,
     Suggest,
     Suggested,
+    UnreadFiles,
     WantedMove,
     WorkerStatus,
     decode_request,
@@ -264,6 +265,11 @@ class Desk:
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             bad_records={s["name"]: s["badRecords"] for s in report.get("sources", ()) if "badRecords" in s},
             not_read={s["name"]: s["notRead"] for s in report.get("sources", ()) if "notRead" in s},
+            unread_files={
+                s["name"]: {kind: UnreadFiles(**files) for kind, files in s["unreadFiles"].items()}
+                for s in report.get("sources", ())
+                if "unreadFiles" in s
+            },
         )
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:

@@ -258,6 +258,13 @@ class KeptStatus(msgspec.Struct, frozen=True, kw_only=True):
     replay_s: float
 
 
+class UnreadFiles(msgspec.Struct, frozen=True):
+    """Files of one source that are incomplete, missing or corrupt: how many, and the reasons for some of them by name."""
+
+    count: int
+    files: dict[str, str]
+
+
 class Status(Answer, frozen=True):
     """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
     ``balancing``: partitions move for balance; ``evening_out``: workers have joined that do not have their share of the
@@ -265,7 +272,8 @@ class Status(Answer, frozen=True):
     are not served; ``copies_on``: how far apart the replicas of each partition are, such as "different hosts";
     ``checkpoint``: of a query with a checkpoint location; ``source_lags``: records that are still to be read, of sources that
     know it; ``bad_records``: of sources that have met some, how many did not fit their format; ``not_read``: of sources
-    that have got more since the start, names of that."""
+    that have got more since the start, names of that; ``unread_files``: by source and what is wrong, files of which rows are not
+    read."""
 
     id: str
     name: str | None
@@ -298,6 +306,7 @@ class Status(Answer, frozen=True):
     source_lags: dict[str, int] = {}
     bad_records: dict[str, int] = {}
     not_read: dict[str, list[str]] = {}
+    unread_files: dict[str, dict[str, UnreadFiles]] = {}
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,12 +152,17 @@ class Metrics(Collector):
     def _of_sources(self, sources: list[dict[str, Any]]) -> list[Metric]:
         lag = self._gauge("flux_source_lag_records", "Records that are still to be read", "source", "partition")
         bad = self._counter("flux_source_bad_records", "Records that did not fit their format", "source")
+        files = self._gauge(
+            "flux_source_unread_files", "Files that are incomplete, missing or corrupt", "source", "kind"
+        )
         for source in sources:
+            for kind, unread in source.get("unreadFiles", {}).items():
+                self._add(files, unread["count"], source["name"], kind)
             for partition, records in source.get("lag", {}).get("partitions", {}).items():
                 self._add(lag, records, source["name"], partition)
             if "badRecords" in source:
                 self._add(bad, source["badRecords"], source["name"])
-        return [lag, bad]
+        return [lag, bad, files]
 
     def _of_stages(self, stages: list[dict[str, Any]], levels: list[Level]) -> list[Metric]:
         rows_in = self._counter("flux_rows_in", "Rows applied by primaries", "stage")

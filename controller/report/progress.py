@@ -49,6 +49,10 @@ class PartitionCounts:
         return Totals(*self._highest.sum(axis=1).tolist())
 
 
+#: Files that a report names, of each kind.
+FILES_SHOWN = 20
+
+
 @dataclass
 class Progress:
     """Makes progress reports. Keeps the previous counts, so that rates are averages of the last interval."""
@@ -222,3 +226,12 @@ def _extreme(choose: Callable[[list[float]], float], reports: list[dict[str, Any
     """The first or last of the reported times, in seconds since 1970; None if no process reports one."""
     known = [stats[key] for stats in reports if stats.get(key) is not None]
     return choose(known) if known else None
+
+
+def unread_files(files: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return how many files there are of each kind, with names and reasons of some."""
+    return {
+        kind: {"count": len(named), "files": dict(sorted(named.items())[:FILES_SHOWN])}
+        for kind, named in files.items()
+        if named
+    }

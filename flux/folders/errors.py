@@ -20,3 +20,12 @@ class FileGone(FileError):
 
 class BadFile(FileError):
     """A file cannot be read, or its rows do not fit the schema."""
+
+
+def gone(path: str) -> str:
+    """Return the message of FileGone."""
+    return (
+        f"{path} was found, and is gone before all its rows were read. Put it back, or start the query again with "
+        "ignoreMissingFiles=True, which leaves out the rows that are gone; remove files only when every row of them has left the "
+        "query"
+    )

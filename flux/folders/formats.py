@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from flux.dataflow.exact_cast import cast_exactly
 from flux.errors import UsageError
-from flux.folders.errors import BadFile
+from flux.folders.errors import BadFile, FileGone, gone
 from flux.folders.text_streams import CsvText, JsonText
 
 #: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than that.
@@ -34,28 +34,28 @@ class Format:
     schema: pa.Schema
     case_sensitive: bool = False
 
-    def is_complete(self, files: fs.FileSystem, path: str) -> bool:
-        """Whether it ends where its writer wanted it to, as far as a file can say."""
-        return True
+    def lacks(self, files: fs.FileSystem, path: str) -> str:
+        """Why a file does not end where its writer wanted it to, as far as a file can say; "" if it does."""
+        return ""
 
     def read(self, files: fs.FileSystem, path: str, skip: int) -> Iterator[pa.RecordBatch]:
-        """Its rows without the first ``skip``. BadFile names it."""
-        at = self._first(files, path, skip) if skip else 0
+        """Yield the rows of a file without the first ``skip``. BadFile or FileGone names it."""
+        at = 0
         try:
+            at = self._first(files, path, skip) if skip else 0
             for batch in self._batches(files, path, at):
                 left = max(skip - at, 0)
                 if left < batch.num_rows:
                     yield self._conformed(batch.slice(left))
                 at += batch.num_rows
+        except FileNotFoundError as error:
+            raise FileGone(gone(path)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
-            if isinstance(error, BadFile):
-                raise
-            raise BadFile(f"{path}: cannot be read behind row {at}: {error}. {self._remedy}") from error
-
-    _remedy = (
-        "Mend the file or the schema; the query goes on with the same checkpointLocation. A file that is mended has changed "
-        "since it was found, which onChanged='ignore' allows"
-    )
+            raise BadFile(
+                f"{path}: cannot be read behind row {at}: {_line(error)}. Mend the file or the schema; the query goes on with the "
+                "same checkpointLocation. A mended file has changed since it was found, which onChanged='ignore' allows. Or start "
+                "the query again with ignoreCorruptFiles=True, which leaves out the rest of the file"
+            ) from error
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
         """The row with which ``_batches`` begins, at most ``skip``."""
@@ -90,6 +90,11 @@ class Format:
         return _by_name(there, wanted, self.case_sensitive)
 
 
+def _line(error: Exception) -> str:
+    """Return the text of an error as one line, without a full stop: more follows."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
 def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) -> dict[str, str]:
     """As Spark finds columns: by name, and but for case where there is no such name."""
     found = {name: name for name in wanted if name in there}
@@ -111,15 +116,16 @@ def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) 
 class Parquet(Format):
     """A file is complete when its footer is there, which is written last."""
 
-    def is_complete(self, files: fs.FileSystem, path: str) -> bool:
+    def lacks(self, files: fs.FileSystem, path: str) -> str:
         try:
             with files.open_input_file(path) as file:
                 size = file.size()
                 if size < 12 or file.read_at(4, size - 4) != b"PAR1":
-                    return False
-                return pq.read_metadata(file) is not None
-        except (pa.ArrowException, OSError):
-            return False
+                    return "it has no footer of a parquet file"
+                pq.read_metadata(file)
+                return ""
+        except (pa.ArrowException, OSError) as error:
+            return f"its footer cannot be read: {_line(error)}"
 
     def schema_of(self, files: fs.FileSystem, path: str) -> pa.Schema:
         """Its columns, with INT96 as instants, which is how Spark takes them."""
@@ -143,11 +149,8 @@ class Parquet(Format):
                 yield from file.iter_batches(ROWS, row_groups=groups, columns=list(names.values()), use_threads=False)
 
     def _open(self, files: fs.FileSystem, path: str) -> Any:
-        try:
-            # Spark writes timestamps as INT96 by default, and the nanoseconds that pyarrow makes of them end in 2262.
-            return pq.ParquetFile(files.open_input_file(path), coerce_int96_timestamp_unit="us")
-        except (pa.ArrowException, OSError) as error:
-            raise BadFile(f"{path}: {error}. {self._remedy}") from error
+        # Spark writes timestamps as INT96 by default, and the nanoseconds that pyarrow makes of them end in 2262.
+        return pq.ParquetFile(files.open_input_file(path), coerce_int96_timestamp_unit="us")
 
 
 def _instants(field: pa.Field, physical: Iterator[str]) -> pa.Field:

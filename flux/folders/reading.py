@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from flux.dataflow.ahead import Ahead
 from flux.dataflow.sources import Positioned
-from flux.folders.watching import Watch
+from flux.folders.errors import BadFile, FileError, FileGone
+from flux.folders.listing import Found
+from flux.folders.watching import CORRUPT, MISSING, Ended, Watch
 
 
 class FileRows(Ahead):
@@ -32,7 +34,7 @@ class FileRows(Ahead):
         return taken
 
     def lag(self) -> tuple[int, int]:
-        """In files: of the one that is read, and behind the last that was found for this partition."""
+        """Return, in files: the one that is read, and the one behind the last that is there for this partition."""
         mine = -(-(self._watch.count - self._partition) // self._partitions)
         at = (self._taken - self._partition) // self._partitions
         return at, max(mine, at)
@@ -47,15 +49,32 @@ class FileRows(Ahead):
             if found is None:
                 yield self._watch.folder.poll_s
                 continue
-            path, last, at = self._watch.where(found), None, skip
-            for batch in self._watch.folder.format.read(self._watch.fs, path, skip):
+            yield from self._file(found, number, skip)
+            number, skip = number + self._partitions, 0
+
+    def _file(self, found: Found, number: int, skip: int) -> Iterator[Positioned | float]:
+        """Yield the rows of a file behind the first ``skip``, as far as they count in all lives of the query."""
+        ended, last, at = self._watch.ended(number), None, skip
+        try:
+            for batch in () if ended is not None and ended.row <= skip else self._batches(found, skip):
+                rows = batch.num_rows if ended is None else min(batch.num_rows, ended.row - at)
                 if last is not None:
                     yield Positioned(last, [number, at])
-                last, at = batch, at + batch.num_rows
-            self._watch.check_again(found, path)
-            number, skip = number + self._partitions, 0
-            yield self._end(last, number)
+                last, at = batch.slice(0, rows), at + rows
+                if ended is not None and at == ended.row:
+                    break
+        except (BadFile, FileGone) as error:
+            if ended is not None or not self._ignores(error):
+                raise
+            self._watch.end(number, Ended(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.summary))
+        # Behind the last rows the next file begins: this one need not be opened again.
+        yield 0.0 if last is None else Positioned(last, [number + self._partitions, 0])
 
-    def _end(self, last: pa.RecordBatch | None, next_number: int) -> Positioned | float:
-        """Behind the last rows the next file begins: nobody has to open this one again."""
-        return 0.0 if last is None else Positioned(last, [next_number, 0])
+    def _batches(self, found: Found, skip: int) -> Iterator[pa.RecordBatch]:
+        path = self._watch.where(found)
+        yield from self._watch.folder.format.read(self._watch.fs, path, skip)
+        self._watch.check_again(found, path)
+
+    def _ignores(self, error: FileError) -> bool:
+        folder = self._watch.folder
+        return folder.ignore_corrupt if isinstance(error, BadFile) else folder.ignore_missing

@@ -21,6 +21,7 @@ from flux.dataflow.plain import plain_schema
 from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
 from flux.folders.formats import Csv, Format, Json, Parquet, check_flat, check_json
+from flux.folders.listing import Rules
 from flux.folders.reading import FileRows
 from flux.folders.watching import Folder, Watch
 from flux.settings import parse_seconds
@@ -49,8 +50,6 @@ _REFUSED = {
     "filenameonly": "a file is known by its whole path below the folder",
     "cleansource": "nothing is removed; a file may go once every row of it has left the query",
     "sourcearchivedir": "nothing is moved",
-    "ignoremissingfiles": "a file that is gone before it was read would be lost rows",
-    "ignorecorruptfiles": "a file that cannot be read would be lost rows",
     "mode": "a row that does not fit the schema ends the query, and its file is named",
     "inferschema": "the schema is given with schema=...",
     "mergeschema": "the schema is given with schema=...",
@@ -64,12 +63,18 @@ class FilesReader(HasLedger):
     """``read(partition, start)`` of a source."""
 
     endless = True
-    #: Whether columns are found by their exact names only; what the session says is set where the query starts.
-    case_sensitive = False
+    #: Settings of the session and the query, which are set where the query starts: whether columns are found by their exact
+    #: names only, whether files that are gone or cannot be read are left out, and how long one may stay incomplete.
+    case_sensitive = session_ignores_missing = session_ignores_corrupt = False
+    bad_after_s = 600.0
 
-    def __init__(self, folder: Folder, partitions: int, ledgers: str, own: bool) -> None:
+    def __init__(
+        self, folder: Folder, partitions: int, ledgers: str, own: bool, missing: bool | None, corrupt: bool | None
+    ) -> None:
+        """``missing``, ``corrupt``: whether such files are left out; None: as the session says."""
         super().__init__(ledgers, own)
         self.folder, self.partitions = folder, partitions
+        self._missing, self._corrupt = missing, corrupt
         self._watch: Watch | None = None  # shared by the partitions that are read in a process
 
     def prepare(self, kept: Any) -> Any:
@@ -80,10 +85,24 @@ class FilesReader(HasLedger):
         return self.__dict__ | {"_watch": None}
 
     def __call__(self, partition: int, start: Any) -> FileRows:
+        return FileRows(self._watched(), partition, self.partitions, start)
+
+    def unread_files(self) -> dict[str, dict[str, str]]:
+        """Return files of which rows are not read, by what is wrong with them, each with the reason."""
+        return self._watched().unread()
+
+    def _watched(self) -> Watch:
         if self._watch is None:
-            format = replace(self.folder.format, case_sensitive=self.case_sensitive)
-            self._watch = Watch(replace(self.folder, format=format), self.ledger)
-        return FileRows(self._watch, partition, self.partitions, start)
+            missing, corrupt = self._missing, self._corrupt
+            folder = replace(
+                self.folder,
+                format=replace(self.folder.format, case_sensitive=self.case_sensitive),
+                bad_after_s=self.bad_after_s,
+                ignore_missing=self.session_ignores_missing if missing is None else missing,
+                ignore_corrupt=self.session_ignores_corrupt if corrupt is None else corrupt,
+            )
+            self._watch = Watch(folder, self.ledger)
+        return self._watch
 
 
 @checked("flux.files")
@@ -96,6 +115,8 @@ def files(
     pathGlobFilter: str | None = None,  # noqa: N803
     recursiveFileLookup: bool = False,  # noqa: N803
     onChanged: str = "fail",  # noqa: N803
+    ignoreMissingFiles: bool | None = None,  # noqa: N803
+    ignoreCorruptFiles: bool | None = None,  # noqa: N803
     poll: float | str = "200ms",
     settle: float | str | None = None,
     ledger: str | os.PathLike[str] | None = None,
@@ -111,6 +132,10 @@ def files(
     pathGlobFilter  names of files, as in "*.parquet". Names that begin with a dot or an underscore, or end in ".tmp", are left
                     out in any case
     recursiveFileLookup  whether files in folders below are read, too
+    ignoreMissingFiles  whether files that are gone before all their rows were read are left out; None: as
+                    ``spark.sql.files.ignoreMissingFiles`` says. Otherwise they end the query
+    ignoreCorruptFiles  whether files, or what is left of them, that cannot be read or do not fit the schema are left out; None:
+                    as ``spark.sql.files.ignoreCorruptFiles`` says. ``lastProgress`` counts and names files that were left out
     onChanged       what to do if a file is changed after it was found: "fail" ends the query, "ignore" leaves the change out
     poll            how often the folder is looked at
     settle          how long a file must stay as it is before it is read; by default 0 for parquet files, which say by
@@ -134,18 +159,27 @@ def files(
     folder = Folder(
         where,
         kind(pa.schema([])),
-        _glob(pathGlobFilter),
-        _flag("recursiveFileLookup", recursiveFileLookup),
+        Rules(_glob(pathGlobFilter), _flag("recursiveFileLookup", recursiveFileLookup)),
         _seconds("poll", poll, least=0.01),
         _seconds("settle", settle, least=0) if settle is not None else 0.0 if kind is Parquet else 1.0,
-        onChanged == "ignore",
+        ignore_changes=onChanged == "ignore",
+    )
+    missing, corrupt = (
+        None if given is None else _flag(option, given)
+        for option, given in (("ignoreMissingFiles", ignoreMissingFiles), ("ignoreCorruptFiles", ignoreCorruptFiles))
     )
     wanted = _options(kind, options)
     ledgers = _ledger(where, ledger)
     _check_there(where)
     columns = _schema(schema, folder)
     folder = _with(folder, kind(columns, **wanted))
-    return source(FilesReader(folder, partitions, *ledgers), columns, partitions, name or "files", positions=True)
+    return source(
+        FilesReader(folder, partitions, *ledgers, missing, corrupt),
+        columns,
+        partitions,
+        name or "files",
+        positions=True,
+    )
 
 
 def _with(folder: Folder, format: Format) -> Folder:
@@ -216,8 +250,9 @@ def _schema_of_a_file(folder: Folder) -> pa.Schema:
         raise UsageError("flux.files: CSV and JSON need a schema, as in schema='user BIGINT, amount DOUBLE'")
     watch = Watch(folder, "")
     try:
-        for path in sorted(info.path for info in watch.infos()):
-            if folder.format.is_complete(watch.fs, path):
+        for name in sorted(watch.listed()):
+            path = f"{watch.root}/{name}"
+            if not folder.format.lacks(watch.fs, path):
                 return plain_schema(folder.format.schema_of(watch.fs, path), path).remove_metadata()
     except flux.FluxError as error:
         raise UsageError(f"flux.files: {error}. Give schema=... to read it nevertheless") from error

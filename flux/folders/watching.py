@@ -1,62 +1,66 @@
 """Which files of a folder there are, in the order in which they are read (design: files-that-come).
 
-The files of a source are numbered as they are found. Those that are found by one look come in the order of modification time
-and name, and are one entry of the ledger. A file found later comes later, whatever its time says.
+The files of a source are numbered as they are found. Files of one look come in the order of modification time and name, and are
+one entry of the ledger. A file found later comes later, whatever its time says.
 
 A file is found once, when it is complete: a parquet file when it has its footer, a file of text when it has stayed as it is
-for a while. From then on it must not change.
+for a while. From then on it must not change. A file that does not become complete is bad after a while.
+
+Law: all lives of a query read the same rows. So what is left out is written down, too, before a row behind it goes out: files
+that were put aside as bad, and the row with which the reading of a file ended early.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import logging
 import os
 import threading
 import time
 import urllib.parse
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pyarrow import fs
 
 from flux.dataflow.ledger import Ledger, LedgerBroken
-from flux.folders.errors import FileChanged, FileError, FileGone
+from flux.folders.completion import Completion
+from flux.folders.errors import BadFile, FileChanged, FileGone, gone
 from flux.folders.formats import Format
+from flux.folders.listing import Found, Rules, listed
 
 log = logging.getLogger("flux.files")
 
-#: Endings of files that somebody still writes.
-TEMPORARY = (".tmp", "._COPYING_")
 #: What Spark's streaming sink says of its files, in the folder that it writes to.
 _SPARK_LOG = "_spark_metadata"
 #: Looks take at most this share of the time.
 _SHARE = 0.1
-#: After so long somebody should look after a file that never becomes complete.
-_TELL_S = 60.0
+#: Why the rest of a file was left out.
+MISSING, CORRUPT = "missing", "corrupt"
 
 
-class Found(NamedTuple):
-    """A file as it was when it was found. ``name``: below the folder; ``inode``: 0 where there is none."""
+class Ended(NamedTuple):
+    """The reading of a file ended before its ``row``, for good. ``kind``: MISSING or CORRUPT."""
 
-    name: str
-    size: int
-    mtime_ns: int
-    inode: int
+    row: int
+    kind: str
+    why: str
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What is read. Is shipped to the workers. ``settle_s``: how long a file must stay as it is to be complete."""
+    """A folder, and how it is read. Travels to the workers."""
 
     path: str  # absolute, or a URI
     format: Format
-    glob: str | None = None
-    recursive: bool = False
+    rules: Rules = field(default_factory=Rules)
     poll_s: float = 0.2
-    settle_s: float = 0.0
+    settle_s: float = 0.0  # how long a file must stay as it is to be complete
+    bad_after_s: float = 600.0  # how long a file may stay as it is without being complete
     ignore_changes: bool = False
+    ignore_missing: bool = False
+    ignore_corrupt: bool = False
 
 
 class Watch:
@@ -66,22 +70,50 @@ class Watch:
         self.folder = folder
         self.fs, root = fs.FileSystem.from_uri(folder.path)
         self.root = root.rstrip("/")
-        self._local = isinstance(self.fs, fs.LocalFileSystem)
         self._ledger = Ledger(ledger)
         self._lock = threading.Lock()
         self._files: list[Found] = []
         self._by_name: dict[str, Found] = {}
         self._by_inode: dict[int, Found] = {}
         self._renamed: dict[str, Found] = {}  # by the name that it has now: read already, or to be read
-        self._pending: dict[str, tuple[int, int, float]] = {}  # not complete: size, time, and since when they are that
-        self._told: dict[str, float] = {}
+        self._completion = Completion(folder.settle_s, folder.bad_after_s)
+        self._aside: dict[str, tuple[int, int, str]] = {}  # bad: size, time, and why, by name
+        self._ended: dict[int, Ended] = {}  # by number of the file
         self._spark_names: dict[str, set[str]] = {}  # by file of Spark's log
         self._look_at = 0.0
 
     @property
     def count(self) -> int:
-        """Files that are known."""
-        return len(self._files)
+        """How many files are known, or are there and not complete."""
+        return len(self._files) + len(self._completion)
+
+    def ended(self, number: int) -> Ended | None:
+        """Whether, and where, the reading of a file ends early."""
+        with self._lock:
+            return self._ended.get(number)
+
+    def end(self, number: int, ended: Ended) -> None:
+        """Decide that the rest of a file is left out. LedgerBroken if another life has decided otherwise."""
+        with self._lock:
+            self._decide(lambda: {"ended": [number, *ended]} if number not in self._ended else None)
+            if self._ended[number].row != ended.row:
+                raise LedgerBroken(
+                    f"{self._path(self._files[number].name)}: {self._ended[number].row} rows of it count, but this reader can "
+                    f"give {ended.row}: {ended.why}"
+                )
+        log.warning("the rest of %s is left out from row %s on: %s", self._path(self._files[number].name), *ended[::2])
+
+    def unread(self) -> dict[str, dict[str, str]]:
+        """Return files of which rows are not read, with the reason: "incomplete" ones that are there, and those that are left
+        out, "missing" and "corrupt". Decides nothing."""
+        with self._lock:
+            self._learn()
+            self._new(time.monotonic())
+            left: dict[str, dict[str, str]] = {MISSING: {}, CORRUPT: {}}
+            for number, ended in self._ended.items():
+                left[ended.kind][self._files[number].name] = f"from row {ended.row} on: {ended.why}"
+            left[CORRUPT] |= {name: why for name, (*_, why) in self._aside.items()}
+            return {"incomplete": self._completion.lacking()} | left
 
     def file(self, number: int) -> Found | None:
         """None: there is none yet."""
@@ -107,30 +139,27 @@ class Watch:
         path = self._path(found.name)
         info = self.fs.get_file_info(path)
         if info.type is fs.FileType.File:
-            self._check(found, info)
+            self._check(found, info.size, info.mtime_ns or 0)
             return path
         with self._lock:
             self._look()
             for name, known in self._renamed.items():
                 if known == found:
                     return self._path(name)
-        raise FileGone(
-            f"{path} was found, and is gone before all its rows were read. Put it back; remove files only when every row of "
-            "them has left the query"
-        )
+        raise FileGone(gone(path))
 
     def check_again(self, found: Found, path: str) -> None:
         """After it was read to the end: that nobody wrote to it meanwhile."""
         info = self.fs.get_file_info(path)
         if info.type is fs.FileType.File:
-            self._check(found, info)
+            self._check(found, info.size, info.mtime_ns or 0)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def _check(self, found: Found, info: fs.FileInfo) -> None:
-        """What copies a file sets its time at the very end, back to that of the original: an earlier time is no change."""
-        size, mtime_ns = info.size, info.mtime_ns or 0
+    def _check(self, found: Found, size: int, mtime_ns: int) -> None:
+        """Raise FileChanged if the file is another one. A program that copies a file sets its time at the very end, back to that
+        of the original: an earlier time is no change."""
         if self.folder.ignore_changes or (found.size == size and mtime_ns <= found.mtime_ns):
             return
         raise FileChanged(
@@ -146,122 +175,123 @@ class Watch:
         began = time.monotonic()
         self._learn()
         new = self._new(began)
-        while new:
-            new.sort(key=lambda found: (found.mtime_ns, found.name))
-            if self._ledger.add({"files": [list(found) for found in new]}):
-                self._take(new)
-                break
-            self._learn()  # another process was first, most likely with the same files
-            new = [found for found in new if found.name not in self._by_name]
+        if new:
+            self._decide(lambda: self._entry([found for found in new if found.name not in self._by_name]))
+        if bad := self._completion.bad(began):
+            self._put_aside(bad)
         took = time.monotonic() - began
         self._look_at = began + max(self.folder.poll_s, took / _SHARE)
 
+    def _entry(self, new: list[Found]) -> Any:
+        new.sort(key=lambda found: (found.mtime_ns, found.name))
+        return {"files": [list(found) for found in new]} if new else None
+
+    def _decide(self, entry: Callable[[], Any]) -> None:
+        """Write an entry, unless another process was first with one that makes it needless, most likely the same. ``entry``
+        makes it of what is known by then; None: nothing is left to write."""
+        while (made := entry()) is not None:
+            if self._ledger.add(made):
+                self._take(made)
+                return
+            self._learn()
+
+    def _put_aside(self, bad: dict[Found, str]) -> None:
+        if not self.folder.ignore_corrupt:
+            found, why = next(iter(bad.items()))
+            raise BadFile(
+                f"{self._path(found.name)}: {why}, and it has not changed for {self.folder.bad_after_s:g} s "
+                "(spark.flux.files.badAfter). Remove or mend it, or start the query again with ignoreCorruptFiles=True, which "
+                "leaves it out"
+            )
+
+        def entry() -> Any:
+            new = [[*found[:3], why] for found, why in bad.items() if not self._is_aside(found)]
+            return {"aside": new} if new else None
+
+        self._decide(entry)
+        for found, why in bad.items():
+            log.warning("%s is left out: %s", self._path(found.name), why)
+
     def _learn(self) -> None:
         for entry in self._ledger.news():
-            try:
-                found = [
-                    Found(str(name), int(size), int(when), int(inode)) for name, size, when, inode in entry["files"]
-                ]
-            except (TypeError, ValueError, KeyError) as error:
-                raise LedgerBroken(
-                    f"the ledger {self._ledger.folder} has an entry that names no files: {entry!r:.100}"
-                ) from error
-            self._take(found)
+            self._take(entry)
 
-    def _take(self, found: list[Found]) -> None:
-        self._files += found
-        for each in found:
-            self._by_name[each.name] = each
-            self._pending.pop(each.name, None)
-            if each.inode:
-                self._by_inode[each.inode] = each
+    def _take(self, entry: Any) -> None:
+        try:
+            for name, size, when, inode in entry.get("files", ()):
+                self._take_file(Found(str(name), int(size), int(when), int(inode)))
+            for name, size, when, why in entry.get("aside", ()):
+                self._aside[str(name)] = int(size), int(when), str(why)
+                self._completion.forget(str(name))
+            if "ended" in entry:
+                number, row, kind, why = entry["ended"]
+                self._ended[int(number)] = Ended(int(row), {MISSING: MISSING, CORRUPT: CORRUPT}[kind], str(why))
+            if not entry.keys() & {"files", "aside", "ended"}:
+                raise ValueError(entry)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise LedgerBroken(
+                f"the ledger {self._ledger.folder} has an entry that names no files: {entry!r:.100}"
+            ) from error
+
+    def _take_file(self, found: Found) -> None:
+        self._files.append(found)
+        self._by_name[found.name] = found
+        self._completion.forget(found.name)
+        if found.inode:
+            self._by_inode[found.inode] = found
 
     def _new(self, now: float) -> list[Found]:
-        there = {info.path[len(self.root) + 1 :]: info for info in self.infos()}
-        for gone in [name for name in self._pending if name not in there]:
-            del self._pending[gone]
-        names = self._written_by_spark(there)
+        """Return files that are complete and not known."""
+        there = self.listed()
+        self._completion.keep(there)
+        names = self._written_by_spark()
         new = []
-        for name, info in there.items():
+        for name, found in there.items():
             known = self._by_name.get(name) or self._renamed.get(name)
             if known is not None:
-                self._check(known, info)
-            elif names is None or name.rpartition("/")[2] in names:
-                found = Found(name, info.size, info.mtime_ns or 0, self._inode(name))
-                if self._is_renamed(found, there):
-                    continue
-                if self._is_complete(found, now):
-                    new.append(found)
+                self._check(known, found.size, found.mtime_ns)
+            elif not found.size:
+                self._completion.forget(name)  # it has no rows, or none yet
+            elif names is not None and name.rpartition("/")[2] not in names:
+                continue
+            elif not self._is_aside(found) and not self._is_renamed(found) and self._is_complete(found, now):
+                new.append(found)
         return new
 
-    def infos(self) -> list[fs.FileInfo]:
-        """Files that are meant to be read."""
-        selector = fs.FileSelector(self.root, recursive=self.folder.recursive)
-        try:
-            infos = self.fs.get_file_info(selector)
-        except FileNotFoundError as error:
-            raise FileGone(f"the folder {self.folder.path} is not there: {error}") from error
-        except OSError as error:
-            raise FileError(f"the folder {self.folder.path} cannot be read: {error}") from error
-        files = []
-        for info in infos:
-            parts = info.path[len(self.root) + 1 :].split("/")
-            if any(part[:1] in (".", "_") for part in parts):
-                continue
-            if info.type is fs.FileType.Directory:
-                if not self.folder.recursive and "=" in parts[-1]:
-                    raise FileError(
-                        f"{info.path} is a folder of a partitioned table, whose columns are in the names of folders; they are "
-                        "not read. recursiveFileLookup=True reads the files of all folders without these columns"
-                    )
-            elif info.type is fs.FileType.File and self._is_meant(parts[-1]):
-                files.append(info)
-        return files
+    def listed(self) -> dict[str, Found]:
+        """Return files that are meant to be read, by name."""
+        return listed(self.fs, self.root, self.folder.rules)
 
-    def _is_meant(self, name: str) -> bool:
-        glob = self.folder.glob
-        return not name.endswith(TEMPORARY) and (glob is None or fnmatch.fnmatchcase(name, glob))
+    def _is_aside(self, found: Found) -> bool:
+        """Whether it was put aside as it is now. One that was mended may be read."""
+        return self._aside.get(found.name, ())[:2] == (found.size, found.mtime_ns)
 
-    def _inode(self, name: str) -> int:
-        if not self._local:
-            return 0
-        try:
-            return os.stat(self._path(name)).st_ino
-        except OSError:  # gone since; then it is not complete either
-            return 0
-
-    def _is_renamed(self, found: Found, there: dict[str, fs.FileInfo]) -> bool:
-        """Whether it is a file that was found under a name that is not there any more. Same place on disk, size and time to
-        the nanosecond: a new file can have the place of an old one, but was written at another time."""
+    def _is_renamed(self, found: Found) -> bool:
+        """Whether it is a file that is known by another name: renamed since, or with two names. Same place on disk, size and time
+        to the nanosecond: a new file can have the place of an old one, but was written at another time."""
         known = self._by_inode.get(found.inode) if found.inode else None
-        if known is None or known.name in there or (known.size, known.mtime_ns) != (found.size, found.mtime_ns):
+        if known is None or (known.size, known.mtime_ns) != (found.size, found.mtime_ns):
             return False
         self._renamed[found.name] = known
-        log.warning("%s was found as %s and has been renamed; its rows are not read again", found.name, known.name)
+        log.warning("%s was found as %s; its rows are not read again", found.name, known.name)
         return True
 
     def _is_complete(self, found: Found, now: float) -> bool:
-        size, mtime_ns, since = self._pending.get(found.name, (-1, -1, now))
-        if (size, mtime_ns) != (found.size, found.mtime_ns):
-            self._pending[found.name] = (found.size, found.mtime_ns, now)
-            since = now
-        elif self.folder.settle_s == 0 and now < since + _TELL_S:
-            return False  # as it was when it was not complete
-        if now - since < self.folder.settle_s:
+        if not self._completion.is_due(found, now):
             return False
         path = self._path(found.name)
-        if found.size and self.folder.format.is_complete(self.fs, path):
+        lacks = self.folder.format.lacks(self.fs, path)
+        if not lacks:
             info = self.fs.get_file_info(path)
             if (info.size, info.mtime_ns or 0) == (found.size, found.mtime_ns):
                 return True
-            self._pending[found.name] = (-1, -1, now)  # it became complete, or grew, while it was looked at
+            self._completion.forget(found.name)  # it became complete, or grew, while it was looked at
             return False
-        if now - self._told.setdefault(found.name, now) >= _TELL_S:
-            self._told[found.name] = now
-            log.warning("%s is still not complete; it is read when it is", path)
+        if self._completion.note(found.name, lacks, now):
+            log.warning("%s is still not complete: %s. It is read when it is", path, lacks)
         return False
 
-    def _written_by_spark(self, there: dict[str, fs.FileInfo]) -> set[str] | None:
+    def _written_by_spark(self) -> set[str] | None:
         """The files that Spark's streaming sink has committed, where it writes to this folder: others may be half written, or of
         a task that failed. None: it does not."""
         at = f"{self.root}/{_SPARK_LOG}"

@@ -256,7 +256,7 @@ REPORT: dict[str, Any] = {
     "epoch": 4,
     "backlog": {"slices": 3, "bytes": 3 << 20},
     "sources": [
-        {"name": "flights"},
+        {"name": "flights", "unreadFiles": {"corrupt": {"count": 2, "files": {"a.parquet": "no footer"}}}},
         {"name": "clicks", "lag": {"records": 12345, "partitions": {"clicks-0": 12000, "clicks-1": 345}}, "badRecords": 7},
     ],
     "stages": [

@@ -9,6 +9,7 @@ from operated import ID, NOW, Counter, counter
 
 from controller.balance.load import Move
 from controller.decide.state import Tell
+from controller.operate.cli.tables import head
 from controller.operate.requests import (
     Accepted,
     DrainWorker,
@@ -28,6 +29,7 @@ from controller.operate.requests import (
     Status,
     Suggest,
     Suggested,
+    UnreadFiles,
     WantedMove,
     all_partitions,
     decode_answer,
@@ -60,6 +62,8 @@ def test_the_status_says_who_the_query_is_and_how_it_does() -> None:
     assert (status.backlog_slices, status.backlog_bytes) == (3, 3 << 20)
     assert status.source_lags == {"clicks": 12345}
     assert status.bad_records == {"clicks": 7}
+    assert status.unread_files == {"flights": {"corrupt": UnreadFiles(2, {"a.parquet": "no footer"})}}
+    assert "source flights: corrupt file a.parquet, and 1 more: no footer" in head(status).plain
     delays, worst = status.stages
     assert (delays.name, delays.partitions, delays.replicas, delays.safe, delays.short) == ("Delays", 4, 2, 2, 0)
     assert (delays.p50_ms, delays.p99_ms, worst.p50_ms) == (1.5, 20.0, None)

@@ -79,6 +79,7 @@ def test_a_snapshot_says_all_that_there_is_to_say() -> None:
         "nothing of sources that do not know it"
     )
     assert said["flux_source_bad_records_total", "clicks"] == 7
+    assert said["flux_source_unread_files", "corrupt", "flights"] == 2
     assert said["flux_duplicates_refused_total",] == 6
     assert said["flux_stale_dropped_total",] == 3
     assert said["flux_requests_refused_total",] == 1

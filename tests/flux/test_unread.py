@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from one_worker import SCHEMA
 
 import flux
 from controller.dag import compile_plan
+from controller.report.progress import unread_files as unread_files_shown
+from flux.folders.errors import FileGone
+from flux.folders.source import FilesReader
 from flux.settings import Settings
 from spark_integration.unread import Unread
 
@@ -61,3 +65,42 @@ def test_nothing_runs_where_nobody_can_be_asked() -> None:
     unread.start()
     assert not unread._thread.is_alive()
     unread.end()
+
+
+def test_files_that_are_not_read_are_told_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read = flux.files(tmp_path, schema="n BIGINT").read  # type: ignore[attr-defined]
+    answers = iter(
+        [
+            {"incomplete": {}, "corrupt": {}, "missing": {}},
+            {"incomplete": {"a": "no footer"}, "corrupt": {}, "missing": {}},
+            FileGone("the folder"),
+            {"incomplete": {"a": "no footer"}, "corrupt": {}, "missing": {}},
+            {"incomplete": {}, "corrupt": {"a": "no footer"}, "missing": {}},
+        ]
+    )
+
+    def unread_files() -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert isinstance(read, FilesReader)
+    read.unread_files = unread_files  # type: ignore[method-assign]
+    sources = flux.stage(partitions=1, name="passed")(lambda batch: batch)(
+        flux.source(read, SCHEMA, 2, "f", positions=True)
+    )
+    plan = compile_plan([sources], Settings.of(), lambda schema: schema, "q", b"")
+    told: list[Any] = []
+    unread = Unread(plan, "clicks", lambda names: None, told.append)
+    for _ in range(5):
+        unread.look_at_files()
+    assert [unread_files_shown(each[0]) for each in told] == [
+        {},
+        {"incomplete": {"count": 1, "files": {"a": "no footer"}}},
+        {"corrupt": {"count": 1, "files": {"a": "no footer"}}},
+    ]
+    assert [each.getMessage() for each in caplog.records] == [
+        "query clicks: source f: incomplete file a: no footer",
+        "query clicks: source f: corrupt file a: no footer",
+    ]

@@ -164,6 +164,50 @@ def test_a_folder_that_spark_streams_to_is_read_while_it_does(spark: Any, tmp_pa
     assert not list((tmp_path / "ledger").iterdir()), "nobody can start this query again"
 
 
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_bad_file_is_shown_ends_the_query_as_what_it_is_and_may_be_left_out(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_integration.unread.EVERY_S", 0.2)
+    monkeypatch.setattr("flux.folders.completion.SHOWN_S", 0.0)
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": range(3)}), folder / "good.parquet")
+    (folder / "bad.parquet").write_text("n\n1\n2\n3\n")
+
+    def started(bad_after: str) -> Any:
+        flow = one(flux.files(folder, schema="n long", partitions=1)).to_parquet(out, roll_every="100ms")
+        location = tmp_path / "location"
+        return flow.start(
+            spark=spark, workers=1, checkpointLocation=location, files_bad_after=bad_after, progress_interval="100ms"
+        )
+
+    query = started("3s")
+    try:
+        incomplete = {"bad.parquet": "it has no footer of a parquet file"}
+        shown = {"files": {"incomplete": {"count": 1, "files": incomplete}}}
+        until(lambda: query.status.get("unreadFiles") == shown, "the status names it")
+        until(lambda: count(out) == 3, "the others are read")
+        with pytest.raises(
+            flux.BadFile, match=r"source files, partition 0: .*bad\.parquet: it has no footer"
+        ) as raised:
+            query.awaitTermination(60)
+        assert raised.value.traceback == "", "it is nobody's code"
+    finally:
+        query.stop()
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    query = started("500ms")
+    try:
+        shown = {"files": {"corrupt": {"count": 1, "files": incomplete}}}
+        until(lambda: query.status.get("unreadFiles") == shown, "it is put aside")
+        pq.write_table(pa.table({"n": range(3, 6)}), folder / "more.parquet")
+        until(lambda: count(out) == 6, "the query goes on")
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+        query.stop()
+    assert sorted(rows_there(out)) == list(range(6))
+
+
 @flux.stage(partitions=1)
 def one(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch

@@ -123,6 +123,11 @@ def head(query: Status) -> Text:
         text.append(f"\n{count(records, 'record')} of source {source} did not fit its format", style="yellow")
     for source, names in query.not_read.items():
         text.append(f"\nsource {source} does not read {some(names, 5)}: start the query again", style="yellow")
+    for source, kinds in query.unread_files.items():
+        for kind, files in kinds.items():
+            name, why = next(iter(files.files.items()))
+            more = f", and {files.count - 1:,} more" if files.count > 1 else ""
+            text.append(f"\nsource {source}: {kind} file {name}{more}: {why}", style="yellow")
     if query.copies_on:
         text.append(f"\ncopies of a partition are on {query.copies_on}")
     for stage in query.stages:

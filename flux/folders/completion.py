@@ -1,0 +1,79 @@
+"""When files are complete, without looking at them: time and what was found come in (design: files-that-come).
+
+A file has to rest, unchanged, for ``settle_s``. Then its format says whether it lacks anything. A file that lacks something is
+looked at again when it has changed, and now and then besides. It is bad when it has not changed for ``bad_after_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from flux.folders.listing import Found
+
+#: How often an incomplete file is looked at although it seems unchanged, and when the log warns of it: some file systems show
+#: size and time late.
+AGAIN_S = 60.0
+#: Reports name a file when it has been incomplete for so long: most are, for a moment.
+SHOWN_S = 5.0
+
+
+@dataclass
+class _Waiting:
+    found: Found
+    since: float  # when it was first seen like this
+    due: float  # when it is to be looked at
+    lacks: str = ""
+    told: bool = False
+
+
+class Completion:
+    def __init__(self, settle_s: float, bad_after_s: float) -> None:
+        self._settle_s, self._bad_after_s = settle_s, bad_after_s
+        self._waiting: dict[str, _Waiting] = {}
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget files that are gone."""
+        for gone in [name for name in self._waiting if name not in names]:
+            del self._waiting[gone]
+
+    def forget(self, name: str) -> None:
+        self._waiting.pop(name, None)
+
+    def is_due(self, found: Found, now: float) -> bool:
+        """Take in a file that is there; return whether it has to be looked at."""
+        self._now = now
+        waiting = self._waiting.get(found.name)
+        if waiting is None or waiting.found != found:
+            waiting = self._waiting[found.name] = _Waiting(found, now, now + self._settle_s)
+        return now >= waiting.due
+
+    def note(self, name: str, lacks: str, now: float) -> bool:
+        """Take in what a file lacks; return whether this is worth a warning."""
+        waiting = self._waiting[name]
+        waiting.lacks = lacks
+        bad_at = waiting.since + self._bad_after_s
+        waiting.due = min(now + AGAIN_S, bad_at) if now < bad_at else now + AGAIN_S
+        warns = not waiting.told and now - waiting.since >= AGAIN_S
+        waiting.told |= warns
+        return warns
+
+    def bad(self, now: float) -> dict[Found, str]:
+        """Return files that have not changed for too long, and what each lacks."""
+        return {
+            waiting.found: waiting.lacks
+            for waiting in self._waiting.values()
+            if waiting.lacks and now - waiting.since >= self._bad_after_s
+        }
+
+    def lacking(self) -> dict[str, str]:
+        """Return what files lack that have been incomplete for a while."""
+        return {
+            name: waiting.lacks
+            for name, waiting in self._waiting.items()
+            if waiting.lacks and self._now - waiting.since >= SHOWN_S
+        }

@@ -1,0 +1,164 @@
+"""Which files of a folder are meant to be read, and what they are known by.
+
+Law: each file of a local file system is listed once, by device and inode, and its own name comes before one that leads to it by
+a link. A folder is entered once, so a loop of links ends where it began.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import heapq
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyarrow import fs
+
+from flux.folders.errors import FileError, FileGone
+
+#: Endings of files that are still written.
+TEMPORARY = (".tmp", "._COPYING_")
+
+
+class Found(NamedTuple):
+    """A file as it was when it was found. ``name``: below the folder; ``inode``: 0 where there is none."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Files that are meant, by their names. ``glob``: None for all."""
+
+    glob: str | None = None
+    recursive: bool = False
+
+    def skips(self, name: str) -> bool:
+        """Whether files and folders of this name are hidden."""
+        return name[:1] in (".", "_")
+
+    def takes(self, name: str) -> bool:
+        return not name.endswith(TEMPORARY) and (self.glob is None or fnmatch.fnmatchcase(name, self.glob))
+
+    def check_folder(self, path: str) -> None:
+        if not self.recursive and "=" in path.rpartition("/")[2]:
+            raise FileError(
+                f"{path} is a folder of a partitioned table, whose columns are in the names of folders; they are "
+                "not read. recursiveFileLookup=True reads the files of all folders without these columns"
+            )
+
+
+def listed(files: fs.FileSystem, root: str, rules: Rules) -> dict[str, Found]:
+    """Return the files below ``root``, by name. FileGone if there is no such folder."""
+    try:
+        if isinstance(files, fs.LocalFileSystem):
+            return {found.name: found for found in _local(root, rules)}
+        return {found.name: found for found in _remote(files, root, rules)}
+    except FileNotFoundError as error:
+        raise FileGone(f"the folder {root} is not there: {error}") from error
+    except OSError as error:
+        raise FileError(f"the folder {root} cannot be read: {error}") from error
+
+
+def _remote(files: fs.FileSystem, root: str, rules: Rules) -> Iterator[Found]:
+    for info in files.get_file_info(fs.FileSelector(root, recursive=rules.recursive)):
+        name = info.path[len(root) + 1 :]
+        parts = name.split("/")
+        if any(map(rules.skips, parts)):
+            continue
+        if info.type is fs.FileType.Directory:
+            rules.check_folder(info.path)
+        elif info.type is fs.FileType.File and rules.takes(parts[-1]):
+            yield Found(name, info.size, info.mtime_ns or 0, 0)
+
+
+def _local(root: str, rules: Rules) -> Iterator[Found]:
+    """Yield files under their own names first, then those behind links. A link that is moved, as ``latest`` is every day, must
+    not give another name to a file that is known."""
+    walk = _Walk(root, rules)
+    yield from walk.below("")
+    while walk.links:
+        yield from walk.at(heapq.heappop(walk.links))
+
+
+class _Walk:
+    def __init__(self, root: str, rules: Rules) -> None:
+        self._root, self._rules = root, rules
+        #: Links that have not been followed, the first by name on top.
+        self.links: list[str] = []
+        self._seen = {_inode(os.stat(root or "/"))}
+
+    def below(self, folder: str) -> Iterator[Found]:
+        """Yield what is in a folder, "" or with a slash at its end."""
+        waiting = [folder]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                with os.scandir(f"{self._root}/{folder}") as entries:
+                    there = sorted((entry.name, entry.is_symlink()) for entry in entries)
+            except FileNotFoundError:
+                if not folder:
+                    raise
+                continue  # gone since
+            for name, is_link in there:
+                if self._rules.skips(name):
+                    continue
+                if is_link:
+                    heapq.heappush(self.links, folder + name)
+                    continue
+                for found in self._file_or_folder(folder + name):
+                    if isinstance(found, Found):
+                        yield found
+                    else:
+                        waiting.append(found)
+
+    def at(self, link: str) -> Iterator[Found]:
+        """Yield what a link leads to."""
+        for found in self._file_or_folder(link):
+            if isinstance(found, Found):
+                yield found
+            else:
+                yield from self.below(found)
+
+    def _file_or_folder(self, name: str) -> Iterator[Found | str]:
+        """Yield a file, or the name of a folder to enter, if it has not been seen and is meant."""
+        path = f"{self._root}/{name}"
+        try:
+            about = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):  # gone since, or a link to nowhere
+            return
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return
+            raise
+        if _inode(about) in self._seen:
+            return
+        if stat.S_ISDIR(about.st_mode):
+            self._rules.check_folder(path)
+            if self._rules.recursive:
+                self._seen.add(_inode(about))
+                yield name + "/"
+        elif stat.S_ISREG(about.st_mode) and self._rules.takes(name.rpartition("/")[2]):
+            self._seen.add(_inode(about))
+            _check_name(path)
+            yield Found(name, about.st_size, about.st_mtime_ns, about.st_ino)
+
+
+def _inode(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise FileError(
+            f"the name of {os.fsencode(path)!r} is no UTF-8, so it cannot be opened. Rename it, or leave it out with "
+            "pathGlobFilter"
+        ) from error
