@@ -52,9 +52,9 @@ class Format:
             raise FileGone(gone(path)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise BadFile(
-                f"{path}: cannot be read behind row {at}: {_line(error)}. Mend the file or the schema; the query goes on with the "
-                "same checkpointLocation. A mended file has changed since it was found, which onChanged='ignore' allows. Or start "
-                "the query again with ignoreCorruptFiles=True, which leaves out the rest of the file"
+                f"{path}: cannot be read behind row {at}: {_line(error)}. Mend the file or the schema; the query goes on with "
+                "the same checkpointLocation. A mended file has changed since it was found, which onChanged='ignore' allows. Or "
+                "start the query again with ignoreCorruptFiles=True, which leaves out the rest of the file"
             ) from error
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
