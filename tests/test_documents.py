@@ -3,10 +3,20 @@ the code: each is short, and has a name of its own where names are looked up wit
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flux.dataflow.files import to_parquet
+from flux.folders.source import files as read_files
+from flux.kafka.source import kafka
+from flux.kafka.to_kafka import to_kafka
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
@@ -160,6 +170,28 @@ def test_every_run_of_a_variant_that_a_document_names_shows_it() -> None:
     for seed, name in runs:
         (seeds,) = re.findall(rf"\b{name}, [^(\n]*\(([\d, ]+)\)", variants)
         assert seed in re.findall(r"\d+", seeds), name
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "page"),
+    [
+        ("flux.files", read_files, "docs/files.md"),
+        ("to_parquet", to_parquet, "docs/files.md"),
+        ("flux.kafka", kafka, "docs/kafka.md"),
+        ("to_kafka", to_kafka, "docs/kafka.md"),
+    ],
+)
+def test_a_table_of_arguments_has_each_with_its_default(name: str, function: Any, page: str) -> None:
+    text = (ROOT / page).read_text()
+    table = text[text.index(f"| `{name}` | default | |") :].split("\n\n")[0]
+    told = {found[1]: found[2] for found in re.finditer(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", table, re.MULTILINE)}
+    parameters = inspect.signature(function).parameters.values()
+    named = {
+        each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "flow"
+    }
+    assert list(told) == list(named)
+    for each, default in named.items():
+        assert (ast.literal_eval(told[each]) if told[each] else inspect.Parameter.empty) == default, each
 
 
 def test_every_member_of_a_class_that_a_document_names_exists() -> None:
