@@ -1,1 +1,1 @@
-"""Whose row is it? Hashing, clustering, tables of replicas, keyed state."""
+"""Ownership of rows: hashing, clustering, tables of replicas, keyed state."""

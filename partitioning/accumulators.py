@@ -2,19 +2,19 @@
 
 Law: the state depends on the rows and their order alone, not on how they were split into updates.
 
-    measure  of                          gives                      no value but nulls
+    measure  of columns of               gives                      with nulls only
     count    anything                    bigint                     0
     sum      integers                    bigint, or an error        null
              float, double               double
              decimal(p,s)                decimal(p+10,s), or an error
     mean     integers, float, double     double                     null
              decimal(p,s)                decimal(p+4,s+4), half up
-    min max  those, boolean, date,       the column's type          null
+    min max  these, boolean, date,       the column's type          null
              time, timestamp, duration,
              string, binary
 
 Decimals have at most 38 digits. NaN is greater than any number. Strings and binaries compare byte by byte, as
-unsigned numbers, and the shorter comes first: Spark's order of strings (UTF8_BINARY), which is that of their code
+unsigned numbers, and the shorter comes first: that is Spark's order of strings (UTF8_BINARY), the order of their code
 points. An update that raises leaves the state unusable.
 """
 
@@ -51,13 +51,16 @@ _SIGN = -(1 << 63)
 
 
 class Accumulator:
-    """One measure of one column. ``_arrays`` names the arrays, one value per slot, that make up the state."""
+    """One measure of one column."""
 
     name = ""
     result_type: pa.DataType
+    #: Names of the arrays, one value per slot, that make up the state.
     _arrays: tuple[str, ...] = ()
-    #: What kernels for several partitions in one call do for it (``kernels.update_each``), where there are any.
+    #: The operation of the kernels that serve several partitions in one call (``kernels.update_each``); None: they do not
+    #: support this measure.
     each: int | None = None
+    #: Bits that the kernels flip in each value before they compare, see ``Min``.
     flip = 0
 
     def __init__(self, column: str | None, type_: pa.DataType | None) -> None:
@@ -66,10 +69,10 @@ class Accumulator:
         self.size = self._room = 0
 
     def update(self, slots: np.ndarray, column: pa.Array | None, size: int) -> None:
-        """Add the rows of ``column``, each to its slot; every slot is below ``size``."""
+        """Add the rows of ``column``, each to its slot. Every slot is below ``size``."""
         self._grow(size)
         if column is not None and (column.type != self.type or len(column) != len(slots)):
-            # Kernels read by address: a wrong type or length would read outside of the column.
+            # Checked, because kernels read by address: a wrong type or length would read outside of the column.
             raise TypeError(
                 f"expected {len(slots)} rows of {self.type} for column {self.column!r}, "
                 f"not {len(column)} rows of {column.type}"
@@ -78,21 +81,21 @@ class Accumulator:
             self._add(slots, column)
 
     def result(self, slots: np.ndarray | None = None) -> pa.Array:
-        """The measure of the slots, of all slots by default."""
+        """Return the measure of slots, by default of all slots."""
         return self._result(np.arange(self.size, dtype=np.int32) if slots is None else slots)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of what ``state`` gives."""
+        """The names of the arrays that ``state`` returns."""
         return tuple(name.strip("_") for name in self._arrays)
 
     def state(self, slots: np.ndarray | None = None) -> list[tuple[str, pa.Array]]:
-        """The state of the slots, as arrays of one value per slot; of all slots by default, perhaps views of it."""
+        """Return the state of slots, by default of all slots, as arrays of one value per slot; perhaps views of the state."""
         which = slice(0, self.size) if slots is None else slots
         return [(name.strip("_"), pa.array(getattr(self, name)[which])) for name in self._arrays]
 
     def load(self, state: Iterable[tuple[str, pa.Array]]) -> None:
-        """Replace the state by what ``state`` gave."""
+        """Replace the whole state by a result of ``state``."""
         columns = dict(state)
         for name in self._arrays:
             column = columns[name.strip("_")]
@@ -102,8 +105,9 @@ class Accumulator:
             self.size = self._room = len(values)
 
     def put(self, slots: np.ndarray, state: Iterable[tuple[str, pa.Array]], size: int) -> None:
-        """Replace the state of some slots, each below ``size``, by what ``state(slots)`` gave after further updates of one
-        that was in this state."""
+        """Replace the state of some slots, each below ``size``, by the newer result of ``state(slots)`` of another accumulator.
+
+        The other one was in this one's state before it was updated further."""
         self._grow(size)
         columns = dict(state)
         for name in self._arrays:
@@ -115,22 +119,23 @@ class Accumulator:
 
     @property
     def in_one_call(self) -> bool:
-        """Whether calls for several partitions take it (``several``)."""
+        """Support by the calls for several partitions (``several``)."""
         return self.each is not None
 
     def places(self) -> tuple[int, int, int]:
-        """Where its arrays are, for kernels: addresses of the first and of the last one, and how many slots there is room for. As
-        long as ``room`` stays and nothing is loaded."""
+        """Return the addresses of the first and the last array, and the slots for which they have room, for kernels.
+
+        They are valid as long as ``room`` stays and nothing is loaded."""
         first, last = getattr(self, self._arrays[0]), getattr(self, self._arrays[-1])
         return first.ctypes.data, last.ctypes.data, len(last)
 
     @property
     def room(self) -> int:
-        """Slots that there is room for."""
+        """Slots for which there is room."""
         return self._room
 
     def reserve(self, size: int) -> None:
-        """Make room for so many slots."""
+        """Make room for ``size`` slots."""
         if size > self._room:
             self._room = max(size, 2 * self._room, 64)
             for name in self._arrays:
@@ -150,12 +155,12 @@ class Accumulator:
         raise NotImplementedError
 
     def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
-        """The result from what ``kernels.gather_each`` gives, int64 words; valid None: every one is."""
+        """Make the result from int64 words of ``kernels.gather_each``. ``valid`` None: every word is a value."""
         raise NotImplementedError
 
 
 class Count(Accumulator):
-    """Rows, or non-null values of a column of any type."""
+    """The number of rows, or of non-null values of a column of any type."""
 
     name = "count"
     result_type = pa.int64()
@@ -164,7 +169,7 @@ class Count(Accumulator):
 
     @property
     def in_one_call(self) -> bool:
-        return not self.column or self.kind is not None  # others may tell their nulls in another way
+        return not self.column or self.kind is not None  # columns of other types may mark their nulls in another way
 
     def __init__(self, column: str | None = None, type_: pa.DataType | None = None) -> None:
         super().__init__(column, type_)
@@ -177,7 +182,7 @@ class Count(Accumulator):
         validity = column.buffers()[0]
         if validity is not None and not pa.types.is_union(column.type):
             kernels.count_valid(slots, validity.address, column.offset, self._counts)
-        else:  # types that tell their nulls in another way
+        else:  # types that mark their nulls in another way
             kernels.count_rows(slots[column.is_valid().to_numpy(zero_copy_only=False)], self._counts)
 
     def _result(self, slots: np.ndarray) -> pa.Array:
@@ -188,7 +193,7 @@ class Count(Accumulator):
 
 
 class _Doubles(Accumulator):
-    """Sums as double."""
+    """Base of measures that sum doubles."""
 
     result_type = pa.float64()
     _arrays = ("_sums", "_counts")
@@ -245,7 +250,7 @@ class SumInteger(Accumulator):
 
 
 class SumDecimal(Accumulator):
-    """Sums as 128-bit integers in units of the scale."""
+    """The sum of a decimal column, as 128-bit integers in units of the scale."""
 
     name = "sum"
     _arrays = ("_low", "_high", "_counts")
@@ -284,7 +289,7 @@ class MeanDecimal(SumDecimal):
 
 
 class Min(Accumulator):
-    """The least value, kept as an integer that sorts as the value does."""
+    """The least value, kept as an integer with the same order as the values."""
 
     name = "min"
     _arrays = ("_best", "_seen")
@@ -296,7 +301,7 @@ class Min(Accumulator):
         self.result_type = type_
         self._best = np.zeros(0, np.int64)
         self._seen = np.zeros(0, np.bool_)
-        # Flipping all bits reverses the order; flipping the first makes unsigned numbers sort as signed.
+        # All bits flipped reverse the order; the first bit flipped makes unsigned numbers sort as signed ones.
         self.flip = self._turn ^ (_SIGN if self.kind == UINT64 else 0)
 
     def _more(self, name: str, array: np.ndarray, rows: int) -> np.ndarray:
@@ -354,8 +359,11 @@ class MaxDecimal(MinDecimal):
 
 
 class MinBytes(Accumulator):
-    """The least string, in pieces of an arena: a slot's piece is used again while what comes fits into it, else a new one is
-    taken, and the arena is packed when it is full."""
+    """The least string or binary value.
+
+    Values lie in pieces of an arena. A slot reuses its piece while the new value fits into it, else it takes a new piece. A
+    full
+    arena is packed."""
 
     name = "min"
     _arrays = ("_heads", "_starts", "_rooms", "_sizes")
@@ -383,7 +391,7 @@ class MinBytes(Accumulator):
         return [("best", self._column(which, pa.large_binary()))]
 
     def put(self, slots: np.ndarray, state: Iterable[tuple[str, pa.Array]], size: int) -> None:
-        """What came later is the better one, or the same."""
+        """Keep the better of the present value and the newer one. The newer one is better or equal."""
         self._grow(size)
         (best,) = (column for name, column in state if name == "best")
         first = 0
@@ -398,7 +406,7 @@ class MinBytes(Accumulator):
         self._starts = self._rooms = self._sizes = np.zeros(0, np.int64)
         self._meta = np.zeros(2, np.int64)
         self.size = self._room = 0
-        # Values of slots that are still empty: each is the least.
+        # All slots are empty, so the value of each is the least.
         first = 0
         self._grow(rows)
         for chunk in best.chunks if isinstance(best, pa.ChunkedArray) else [best]:
@@ -427,7 +435,7 @@ class MinBytes(Accumulator):
             self._make_room(int(self._meta[1]))
 
     def _make_room(self, wanted: int) -> None:
-        """Pack the arena, into one that is at most half full then: packing again is far off."""
+        """Pack the arena into a new one that is at most half full, so that the next packing is far off."""
         every = np.arange(len(self._sizes), dtype=np.int32)
         offsets, packed = self._pieces(every)
         self._starts, self._rooms = offsets[:-1].copy(), np.diff(offsets)
@@ -435,7 +443,7 @@ class MinBytes(Accumulator):
         self._meta[0] = len(packed)
 
     def _pieces(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(int64 offsets, bytes) of the values of the slots, one after the other."""
+        """Return the values of the slots, one after the other, as int64 offsets and bytes."""
         offsets = np.empty(len(slots) + 1, np.int64)
         kernels.piece_ends(self._sizes, slots, offsets)
         data = np.empty(int(offsets[-1]), np.uint8)
@@ -455,7 +463,7 @@ class MaxBytes(MinBytes):
 
 
 def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> Accumulator:
-    """A new accumulator; ColumnTypeError if the measure is not defined for the type."""
+    """Make an accumulator. ColumnTypeError: the measure is not defined for the type."""
     if measure == "count":
         return Count(column, type_)
     if column is None or type_ is None:
@@ -481,15 +489,17 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
 
 
 def _counted(values: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The int64 values of some slots, and for which of them something was counted; None: for all."""
+    """Return the int64 values of slots, and which of them have counted anything (None: all)."""
     out, valid = np.empty(len(slots), np.int64), np.empty(len(slots), np.bool_)
     whole = kernels.gather_counted(values, counts, slots, out, valid) == len(slots)
     return out, None if whole else valid
 
 
 def _doubles(values: np.ndarray, valid: np.ndarray | None) -> pa.Array:
-    """A column of doubles, with one NaN: which bits a sum of two has depends on the loop that added them up, and replicas are
-    compared bit by bit."""
+    """Make a column of doubles with one NaN only.
+
+    The bits of the NaN that a sum of two NaNs gives depend on the loop that added them up, and replicas are compared bit by
+    bit."""
     nan = np.isnan(values)
     if nan.any():
         values = np.where(nan, np.nan, values)

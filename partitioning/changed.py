@@ -1,7 +1,8 @@
-"""Which slots have changed since somebody last asked.
+"""Slots that have changed since the last request for changes.
 
-Law: ``take`` gives every slot that was noted since the ``take`` before, once. It costs what has changed, not what there is; so a
-mark per slot, and not one per page: keys that are hit at random touch every page.
+Law: ``take`` gives every slot that was noted since the ``take`` before, once. Its cost grows with the changes, not with the
+state.
+Therefore each slot has a mark, and not each page: keys that are hit at random touch every page.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import numpy as np
 from partitioning import kernels
 from partitioning.slot_tables import grown
 
-#: Slots that there is room for at the beginning.
+#: Slots for which there is room at the beginning.
 ROOM_MIN = 64
 
 
-class Changed:
-    """Nothing is noted before the first ``take``: where nobody asks, it costs nothing."""
+class ChangedSlots:
+    """The changed slots of one partition.
+
+    Before the first ``take`` nothing is noted, so that an aggregate without checkpoints pays nothing."""
 
     def __init__(self) -> None:
         self.noting = False
@@ -32,7 +35,7 @@ class Changed:
         return self._marks.nbytes + self._slots.nbytes
 
     def note(self, slots: np.ndarray, size: int) -> None:
-        """These int32 slots change now, each below ``size``."""
+        """Note that these int32 slots change now, each below ``size``."""
         if not self.noting:
             return
         if size > len(self._marks):
@@ -42,10 +45,10 @@ class Changed:
         self._count = kernels.note_changed(slots, self._marks, self._slots, self._count)
 
     def take(self) -> np.ndarray:
-        """The int32 slots noted since the last time, in the order of their first change."""
+        """Return the int32 slots noted since the last time, in the order of their first change."""
         taken = self._slots[: self._count].copy()
         self._marks[taken] = 0
         self.noting, self._count = True, 0
         if len(self._slots) > max(4 * len(taken), ROOM_MIN):
-            self._slots = np.zeros(max(2 * len(taken), ROOM_MIN), np.int32)  # more is not needed as a rule
+            self._slots = np.zeros(max(2 * len(taken), ROOM_MIN), np.int32)  # more is rarely needed
         return taken

@@ -1,4 +1,4 @@
-"""A batch sorted by the partition that its rows go to, so that one contiguous slice serves one partition.
+"""Clustered batches: rows sorted by their partition, so that one contiguous slice serves one partition.
 
 Law: a clustered batch is a permutation of the rows given, stable within each partition, equal keys in one
 partition; and it owns its memory, because Spark writes over the buffers of batches that it hands out.
@@ -25,15 +25,17 @@ _ROW_NUMBER = pa.int32()
 
 
 class Clustered(msgspec.Struct, frozen=True):
-    """batch    rows grouped by consumer partition, stable within each; owns its memory
-    by_rank  int32[p]: the partitions with rows, in their order: what is kept and sent of a small batch must not grow with
-             the number of partitions
-    offsets  int64[p+1]: rows of partition by_rank[r] are offsets[r] to offsets[r+1], exclusive
-    nbytes   about the bytes of the rows themselves, not of a larger parent of theirs"""
+    """A batch whose rows are grouped by consumer partition."""
 
+    #: The rows, in stable order within each partition. It owns its memory.
     batch: pa.RecordBatch
+    #: int32[p]: the partitions that have rows, in their order. Other partitions are left out, so that the memory and the
+    #: messages
+    #: of a small batch do not grow with the number of partitions.
     by_rank: np.ndarray
+    #: int64[p+1]: the rows of partition by_rank[r] are offsets[r] to offsets[r+1], exclusive.
     offsets: np.ndarray
+    #: Approximate bytes of the rows themselves, without the rest of a larger parent batch.
     nbytes: int
 
     def __post_init__(self) -> None:
@@ -45,7 +47,7 @@ class Clustered(msgspec.Struct, frozen=True):
         return len(self.by_rank)
 
     def rows_of(self, partition: int) -> pa.RecordBatch:
-        """The rows of one partition, a view."""
+        """Return the rows of one partition, as a view."""
         if partition not in self.by_rank:
             return self.batch.slice(0, 0)
         rank = int(np.argmax(self.by_rank == partition))
@@ -54,7 +56,7 @@ class Clustered(msgspec.Struct, frozen=True):
 
 
 class Clustering:
-    """Clusters the batches of one stream: what does not depend on the rows is looked up once. For one thread."""
+    """Clustering of the batches of one stream. It prepares once everything that does not depend on the rows. For one thread."""
 
     def __init__(self, schema: pa.Schema, key_indices: Sequence[int], partitions: int) -> None:
         check_partitions(partitions)
@@ -64,10 +66,11 @@ class Clustering:
         self._schema = schema
         self._views = [i for i, type_ in enumerate(types) if type_.id in _UNVIEWED]
         self._shares = any(_may_share(type_) for type_ in types)
-        # Of a dictionary that would be the numbers in it, and what is shared is most of it.
+        # Fixed row sizes would count a dictionary column by its indices alone, and most of its bytes are in the shared
+        # dictionary.
         self._row_bytes = None if self._shares else row_bytes(schema)
         self._copy = copier(schema)
-        #: Whether all rows have as many bytes, whatever else lies in the buffers that they are in.
+        #: All rows have the same number of bytes, whatever else lies in the buffers of their columns.
         self.counts_rows = self._row_bytes is not None
         key = kind_of(types[self._keys[0]]) if len(self._keys) == 1 else None
         self._one_word = key is not None and key < BYTES
@@ -78,8 +81,9 @@ class Clustering:
         self._offsets = np.empty(partitions + 1, np.int64)
 
     def by_key(self, batch: pa.RecordBatch, by_rank: np.ndarray | None = None) -> Clustered:
-        """Send each row to the partition that its key hashes to; partitions in the order of ``by_rank``. Raises KeyTypeError
-        for unfit keys."""
+        """Send each row to the partition that its key hashes to, with partitions in the order of ``by_rank``.
+
+        KeyTypeError: a key column has an unfit type."""
         if self.partitions == 1:
             return self.whole(batch, 0)
         self._go_by(by_rank)
@@ -87,7 +91,7 @@ class Clustering:
         ids = self._ids(batch)
         present = kernels.counting_sort(ids, self._order, self._next_row, rows, self._present, self._offsets)
         taken = self._take(batch, rows)
-        # Copies: what a batch keeps must not grow with the number of partitions.
+        # Copies, because the memory that a batch keeps must not grow with the number of partitions.
         return Clustered(
             taken, self._present[:present].copy(), self._offsets[: present + 1].copy(), self._bytes_of(taken)
         )  # fmt: skip
@@ -95,8 +99,9 @@ class Clustering:
     def each_by_key(
         self, batch: pa.RecordBatch, sizes: Sequence[int], by_rank: np.ndarray | None = None
     ) -> list[Clustered]:
-        """The same of small batches that lie one behind the other, of so many rows each, at a fraction of the cost. They share
-        memory, which is held until the last of them is gone."""
+        """Cluster small batches that lie one behind the other, each for itself, at a fraction of the cost of separate calls.
+
+        ``sizes`` are their numbers of rows. The results share memory, which is held until the last of them is gone."""
         if self.partitions == 1 or self._shares or len(sizes) == 1:
             return [self.by_key(each, by_rank) for each in pieces(batch, sizes)]
         self._go_by(by_rank)
@@ -119,11 +124,11 @@ class Clustering:
     def _go_by(self, by_rank: np.ndarray | None) -> None:
         if by_rank is None:
             self._order = self._as_numbered
-        elif by_rank is not self._order:  # the table does not change every day, and checking costs more than sorting
+        elif by_rank is not self._order:  # tables change rarely, and checking costs more than sorting
             self._order = _checked_order(by_rank, self.partitions)
 
     def _ids(self, batch: pa.RecordBatch) -> np.ndarray:
-        """uint16: the partition of each row."""
+        """Return the partition of each row, as uint16."""
         ids = np.empty(batch.num_rows, np.uint16)
         if self._one_word:
             kernels.partition_words(ids, self.partitions, *raw(batch.column(self._keys[0])))
@@ -152,7 +157,7 @@ class Clustering:
 
 
 def pieces(batch: pa.RecordBatch, sizes: Iterable[int]) -> Iterator[pa.RecordBatch]:
-    """Its rows in batches of these sizes, as views."""
+    """Split the rows into batches of these sizes, as views."""
     start = 0
     for rows in sizes:
         yield batch.slice(start, rows)
@@ -160,7 +165,7 @@ def pieces(batch: pa.RecordBatch, sizes: Iterable[int]) -> Iterator[pa.RecordBat
 
 
 def take(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
-    """These rows, by int32 numbers, which must be below that of the batch's rows."""
+    """Take rows by int32 numbers, which must be below the number of rows: they are not checked."""
     # Arrow's own take: its pool keeps the pages of large buffers, which numpy gives back and faults in again.
     numbers = pa.Array.from_buffers(_ROW_NUMBER, len(rows), [None, pa.py_buffer(rows)])
     return _take_rows.call([batch, numbers], _UNCHECKED)
@@ -169,17 +174,17 @@ def take(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
 def cluster_by_key(
     batch: pa.RecordBatch, key_indices: Sequence[int], partitions: int, by_rank: np.ndarray | None = None
 ) -> Clustered:
-    """One batch, see ``Clustering.by_key``."""
+    """Cluster one batch, see ``Clustering.by_key``."""
     return Clustering(batch.schema, key_indices, partitions).by_key(batch, by_rank)
 
 
 def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A copy that shares no memory with the batch, nor with the batch's larger parent."""
+    """Copy a batch, so that it shares no memory with the original nor with a larger parent of it."""
     return copier(batch.schema)(batch)
 
 
 def copier(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """``owned`` for batches of this schema: which way is cheapest takes as long to find out as to copy a small batch."""
+    """Choose the cheapest way of ``owned`` for a schema. The choice takes as long as copying a small batch, so make it once."""
     types = schema.types
     if all(type_.id in _FLAT for type_ in types):
         return _concatenated
@@ -187,7 +192,7 @@ def copier(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 
 
 def _concatenated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.concat_batches([batch, batch.slice(0, 0)])  # of two, because one alone might be handed back as it is
+    return pa.concat_batches([batch, batch.slice(0, 0)])  # two batches, because a single one might be returned as it is
 
 
 def _serialized(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -203,7 +208,7 @@ def _written_and_read(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _checked_order(by_rank: np.ndarray, partitions: int) -> np.ndarray:
     by_rank = np.ascontiguousarray(by_rank, np.int32)
-    # A wrong order would make the sort write outside of its arrays.
+    # Checked, because a wrong order would make the sort write outside of its arrays.
     if len(by_rank) != partitions or not np.array_equal(np.sort(by_rank), np.arange(partitions)):
         raise ValueError(f"by_rank must be a permutation of the {partitions} partitions")
     return by_rank
@@ -227,7 +232,7 @@ _SHARING = {
 }
 
 
-#: Types of columns that are values, or offsets and bytes, and nothing else.
+#: Types whose columns consist of values, or of offsets and bytes, and of nothing else.
 _FLAT = {
     kind.id
     for kind in (
@@ -239,7 +244,7 @@ _FLAT = {
 
 
 def _may_share(type_: pa.DataType) -> bool:
-    """Whether a copy of rows keeps buffers of the original: a dictionary, the bytes behind a view."""
+    """Tell whether a copy of rows keeps buffers of the original, such as a dictionary or the bytes behind a view."""
     if isinstance(type_, pa.BaseExtensionType):
         return _may_share(type_.storage_type)
     return type_.id in _SHARING or any(_may_share(type_.field(i).type) for i in range(type_.num_fields))

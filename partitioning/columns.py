@@ -1,4 +1,4 @@
-"""A column as the kernels see it: addresses and a kind, read from Arrow's own buffers without a copy.
+"""Columns in the form that kernels take: addresses and a kind, read from Arrow's own buffers without a copy.
 
 Law: every fixed-width value is one 64-bit word (decimal128: two), equal values have equal words, and the
 column made from the words of a column equals it, up to the sign of zero and the payload of NaN. Kernels read
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-# Kinds tell the kernels how to read a value: numbers, because kernels are compiled once for all of them.
+# A kind tells the kernels how to read a value. Kinds are numbers, because kernels are compiled once for all of them.
 BOOL, INT8, INT16, INT32, INT64 = 0, 1, 2, 3, 4
 UINT8, UINT16, UINT32, UINT64 = 5, 6, 7, 8
 FLOAT32, FLOAT64, DECIMAL = 9, 10, 11
@@ -46,7 +46,7 @@ _KINDS: dict[int, int] = {
     _T.Type_LARGE_BINARY: WIDE_BYTES,
 }
 
-#: What a key column may be, for messages.
+#: Types of key columns, for messages.
 SUPPORTED = (
     "boolean",
     "integers",
@@ -76,12 +76,12 @@ _STORAGE: dict[int, np.dtype[Any]] = {
 
 
 def kind_of(type_: pa.DataType) -> int | None:
-    """The kind of a type, None if kernels cannot read it."""
+    """Return the kind of a type, or None if kernels cannot read it."""
     return _KINDS.get(type_.id)
 
 
 def fixed_bytes(type_: pa.DataType) -> int | None:
-    """Bytes of each value; None if they are not the same for all, or not whole."""
+    """Return the bytes of each value, or None if they differ between values or are not whole."""
     try:
         bits = type_.bit_width
     except ValueError:
@@ -90,27 +90,34 @@ def fixed_bytes(type_: pa.DataType) -> int | None:
 
 
 def row_bytes(schema: pa.Schema) -> int | None:
-    """Bytes of the values of each row; None if they are not the same for all. Of a dictionary: those of the number in it."""
+    """Return the bytes of the values of each row, or None if rows differ. A value of a dictionary column counts as its
+    index."""
     widths = [fixed_bytes(type_) for type_ in schema.types]
     return None if None in widths else sum([width or 0 for width in widths])
 
 
 class FixedColumn(NamedTuple):
-    """A fixed-width column as kernels take it: addresses of the values and of the validity map (0: every row is valid), first
-    row, kind."""
+    """A fixed-width column in the form that kernels take."""
 
+    #: Address of the values.
     values: int
+    #: Address of the validity map; 0: every row is valid.
     validity: int
+    #: The first row in both.
     first: int
     kind: int
 
 
 class StringColumn(NamedTuple):
-    """A string or binary column as kernels take it, with the addresses of its offsets and of its bytes."""
+    """A string or binary column in the form that kernels take."""
 
+    #: Address of the offsets.
     offsets: int
+    #: Address of the bytes.
     data: int
+    #: Address of the validity map; 0: every row is valid.
     validity: int
+    #: The first row in offsets and validity map.
     first: int
     kind: int
 
@@ -137,14 +144,14 @@ def raw_bytes(array: pa.Array) -> StringColumn:
 
 
 def validity_buffer(valid: np.ndarray | None) -> pa.Buffer | None:
-    """The Arrow validity map of a boolean array; None when every row is valid."""
+    """Make the Arrow validity map of a boolean array; None if every row is valid."""
     if valid is None or valid.all():
         return None
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def fixed_column(type_: pa.DataType, words: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
-    """A column of a one-word type from its words (int64 or uint64), the inverse of what kernels read."""
+    """Make a column of a one-word type from its words (int64 or uint64), the inverse of reading by a kernel."""
     kind = _KINDS[type_.id]
     if kind == BOOL:
         values = np.packbits(words != 0, bitorder="little")
@@ -155,7 +162,7 @@ def fixed_column(type_: pa.DataType, words: np.ndarray, valid: np.ndarray | None
 
 
 def decimal_column(type_: pa.DataType, low: np.ndarray, high: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
-    """A decimal128 column from its low (uint64) and high (int64 or uint64) words."""
+    """Make a decimal128 column from its low (uint64) and high (int64 or uint64) words."""
     values = np.empty((len(low), 2), np.uint64)
     values[:, 0] = low
     values[:, 1] = high.view(np.uint64)
@@ -163,7 +170,7 @@ def decimal_column(type_: pa.DataType, low: np.ndarray, high: np.ndarray, valid:
 
 
 def bytes_column(type_: pa.DataType, offsets: np.ndarray, data: np.ndarray, valid: np.ndarray | None) -> pa.Array:
-    """A string or binary column from its int64 offsets and bytes."""
+    """Make a string or binary column from its int64 offsets and bytes."""
     if _KINDS[type_.id] == BYTES:
         if offsets[-1] > np.iinfo(np.int32).max:
             raise OverflowError(f"{len(offsets) - 1} values of {offsets[-1]} bytes do not fit one column of {type_}")

@@ -1,7 +1,6 @@
-"""Errors of a caller who asks for what the rows cannot give: a key or measure of an unfit type, a sum too
-large.
+"""Errors about columns: a key or measure of an unfit type, a sum that is too large.
 
-Each names the column and says what would work instead.
+Each error names the column and says what would work instead.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class KeyTypeError(TypeError):
 
 
 class ColumnTypeError(TypeError):
-    """A measure is asked of a column whose type has no such measure, as the sum of a string."""
+    """A column has no such measure because of its type, as a string has no sum."""
 
     def __init__(self, measure: str, column: str, type_: pa.DataType, supported: Iterable[str]) -> None:
         self.measure, self.column, self.type = measure, column, type_
@@ -41,7 +40,7 @@ class ColumnTypeError(TypeError):
 
 
 class SumOverflowError(ArithmeticError):
-    """A sum or mean left the range of its result type; like Spark's ANSI mode, no wrapped value is given."""
+    """A sum or mean left the range of its result type. No wrapped value is given, as in Spark's ANSI mode."""
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
         self.column, self.type = column, type_
@@ -55,7 +54,7 @@ class SumOverflowError(ArithmeticError):
 
 
 def _rebuilt(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
-    # These errors cross process boundaries; the default would call __init__ with the finished message.
+    # These errors cross process boundaries. Unpickling would by default call __init__ with the finished message.
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)

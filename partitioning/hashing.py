@@ -1,8 +1,8 @@
-"""Whose row is it, first half: key columns to one 64-bit hash per row.
+"""The partition of a row, first half: from key columns to one 64-bit hash per row.
 
 Law: the hash depends on the values alone, never on version, machine, process, slicing or batch. Rows that
-Spark would group together hash alike: -0.0 like 0.0, every NaN like every other, null like null. Equal
-numbers in columns of different types need not hash alike.
+Spark would group together have equal hashes: -0.0 and 0.0, every NaN and every other, null and null. Equal
+numbers in columns of different types need not have equal hashes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_key_type(name: str, type_: pa.DataType) -> None:
 
 
 def hash_columns(columns: Sequence[pa.Array]) -> np.ndarray:
-    """uint64 per row over all columns, in their order; every column is as long as the first."""
+    """Hash each row over all columns, in their order, to a uint64. All columns must have the same length."""
     if not columns:
         raise ValueError("a hash needs at least one key column")
     rows = len(columns[0])

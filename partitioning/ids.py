@@ -1,7 +1,7 @@
-"""Names of the things that travel: one word, one thing.
+"""Ids of streams, partitions and sources, and the kinds of replicas.
 
 A worker id is given by the controller to one life of a worker process and is never used again, so that a worker
-which died and came back is another worker. The incarnation of a replica is the epoch of the table that introduced it.
+that died and came back is another worker. The incarnation of a replica is the epoch of the table that introduced it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class StreamId(NamedTuple):
-    """One producer partition on one edge: batches 0, 1, 2, ... (design: stream)."""
+    """One producer partition on one edge, with batches 0, 1, 2, ... (design: stream)."""
 
     edge: int
     producer: int
@@ -20,15 +20,16 @@ class StreamId(NamedTuple):
 
 
 class PartitionKey(NamedTuple):
-    """One partition of a stage. Equal to the plain pair, and found in a dict by it: do not make one where a pair that
-    exists will do."""
+    """One partition of a stage.
+
+    A key equals the plain pair, and a dict finds one by the other. Do not make a key where an existing pair will do."""
 
     stage: int
     partition: int
 
 
 class SourcePartition(NamedTuple):
-    """One partition of a source. Equal to the plain pair."""
+    """One partition of a source. It equals the plain pair."""
 
     source: int
     partition: int
@@ -38,7 +39,7 @@ class SourcePartition(NamedTuple):
 ACTIVE = "active"
 #: The kind of a replica that holds a checkpoint and the order of the steps after it.
 STANDBY = "standby"
-#: The kind of a replica that holds no state, only where to begin again and the order of the steps after it.
+#: The kind of a replica that holds no state, only the point from which to begin again and the order of the steps after it.
 UPSTREAM = "upstream"
-#: The kind of a replica that keeps both in a directory, and outlives every worker.
+#: The kind of a replica that keeps a checkpoint and the order after it in a directory, and outlives every worker.
 DISK = "disk"

@@ -1,11 +1,11 @@
-"""The loops over rows, compiled. No policy here: callers choose columns, sizes and what an overflow means.
+"""Compiled loops over rows. No policy here: callers choose columns and sizes, and handle overflows.
 
 Columns come as addresses of Arrow buffers (``columns.raw``), so that one compiled version serves every type,
-slice and alignment; numpy arrays are what the kernels own or fill. Every kernel releases the interpreter
-lock. They are all in this one file because the on-disk cache of a kernel is renewed when its own file
-changes, not when a callee's does.
+slice and alignment. Numpy arrays are owned or filled by the kernels. Every kernel releases the interpreter
+lock. All kernels are in this one file because the on-disk cache of a kernel is renewed when its own file
+changes, not when the file of a function that it calls does.
 
-Hashing is a chain of murmur3's 64-bit finaliser (Appleby, public domain): bijective in every word, so a key
+Hashing is a chain of murmur3's 64-bit finaliser (Appleby, public domain). It is bijective in every word, so that a key
 of one word never collides.
 """
 
@@ -50,11 +50,11 @@ _INT64_MAX = np.int64(0x7FFFFFFFFFFFFFFF)
 _TEN_LOW = np.array([10**p & 0xFFFFFFFFFFFFFFFF for p in range(39)], np.uint64)
 _TEN_HIGH = np.array([10**p >> 64 for p in range(39)], np.uint64)
 
-#: Keys that are looked up together: the memory that each needs is asked for before any of it is read.
+#: Keys that are looked up together: the memory of all of them is prefetched before any of it is read.
 AHEAD = 32
-#: A table of words with fewer places is in the cache anyhow.
+#: A table of words with fewer places is in the cache anyway, so that prefetching costs more than it saves.
 LARGE = 1 << 15
-#: Of a string with so many bytes or more, a table of strings does not say how many.
+#: A table of strings stores the length of shorter strings only. It stores this number for strings of this length or more.
 LONG = 0xFFFF
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
@@ -89,7 +89,7 @@ _f64 = _loader(types.float64)
 
 @intrinsic
 def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the memory at an address, which may be any: it is in the cache when it is read soon after."""
+    """Prefetch the memory at an address, so that it is in the cache when it is read soon after. Any address is allowed."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -117,7 +117,7 @@ def _bit(bitmap: int, i: int) -> Any:
 
 @kernel
 def _word(values: int, kind: int, i: int) -> Word:
-    """Value i as one word: integers sign-extended, floats as bits with one zero and one NaN."""
+    """Read value i as one word: integers sign-extended, floats as bits with one zero and one NaN."""
     if kind in (INT64, UINT64):
         return _u64(values + 8 * i)
     if kind == INT32:
@@ -179,7 +179,7 @@ def _mix(w: Word) -> Word:
 
 @kernel
 def _tail(data: int, size: int, rest: int) -> Word:
-    """The last ``rest`` (1 to 7) of ``size`` bytes as a word filled with zeros; reads nothing but them."""
+    """Read the last ``rest`` (1 to 7) of ``size`` bytes as a word filled with zeros. No other bytes are read."""
     if size >= 8:
         return _u64(data + size - 8) >> np.uint64(8 * (8 - rest))
     if size >= 4:
@@ -242,7 +242,7 @@ def hash_strings(out: Array, offsets: int, data: int, validity: int, offset: int
 
 @kernel
 def reduce_hashes(hashes: Array, partitions: int, ids: Array) -> None:
-    """ids[i] = high half of hashes[i], scaled to 0 <= id < partitions."""
+    """Set ids[i] to the high half of hashes[i], scaled to 0 <= id < partitions."""
     p = np.uint64(partitions)
     for i in range(hashes.size):
         ids[i] = ((hashes[i] >> _U32) * p) >> _U32
@@ -250,7 +250,7 @@ def reduce_hashes(hashes: Array, partitions: int, ids: Array) -> None:
 
 @kernel
 def partition_words(ids: Array, partitions: int, values: int, validity: int, offset: int, kind: int) -> None:
-    """The same for a single fixed-width key column, without its hashes in between."""
+    """Set ids[i] as ``reduce_hashes`` would for a single fixed-width key column, without an array of hashes in between."""
     p = np.uint64(partitions)
     n = ids.size
     if validity == 0 and kind == INT64:
@@ -270,8 +270,10 @@ def partition_words(ids: Array, partitions: int, values: int, validity: int, off
 
 @kernel
 def counting_sort(ids: Array, order: Array, next_row: Array, rows: Array, present: Array, offsets: Array) -> int:
-    """Stable: rows[offsets[r]:offsets[r+1]] are those with ids == present[r], which are the ``order`` without those that no row
-    has. Returns how many. next_row: scratch."""
+    """Sort rows by partition, in stable order, and return the number of partitions that have rows.
+
+    ``present`` becomes these partitions, in the given ``order``; rows[offsets[r]:offsets[r+1]] become the rows with
+    ids == present[r]. ``next_row`` is scratch."""
     next_row[:] = 0
     for i in range(ids.size):
         next_row[ids[i]] += 1
@@ -298,8 +300,10 @@ def counting_sort(ids: Array, order: Array, next_row: Array, rows: Array, presen
 def counting_sorts(
     ids: Array, ends: Array, order: Array, next_row: Array, rows: Array, present: Array, offsets: Array, found: Array
 ) -> None:
-    """Of batches one behind the other, which end at these rows, each for itself, and the next one's present and offsets behind
-    those of the one before. found: how many are present in each."""
+    """Sort several batches that lie one behind the other, each for itself, as ``counting_sort`` does.
+
+    Batch e ends at row ends[e]. ``present`` and ``offsets`` of the batches lie one behind the other, too; found[e] becomes the
+    number of partitions that batch e has rows of."""
     start = at = 0
     for e in range(len(ends)):
         end = ends[e]
@@ -312,9 +316,11 @@ def counting_sorts(
 
 @kernel
 def choose_slices(by_rank: Array, offsets: Array, hosts: Array, wanted: Array, out: Array) -> Any:
-    """What a worker gets of a clustered batch (``cluster.Clustered``): the partitions that it ``hosts``, of the ``wanted`` ranks
-    if these are given. out, int64[5, p]: these partitions and how many rows of each; then pieces of rows that lie next to each
-    other: of how many partitions, and from which row to which. Returns how many partitions and pieces."""
+    """Choose the slices of a clustered batch (``cluster.Clustered``) for one worker; return the numbers of slices and of pieces.
+
+    The worker gets the partitions that it ``hosts``, or those of the ``wanted`` ranks among them, if ranks are given. Slices that
+    lie next to each other are one piece. ``out`` is int64[5, p]: partition and rows of each slice; then, for each piece, its
+    number of slices, its first row and its end."""
     found = pieces = 0
     before = -2
     for r in range(by_rank.size):
@@ -332,20 +338,16 @@ def choose_slices(by_rank: Array, offsets: Array, hosts: Array, wanted: Array, o
     return found, pieces
 
 
-# ---- exact key tables ----------------------------------------------------------------------------
-# A table holds slots (-1: empty) at hashed places, by linear probing, at most half full. ``meta`` is [keys,
-# slot of null or -1, bytes used, bytes wanted]. A kernel stops at the row for which there is no room and
-# returns its number: the caller grows and goes on from there.
-
-
 @kernel
 def choose_run(
     partitions: Array, offsets: Array, slices: Array, nbytes: Array, sequences: Array, hosts: Array, wanted_from: Array,
     rank_of: Array,
 ) -> Any:  # fmt: skip
-    """What a worker gets of batches that are clustered by partition, see ``flux.stream.runs.Span``: numbers of the rows, sorted
-    by rank and then by batch; which ranks they are of, and how many rows of each; how many of each batch for each rank, of the
-    batches that have any; which these are; and their share of all bytes. ``wanted_from``: for each partition, if any."""
+    """Choose the rows of several clustered batches for one worker, see ``flux.stream.runs.Span``.
+
+    ``wanted_from`` is the first batch that each partition wants, or empty. Return the numbers of the rows, sorted by rank and
+    then by batch; the ranks that have rows; the rows of each of these ranks; the rows of each rank in each batch that has any;
+    these batches; and the bytes of the rows, by their share of each batch."""
     mine = np.zeros(len(partitions), np.bool_)
     low, high = len(rank_of), -1
     first = 0
@@ -398,11 +400,17 @@ def choose_run(
     return numbers, ranks, rows, counts, which, in_all
 
 
+# ---- exact key tables ----------------------------------------------------------------------------
+# A table holds slots (-1: empty) at hashed places, by linear probing, at most half full. ``meta`` is [keys,
+# slot of null or -1, bytes used, bytes wanted]. A kernel stops at the first row for which there is no room and
+# returns its number. The caller grows the table and goes on from there.
+
+
 @kernel
 def _ask_for_words(
     values: int, validity: int, kind: int, first: int, count: int, table: Array, table_words: Array
 ) -> None:  # fmt: skip
-    """What it takes to look up the next words is asked for."""
+    """Prefetch the memory for looking up the next words."""
     mask = np.uint64(table.size - 1)
     table_at, words_at = table.ctypes.data, table_words.ctypes.data
     for i in range(first, first + count):
@@ -417,7 +425,7 @@ def find_words(
     values: int, validity: int, offset: int, kind: int, first: int, out: Array,
     table: Array, table_words: Array, words: Array, meta: Array,
 ) -> int:  # fmt: skip
-    """Slots of a one-word key."""
+    """Find or add the slots of keys of one word."""
     mask = np.uint64(table.size - 1)
     count, limit = meta[0], words.size
     n = out.size
@@ -477,7 +485,7 @@ def put_words(
     rows: Array, column: int, null_column: int, null_bit: int,
     values: int, validity: int, offset: int, kind: int,
 ) -> None:  # fmt: skip
-    """Write a fixed-width column into the word matrix, its nulls as a bit of ``null_column``."""
+    """Write a fixed-width column into the word matrix, and its nulls into a bit of ``null_column``."""
     for i in range(rows.shape[0]):
         j = offset + i
         if validity != 0 and _bit(validity, j) == 0:
@@ -517,7 +525,7 @@ def _same_row(a: Array, i: int, b: Array, j: int) -> bool:
 
 @kernel
 def find_rows(rows: Array, first: int, out: Array, table: Array, table_hashes: Array, words: Array, meta: Array) -> int:
-    """Slots of keys of several words, given as a matrix."""
+    """Find or add the slots of keys of several words, given as a matrix."""
     mask = np.uint64(table.size - 1)
     count, limit = meta[0], words.shape[0]
     n = rows.shape[0]
@@ -560,7 +568,7 @@ def _same_bytes(a: int, b: int, size: int) -> bool:
 def _ask_for_strings(
     offsets: int, data: int, validity: int, kind: int, first: int, hashes: Array, count: int, table: Array, arena: int
 ) -> None:  # fmt: skip
-    """The hashes of the next strings; and what it takes to look these up is asked for."""
+    """Hash the next strings, and prefetch the memory for looking them up."""
     mask = np.uint64(table.shape[0] - 1)
     table_at = table.ctypes.data
     end = _start(offsets, kind, first)
@@ -578,7 +586,7 @@ def find_strings(
     offsets: int, data: int, validity: int, offset: int, kind: int, first: int, out: Array,
     table: Array, starts: Array, arena: Array, meta: Array,
 ) -> int:  # fmt: skip
-    """Slots of strings; new ones are copied to the arena. Null is a key of its own with no bytes."""
+    """Find or add the slots of strings. New strings are copied to the arena. Null is a key of its own with no bytes."""
     mask = np.uint64(table.shape[0] - 1)
     count, limit = meta[0], starts.size - 1
     n = out.size
@@ -638,7 +646,7 @@ def find_strings(
 
 @kernel
 def rebuild_hashed(old: Array, old_hashes: Array, table: Array, table_hashes: Array) -> None:
-    """Move every slot of a table to a larger one, with the hashes kept beside them."""
+    """Move every slot of a table to a larger one, by the hashes kept beside the slots."""
     mask = np.uint64(table.size - 1)
     for i in range(old.size):
         if old[i] >= 0:
@@ -651,7 +659,7 @@ def rebuild_hashed(old: Array, old_hashes: Array, table: Array, table_hashes: Ar
 
 @kernel
 def rebuild_strings(old: Array, table: Array) -> None:
-    """The same of a table of strings, by the low half of each hash."""
+    """Move every slot of a table of strings to a larger one, by the low half of each hash."""
     mask = np.uint64(table.shape[0] - 1)
     for i in range(old.shape[0]):
         if old[i, 0] != _U0:
@@ -664,7 +672,7 @@ def rebuild_strings(old: Array, table: Array) -> None:
 
 @kernel
 def string_ends(starts: Array, slots: Array, ends: Array) -> None:
-    """ends[i + 1] = where string i ends when the strings of the slots are put one after the other."""
+    """Set ends[i + 1] to the end of string i, with the strings of the slots one after the other."""
     total = 0
     ends[0] = 0
     for i in range(slots.size):
@@ -683,7 +691,7 @@ def copy_strings(starts: Array, arena: Array, slots: Array, out: Array) -> None:
 
 @kernel
 def touched(slots: Array, marks: Array, mark: int, out: Array) -> int:
-    """Each slot once, in order of first touch; marks[slot] == mark means seen. Returns how many."""
+    """Write each slot once to ``out``, in order of first touch, and return their number. marks[slot] == mark means seen."""
     count = 0
     for i in range(slots.size):
         s = slots[i]
@@ -696,7 +704,7 @@ def touched(slots: Array, marks: Array, mark: int, out: Array) -> int:
 
 @kernel
 def in_range(slots: Array, size: int) -> bool:
-    """Whether all are from 0 to below ``size``."""
+    """Tell whether all slots are from 0 to below ``size``."""
     good = True
     for i in range(slots.size):
         good &= 0 <= slots[i] < size
@@ -705,13 +713,13 @@ def in_range(slots: Array, size: int) -> bool:
 
 @kernel
 def gather_counted(values: Array, counts: Array, slots: Array, out: Array, valid: Array) -> int:
-    """out[i] = values[s] of slot s, valid[i]: whether counts[s] is not 0. Returns how many are valid."""
+    """Set out[i] to values[s] of slot s, and valid[i] to counts[s] != 0. Return the number of valid ones."""
     return _gather(values, counts, slots, 0, out, valid)
 
 
 @kernel
 def gather_seen(values: Array, seen: Array, slots: Array, flip: int, out: Array, valid: Array) -> int:
-    """out[i] = values[s] ^ flip of slot s, valid[i] = seen[s]. Returns how many are valid."""
+    """Set out[i] to values[s] ^ flip of slot s, and valid[i] to seen[s]. Return the number of valid ones."""
     return _gather(values, seen, slots, flip, out, valid)
 
 
@@ -728,7 +736,7 @@ def _gather(values: Array, present: Array, slots: Array, flip: int, out: Array, 
 
 @kernel
 def note_changed(slots: Array, marks: Array, changed: Array, count: int) -> int:
-    """Appends each slot without a mark to ``changed``, of which ``count`` are used, and marks it. Returns how many are used."""
+    """Append each slot without a mark to ``changed``, of which ``count`` are used, and mark it. Return the number in use."""
     for i in range(slots.size):
         s = slots[i]
         if marks[s] == 0:
@@ -738,17 +746,20 @@ def note_changed(slots: Array, marks: Array, changed: Array, count: int) -> int:
     return count
 
 
-# ---- how far readers of a stream are --------------------------------------------------------------
+# ---- progress of the readers of a stream ----------------------------------------------------------
 
 
 @kernel
 def raise_marks(
     marks: Array, to: int, counts: Array, at: Array, instead: Array, since: Array, epoch: int,
-    cells: Array, rows: Array, columns: Array, leaves_out: Array, nobody: int, least: Array,
+    cells: Array, rows: Array, columns: Array, leaves_out: Array, no_reader: int, least: Array,
 ) -> bool:  # fmt: skip
-    """Raise the marks of some readers, reader i's in cells[rows[i], columns[i]] too: to ``to`` where it counts, to instead[k] for
-    reader at[k], and not at all where it is since a later epoch. Then least[r] is the least of each of these rows, without what
-    is left out (if anything is), -1 where only ``nobody`` is in it. Whether any was raised."""
+    """Raise the marks of readers, and return True if any was raised.
+
+    Reader i is raised to ``to`` if counts[i]. Reader at[k] is raised to instead[k]. A reader since a later epoch (since[i] >
+    epoch) is not raised. The mark of reader i is also written to cells[rows[i], columns[i]]. Then, for each of these rows,
+    least[r] becomes its least cell, without the cells in ``leaves_out`` (if that is not empty); -1 if none of these is below
+    ``no_reader``."""
     wanted = np.empty(marks.size, np.int64)
     for i in range(marks.size):
         wanted[i] = to if counts[i] else -1
@@ -761,17 +772,17 @@ def raise_marks(
             raised = True
     if raised:
         for i in range(rows.size):
-            r, lowest = rows[i], nobody
+            r, lowest = rows[i], no_reader
             for c in range(cells.shape[1]):
                 if leaves_out.size == 0 or not leaves_out[r, c]:
                     lowest = min(lowest, cells[r, c])
-            least[r] = -1 if lowest == nobody else lowest
+            least[r] = -1 if lowest == no_reader else lowest
     return raised
 
 
 @kernel
 def any_owed(marks: Array, last: Array, rows: Array, limit: int, counts: Array) -> bool:
-    """Whether some reader i that counts is below last[rows[i]], or below the limit if that is less."""
+    """Tell whether any reader i with counts[i] is below last[rows[i]], or below the limit if that is less."""
     for i in range(marks.size):  # noqa: SIM110 - compiled
         if counts[i] and marks[i] < min(last[rows[i]], limit):
             return True
@@ -780,7 +791,7 @@ def any_owed(marks: Array, last: Array, rows: Array, limit: int, counts: Array) 
 
 @kernel
 def first_below(values: Array, places: Array, limit: int) -> int:
-    """The first k for which values[places[k]] is below the limit; -1: none is."""
+    """Return the first k for which values[places[k]] is below the limit, or -1."""
     for k in range(places.size):
         if values[places[k]] < limit:
             return k
@@ -819,14 +830,14 @@ def add_doubles(slots: Array, values: int, validity: int, offset: int, kind: int
 
 @kernel
 def add_integers(slots: Array, values: int, validity: int, offset: int, kind: int, sums: Array, counts: Array) -> bool:
-    """False at the first row whose sum does not fit 64 bits; what was added before stays."""
+    """Add integers to sums. Return False at the first row whose sum does not fit 64 bits; earlier rows stay added."""
     for i in range(slots.size):
         if validity == 0 or _bit(validity, offset + i):
             s = slots[i]
             v = np.int64(_word(values, kind, offset + i))
             before = sums[s]
             after = before + v
-            # Overflow: both operands have the sign that the result has not.
+            # Overflow: the two operands have the same sign, and the result has the other one.
             if ((before ^ after) & (v ^ after)) < 0 or (kind == UINT64 and v < 0):
                 return False
             sums[s] = after
@@ -836,7 +847,7 @@ def add_integers(slots: Array, values: int, validity: int, offset: int, kind: in
 
 @kernel
 def _fits(low: Word, high: Word, precision: int) -> bool:
-    """Whether a magnitude is below 10 ** precision."""
+    """Tell whether a magnitude is below 10 ** precision."""
     top = _TEN_HIGH[precision]
     return high < top or (high == top and low < _TEN_LOW[precision])
 
@@ -852,10 +863,10 @@ def add_decimals(
     slots: Array, values: int, validity: int, offset: int, precision: int,
     low: Array, high: Array, counts: Array,
 ) -> bool:  # fmt: skip
-    """128-bit sums; False at the first one that has more than ``precision`` digits.
+    """Add decimals to 128-bit sums. Return False at the first sum that has more than ``precision`` digits.
 
     Both operands are below 10**38, so that a sum that wraps still has a magnitude above
-    2**128 - 2 * 10**38 > 10**38 and is seen."""
+    2**128 - 2 * 10**38 > 10**38 and is noticed."""
     sign = np.uint64(63)
     for i in range(slots.size):
         j = offset + i
@@ -878,7 +889,7 @@ def add_decimals(
 
 @kernel
 def divide_decimals(low: Array, high: Array, counts: Array, digits: int, precision: int) -> bool:
-    """In place: sum / count with ``digits`` (at most 4) more decimals, half up. False if one does not fit."""
+    """Divide sums by counts in place, with ``digits`` (at most 4) more decimals, half up. Return False if one does not fit."""
     sign = np.uint64(63)
     for i in range(counts.size):
         count = np.uint64(counts[i])
@@ -924,7 +935,7 @@ def divide_decimals(low: Array, high: Array, counts: Array, digits: int, precisi
 
 @kernel
 def _ordered_bits(v: float) -> Any:
-    """A double as an integer that sorts like it, NaN greatest (its own inverse is on the result side)."""
+    """Return an integer with the same order as the double, NaN greatest. The result of a measure inverts it."""
     if v != v:
         return _INT64_MAX
     bits = np.int64(np.float64(v).view(np.int64))
@@ -935,7 +946,7 @@ def _ordered_bits(v: float) -> Any:
 def keep_least(
     slots: Array, values: int, validity: int, offset: int, kind: int, flip: int, best: Array, seen: Array
 ) -> None:
-    """best[s] = least of (sortable value ^ flip): flip -1 turns the order round and keeps the greatest."""
+    """Keep the least (sortable value ^ flip) of each slot. A flip of -1 reverses the order and keeps the greatest."""
     for i in range(slots.size):
         if validity == 0 or _bit(validity, offset + i):
             s = slots[i]
@@ -967,16 +978,18 @@ def keep_least_decimals(
 
 
 # ---- several partitions in one call ----------------------------------------------------------------
-# Rows of several partitions lie one behind the other; those of partition k end at row ``ends[k]``. What partition k keeps comes
-# as addresses of its arrays, in places[k, which], int64[5] (see ``flux.dataflow.together``), with how long they are.
+# Rows of several partitions lie one behind the other; the rows of partition k end at row ``ends[k]``. places[k, which], int64[5],
+# has the addresses of the arrays of partition k, and their lengths (see ``flux.dataflow.together``).
 
 
 @kernel
 def find_words_each(
     values: int, validity: int, offset: int, kind: int, ends: Array, out: Array, places: Array, which: int
 ) -> bool:  # fmt: skip
-    """Slots of a one-word key. Places: addresses of a table, of its words, of the words of the slots and of ``meta``; and how
-    many keys there is room for. Returns whether it was enough."""
+    """Find or add the slots of keys of one word. Return False if a table had too little room.
+
+    Places: the addresses of a table, of its words, of the words of the slots and of ``meta``; and the keys for which there is
+    room."""
     start = 0
     whole = True
     for k in range(ends.size):
@@ -998,7 +1011,7 @@ def find_words_each(
 
 @kernel
 def take_words_each(slots: Array, ends: Array, places: Array, which: int, out: Array, valid: Array) -> int:
-    """The words of these slots, and whether each is a value and not null. Returns how many are."""
+    """Write the words of slots to ``out``, and to ``valid`` whether each is a value. Return the number of values."""
     start = count = 0
     for k in range(ends.size):
         words, meta = (
@@ -1015,8 +1028,9 @@ def take_words_each(slots: Array, ends: Array, places: Array, which: int, out: A
 
 @kernel
 def touched_each(slots: Array, ends: Array, places: Array, which: int, out: Array, found: Array) -> None:
-    """``touched`` of each partition, one behind the other in ``out``; found[k]: where they end. Places: the address of the
-    marks, the mark, and how many marks there are."""
+    """Write the touched slots of each partition to ``out``, one behind the other, as ``touched`` does. They end at found[k].
+
+    Places: the address of the marks, the mark, and the number of marks."""
     start = at = 0
     for k in range(ends.size):
         mine = carray(_pointer(places[k, which, 0]), places[k, which, 2], np.int64)
@@ -1025,7 +1039,7 @@ def touched_each(slots: Array, ends: Array, places: Array, which: int, out: Arra
         start = ends[k]
 
 
-#: What ``update_each`` and ``gather_each`` do.
+#: Operations of ``update_each`` and ``gather_each``.
 COUNT_ROWS, COUNT_VALID, ADD_DOUBLES, ADD_INTEGERS, KEEP_LEAST, MEAN_DOUBLES = 0, 1, 2, 3, 4, 5
 
 
@@ -1034,8 +1048,9 @@ def update_each(
     what: int, slots: Array, values: int, validity: int, offset: int, kind: int, flip: int, ends: Array, places: Array,
     which: int,
 ) -> int:  # fmt: skip
-    """Update an accumulator of each partition. Places: addresses of the values and of the counts, or of what has been seen, of
-    the slots; and how many slots there are. Returns the partition of the first sum that does not fit; -1: there is none."""
+    """Update an accumulator of each partition. Return the partition of the first sum that does not fit, or -1.
+
+    Places: the address of the values of the slots; the address of their counts, or of their ``seen``; and the number of slots."""
     start = 0
     for k in range(ends.size):
         mine, first = slots[start : ends[k]], offset + start
@@ -1066,7 +1081,9 @@ def update_each(
 def gather_each(
     what: int, slots: Array, ends: Array, places: Array, which: int, flip: int, out: Array, valid: Array
 ) -> int:
-    """out[i]: what the accumulator has for slots[i], as 64 bits; valid[i]: whether it has any. Returns how many are valid."""
+    """Set out[i] to the value of the accumulator for slots[i], as 64 bits, and valid[i] to whether there is one.
+
+    Return the number of valid ones. Places: see ``update_each``."""
     count = start = 0
     doubles = out.view(np.float64)
     for k in range(ends.size):
@@ -1098,13 +1115,13 @@ def gather_each(
     return count
 
 
-# Least strings: each slot has a piece of the arena, ``starts`` and ``rooms``, and in it a value of ``sizes`` bytes (-1: none
-# yet). ``heads`` has the first eight bytes of it as a number that sorts as they do, so that most comparisons read no more.
+# Least strings: each slot has a piece of the arena (``starts`` and ``rooms``), with a value of ``sizes`` bytes in it (-1: none
+# yet). ``heads`` has the first eight bytes of the value as a number with the same order, so that most comparisons read no more.
 
 
 @kernel
 def _head(data: int, size: int) -> Word:
-    """The first eight bytes, filled with zeros, as a number that sorts as they do."""
+    """Read the first eight bytes, filled with zeros, as a number with the same order."""
     w = _U0
     for p in range(8):
         w = w << np.uint64(8)
@@ -1115,7 +1132,7 @@ def _head(data: int, size: int) -> Word:
 
 @kernel
 def _sooner(a: int, a_size: int, b: int, b_size: int) -> bool:
-    """Whether the bytes at ``a`` come before those at ``b``: as unsigned numbers, and the shorter first."""
+    """Tell whether the bytes at ``a`` come before the bytes at ``b``, as unsigned numbers, and the shorter first."""
     for p in range(8, min(a_size, b_size)):  # the heads are equal
         x, y = _u8(a + p), _u8(b + p)
         if x != y:
@@ -1128,8 +1145,9 @@ def keep_least_strings(
     slots: Array, offsets: int, data: int, validity: int, offset: int, kind: int, greatest: bool, first: int,
     heads: Array, starts: Array, rooms: Array, sizes: Array, arena: Array, meta: Array,
 ) -> int:  # fmt: skip
-    """Keep the least value of each slot, or the greatest. meta: bytes of the arena used, bytes wanted. Stops at the row
-    for which the arena has no room, and returns its number."""
+    """Keep the least value of each slot, or the greatest. Stop at the row for which the arena has no room, and return its number.
+
+    ``meta`` is [bytes of the arena in use, bytes wanted]."""
     n = slots.size
     home = arena.ctypes.data
     used = meta[0]
@@ -1171,7 +1189,7 @@ def keep_least_strings(
 
 @kernel
 def piece_ends(sizes: Array, slots: Array, ends: Array) -> None:
-    """ends[i + 1] = where piece i ends when those of the slots are put one after the other; none has no bytes."""
+    """Set ends[i + 1] to the end of piece i, with the pieces of the slots one after the other. No value has no bytes."""
     total = 0
     ends[0] = 0
     for i in range(slots.size):

@@ -1,12 +1,13 @@
-"""Keys of one partition to dense slots, so that state can live in plain arrays indexed by slot.
+"""Slots of the keys of one partition: dense numbers, so that state can live in plain arrays indexed by slot.
 
-Law: the slot of a key is the number of distinct keys that came before it, whatever the batches; keys are
+Law: the slot of a key is the number of distinct keys that came before it, however they are split into batches; keys are
 equal as in Spark's grouping: null equals null, -0.0 equals 0.0, every NaN equals every other, and an empty
 string is no null.
 
-Every fixed-width column is one word (decimal128: two); a string column goes through a dictionary of its own,
-whose code is the word. A key of one word, or of one string, needs no more than that; other keys are rows of
-words, the last of which tell the nulls.
+Every fixed-width column is one word (decimal128: two words). A string column has a dictionary of its own, whose code is the
+word.
+A key of one word, or of one string, needs only that. Other keys are rows of words, of which the last ones hold a bit per column
+for null.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from partitioning.columns import (
     raw,
 )
 from partitioning.hashing import check_key_type
-from partitioning.slot_tables import Rows, Strings, Words
+from partitioning.slot_tables import StringTable, WideKeyTable, WordTable
 
 #: Rows per chunk of a snapshot: keeps the bytes of a string column within Arrow's 32-bit offsets.
 CHUNK_ROWS = 65_536
 
 
 class KeyIndex:
-    """Slots of the keys made of ``fields``, at least one. Not for use by several threads at once."""
+    """Slots of the keys made of ``fields``, at least one. An index is for one thread."""
 
     def __init__(self, fields: Sequence[pa.Field], keys: int = 0) -> None:
-        """``keys``: how many there will be, if that is known: room is made at once."""
+        """Make an empty index with room for ``keys`` keys, if their number is known."""
         if not fields:
             raise ValueError("an index needs at least one key column")
         for field in fields:
@@ -50,7 +51,7 @@ class KeyIndex:
         self._index = _Single(self.types[0], keys) if single else _Several(self.types, keys)
 
     def __len__(self) -> int:
-        """Number of distinct keys; slots are 0 to this, exclusive."""
+        """Return the number of distinct keys. Slots are 0 to this number, exclusive."""
         return len(self._index)
 
     @property
@@ -59,10 +60,10 @@ class KeyIndex:
         return self._index.nbytes
 
     def slots(self, columns: Sequence[pa.Array]) -> np.ndarray:
-        """int32 slot of every row; keys not seen before get the next slots, in order of the rows."""
+        """Return the int32 slot of every row. New keys get the next slots, in the order of their rows."""
         rows = len(columns[0])
         for column, type_ in zip(columns, self.types, strict=True):
-            # Kernels read by address: a wrong type or length would read outside of the column.
+            # Checked, because kernels read by address: a wrong type or length would read outside of the column.
             if column.type != type_ or len(column) != rows:
                 raise TypeError(f"expected {rows} rows of {type_}, not {len(column)} rows of {column.type}")
         out = np.empty(rows, np.int32)
@@ -71,7 +72,7 @@ class KeyIndex:
         return out
 
     def keys(self, slots: np.ndarray | None = None) -> list[pa.Array]:
-        """The key columns of the slots, of all slots by default."""
+        """Return the key columns of slots, by default of all slots."""
         if slots is None:
             slots = np.arange(len(self), dtype=np.int32)
         elif not kernels.in_range(slots, len(self)):
@@ -79,13 +80,13 @@ class KeyIndex:
         return self._index.keys(np.ascontiguousarray(slots, np.int32))
 
     @property
-    def words(self) -> Words | None:
-        """The table of keys of one word. None: keys are of another kind."""
+    def words(self) -> WordTable | None:
+        """The table of keys of one word; None for other keys."""
         table = self._index._table if isinstance(self._index, _Single) else None
-        return table if isinstance(table, Words) else None
+        return table if isinstance(table, WordTable) else None
 
     def to_arrow(self) -> pa.Table:
-        """All keys in the order of their slots; perhaps views of the index's memory."""
+        """Return all keys in the order of their slots, perhaps as views of the index's memory."""
         schema = pa.schema(self.fields)
         whole = self._index.all_keys()
         if whole is not None:
@@ -97,7 +98,7 @@ class KeyIndex:
 
     @classmethod
     def from_arrow(cls, keys: pa.Table) -> KeyIndex:
-        """The index whose ``to_arrow`` gave these keys: same keys, same slots."""
+        """Rebuild the index from the result of its ``to_arrow``, with the same slots for the same keys."""
         index = cls(list(keys.schema), keys.num_rows)
         for batch in keys.to_batches():
             index.slots(batch.columns)
@@ -107,11 +108,11 @@ class KeyIndex:
 
 
 class _Single:
-    """A key of one word or of one string."""
+    """Index of keys of one word or one string."""
 
     def __init__(self, type_: pa.DataType, keys: int) -> None:
         self._type = type_
-        self._table: Words | Strings = Strings(keys) if (kind_of(type_) or 0) >= BYTES else Words(keys)
+        self._table: WordTable | StringTable = StringTable(keys) if (kind_of(type_) or 0) >= BYTES else WordTable(keys)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -124,9 +125,9 @@ class _Single:
         self._table.slots(columns[0], out)
 
     def all_keys(self) -> pa.Array | None:
-        """Without a copy where that is possible: a view of the words. None: they are made, chunk by chunk."""
+        """Return all keys as a view of the words, or None for strings, which are copied chunk by chunk."""
         table = self._table
-        if isinstance(table, Strings):
+        if isinstance(table, StringTable):
             return None
         size = len(table)
         valid = np.arange(size) != table.meta[1] if table.meta[1] >= 0 else None
@@ -135,21 +136,21 @@ class _Single:
     def keys(self, slots: np.ndarray) -> list[pa.Array]:
         table = self._table
         valid = ~table.nulls(slots) if table.meta[1] >= 0 else None
-        if isinstance(table, Strings):
+        if isinstance(table, StringTable):
             return [_string_column(self._type, table, slots, valid)]
         return [fixed_column(self._type, table.words.take(slots), valid)]
 
 
 class _Several:
-    """A key of several words: those of each column in turn, then one bit per column, set where it is null."""
+    """Index of keys of several words: the words of each column in turn, then one bit per column, set for null."""
 
     def __init__(self, types: Sequence[pa.DataType], keys: int) -> None:
         self._types = list(types)
-        self._dictionaries = [Strings() if (kind_of(t) or 0) >= BYTES else None for t in types]
+        self._dictionaries = [StringTable() if (kind_of(t) or 0) >= BYTES else None for t in types]
         widths = [2 if kind_of(t) == DECIMAL else 1 for t in types]
         self._places = [int(place) for place in np.cumsum([0, *widths])]
         self._width = self._places[-1] + -(-len(types) // 64)
-        self._table = Rows(self._width, keys)
+        self._table = WideKeyTable(self._width, keys)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -164,7 +165,7 @@ class _Several:
             if dictionary is None:
                 kernels.put_words(rows, place, self._places[-1] + c // 64, c % 64, *raw(column))
             else:
-                dictionary.slots(column, out)  # null has a code too
+                dictionary.slots(column, out)  # null has a code, too
                 kernels.put_codes(rows, place, out)
         self._table.slots(rows, out)
 
@@ -189,5 +190,5 @@ class _Several:
         return columns
 
 
-def _string_column(type_: pa.DataType, table: Strings, slots: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+def _string_column(type_: pa.DataType, table: StringTable, slots: np.ndarray, valid: np.ndarray | None) -> pa.Array:
     return bytes_column(type_, *table.strings(slots), valid)

@@ -1,8 +1,10 @@
 """Keyed state of several partitions, looked up and updated in one call.
 
-Small batches cost what is called for them. Rows of several partitions lie one behind the other: those of partition k end at row
-``ends[k]``, int64. ``places[k, which]`` says where its table, or an accumulator of it, lies: int64[5], of ``places()`` of either.
-Law: keys, slots, measures are those of calls for each partition with its own rows.
+The cost of a small batch is call overhead, so one call serves all partitions. Their rows lie one behind the other: the rows of
+partition k end at row ``ends[k]`` (int64, exclusive). ``places[k, which]`` (int64[5], from ``places()`` of a table or an
+accumulator) has the addresses of the table of partition k, or of one of its accumulators.
+
+Law: keys, slots and measures equal those of separate calls for each partition with its own rows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from partitioning.keyed_state import KeyIndex
 def slots_each(
     indexes: Sequence[KeyIndex], columns: Sequence[pa.Array], ends: np.ndarray, places: np.ndarray, which: int
 ) -> np.ndarray:
-    """``KeyIndex.slots``. One call for all where keys are of one word: then every table must have room. Else a call for each."""
+    """Find the slots of all rows, as ``KeyIndex.slots`` does.
+
+    Keys of one word take a single call, for which every table must have room already. Other keys take a call for each
+    partition."""
     if indexes[0].words is None:
         return np.concatenate([
             index.slots([column.slice(start, end - start) for column in columns])
@@ -40,7 +45,7 @@ def slots_each(
 def keys_each(
     indexes: Sequence[KeyIndex], slots: np.ndarray, ends: np.ndarray, places: np.ndarray, which: int
 ) -> list[pa.Array]:
-    """``KeyIndex.keys`` of these slots."""
+    """Return the keys of slots, as ``KeyIndex.keys`` does."""
     if indexes[0].words is None:
         found = [index.keys(slots[start:end]) for index, (start, end) in zip(indexes, _parts(ends), strict=True)]
         return [pa.concat_arrays(columns) for columns in zip(*found, strict=True)]
@@ -52,8 +57,9 @@ def keys_each(
 def update_each(
     made: Accumulator, slots: np.ndarray, column: pa.Array | None, ends: np.ndarray, places: np.ndarray, which: int
 ) -> int:
-    """``Accumulator.update`` of accumulators that are all like ``made`` and have room. Returns the first partition whose sum does
-    not fit; -1: all do."""
+    """Update accumulators that are all like ``made`` and have room, as ``Accumulator.update`` does.
+
+    Return the first partition whose sum does not fit, or -1."""
     assert made.each is not None
     if column is not None and (column.type != made.type or len(column) != ends[-1]):
         raise TypeError(f"expected {ends[-1]} rows of {made.type}, not {len(column)} rows of {column.type}")
@@ -67,7 +73,7 @@ def update_each(
 
 
 def result_each(made: Accumulator, slots: np.ndarray, ends: np.ndarray, places: np.ndarray, which: int) -> pa.Array:
-    """``Accumulator.result`` of these slots; see ``update_each``."""
+    """Return the results of slots, as ``Accumulator.result`` does, for accumulators like ``made``."""
     assert made.each is not None
     words, valid = np.empty(len(slots), np.int64), np.empty(len(slots), np.bool_)
     whole = kernels.gather_each(made.each, slots, ends, places, which, made.flip, words, valid) == len(slots)
@@ -75,6 +81,6 @@ def result_each(made: Accumulator, slots: np.ndarray, ends: np.ndarray, places: 
 
 
 def _parts(ends: np.ndarray) -> list[tuple[int, int]]:
-    """Where the rows of each partition begin and end."""
+    """Return begin and end of the rows of each partition."""
     each = ends.tolist()
     return list(zip([0, *each], each, strict=False))

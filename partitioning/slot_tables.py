@@ -1,16 +1,16 @@
-"""Exact tables from keys to dense slots 0, 1, 2, ... in order of first appearance, one per shape of key.
+"""Hash tables from keys to dense slots 0, 1, 2, ... in order of first appearance, one per shape of key.
 
-Law: two rows get the same slot if and only if their keys are equal; equal hashes only decide where to look.
+Law: two rows get the same slot if and only if their keys are equal. Hashes only decide where to look.
 
-    Words    keys of one 64-bit word: the table holds the words themselves
-    Rows     keys of several words: the table holds hashes, and the words of each slot are compared
-    Strings  keys of bytes: the table holds hashes, and the bytes in the arena are compared
+    WordTable     keys of one 64-bit word: the table holds the words themselves
+    WideKeyTable  keys of several words: the table holds hashes, and the words of each slot are compared
+    StringTable   keys of bytes: the table holds hashes, and the bytes in the arena are compared
 
-A table is an array of places, a power of two, and holds at most half as many keys; it doubles when full.
-Kernels stop at the row for which there is no room and are called again after the table has grown.
+A table is an array of places, a power of two, and holds at most half as many keys; it doubles when full. A kernel stops at the
+first row for which there is no room, and is called again after the table has grown.
 
-What a lookup costs is the memory that it waits for, because a large table is in no cache. So kernels ask for what a few keys
-need before they look at any of it, and a place of a table of strings has all that tells where the bytes of its key are.
+The cost of a lookup is its wait for memory, because a large table is in no cache. So kernels prefetch the memory for a few keys
+before they read any of it, and a place in a table of strings tells where the bytes of its key are.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import pyarrow as pa
 from partitioning import kernels
 from partitioning.columns import raw, raw_bytes
 
-#: Keys that a new table has room for: 64 words are 512 bytes, little for a partition with few keys.
+#: Keys for which a new table has room. 64 words are 512 bytes, little even for a partition with few keys.
 KEYS_MIN = 64
-#: Slots are int32, and a table has twice as many places.
+#: Slots are int32, and a table has two places for each key.
 KEYS_MAX = 1 << 30
 ARENA_BYTES_MIN = 1024
 
 
 def grown(array: np.ndarray, rows: int) -> np.ndarray:
-    """A copy with room for ``rows`` rows; the new ones are zero."""
+    """Copy an array to one with ``rows`` rows; the new ones are zero."""
     larger = np.zeros((rows, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
 
 class _Table:
-    """What the tables share: places, counts, and doubling."""
+    """Base of the tables: places, counts, and doubling."""
 
     def __init__(self, keys: int = 0) -> None:
-        """``keys``: as many have room before it doubles."""
+        """Make an empty table with room for ``keys`` keys before it doubles."""
         self.capacity = max(KEYS_MIN, 1 << max(keys - 1, 0).bit_length())
         self.meta = np.array([0, -1, 0, 0], np.int64)  # keys, slot of null, bytes used, bytes wanted
         self._make_places()
@@ -48,7 +48,7 @@ class _Table:
         return int(self.meta[0])
 
     def _double(self) -> None:
-        """New empty places."""
+        """Replace the places by twice as many empty ones."""
         if self.capacity >= KEYS_MAX:
             raise MemoryError(f"a partition cannot hold more than {KEYS_MAX} keys; use more partitions")
         self.capacity *= 2
@@ -63,8 +63,8 @@ class _Table:
         return null
 
 
-class Words(_Table):
-    """Keys of one word; null has a slot of its own outside of the table."""
+class WordTable(_Table):
+    """Keys of one word. Null has a slot of its own outside of the table."""
 
     def __init__(self, keys: int = 0) -> None:
         super().__init__(keys)
@@ -84,12 +84,12 @@ class Words(_Table):
             self._more()
 
     def reserve(self, keys: int) -> None:
-        """Make room for so many keys more."""
+        """Make room for this number of further keys."""
         while len(self) + keys > self.capacity:
             self._more()
 
     def places(self) -> tuple[int, int, int, int, int]:
-        """Where it is, for ``kernels.find_words_each``, as long as ``capacity`` stays."""
+        """Return the addresses for ``kernels.find_words_each``. They are valid as long as ``capacity`` stays."""
         arrays = self.table, self.table_words, self.words, self.meta
         table, table_words, words, meta = (array.ctypes.data for array in arrays)
         return table, table_words, words, meta, self.capacity
@@ -100,7 +100,7 @@ class Words(_Table):
         kernels.rebuild_words(self.words, self.meta, self.table, self.table_words)
 
 
-class Rows(_Table):
+class WideKeyTable(_Table):
     """Keys of ``width`` words."""
 
     def __init__(self, width: int, keys: int = 0) -> None:
@@ -123,11 +123,12 @@ class Rows(_Table):
             kernels.rebuild_hashed(*old, self.table, self.table_words)
 
 
-class Strings(_Table):
-    """Keys of bytes, kept one after the other in an arena; null has a slot with no bytes.
+class StringTable(_Table):
+    """Keys of bytes, kept one after the other in an arena. Null has a slot with no bytes.
 
-    table  uint64[places, 2]: the low half of the hash above the slot + 1, 0 where there is no key; where its bytes begin above
-           how many there are in 16 bits, the most of which stands for that many and more"""
+    ``table`` is uint64[places, 2]. The first word is the low half of the hash above the slot + 1, or 0 for an empty place. The
+    second word is the start of the key's bytes above their number in 16 bits; the highest number stands for itself and any
+    more."""
 
     def __init__(self, keys: int = 0) -> None:
         super().__init__(keys)
@@ -158,7 +159,7 @@ class Strings(_Table):
                 self.arena = grown(self.arena, max(2 * len(self.arena), wanted))
 
     def strings(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(int64 offsets, bytes) of the strings of the slots, one after the other."""
+        """Return the strings of the slots, one after the other, as int64 offsets and bytes."""
         offsets = np.empty(len(slots) + 1, np.int64)
         kernels.string_ends(self.starts, slots, offsets)
         data = np.empty(int(offsets[-1]), np.uint8)

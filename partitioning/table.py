@@ -20,42 +20,47 @@ from partitioning.ids import ACTIVE
 FIRST_EPOCH = 0
 
 
-#: Of a stage, a source, a partition or a worker: what comes from outside counts from 0.
+#: Number of a stage, source, partition or worker. Numbers from outside must not be negative.
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class ReplicaAt(msgspec.Struct, frozen=True, array_like=True):
-    """One replica of a partition. ``incarnation``: epoch of the table that introduced it; ``live``: commits need its
-    ack; ``kind``: the part that it plays (``flux.replicas.kinds``)."""
+    """One replica of a partition."""
 
     worker: Number
+    #: The epoch of the table that introduced it.
     incarnation: Epoch
+    #: Commits need its ack.
     live: bool = True
+    #: See ``flux.replicas.kinds``.
     kind: str = ACTIVE
 
 
 class Table(msgspec.Struct, frozen=True):
-    """``stages[stage][partition]`` lists the replicas, the primary first; ``sources[source][partition]`` is the worker
-    that reads this partition of a source inside the workers; ``endpoints`` says where a worker's data port is."""
+    """The owners of all partitions in one epoch."""
 
     epoch: Epoch
+    #: By stage and partition: the replicas, the primary first.
     stages: tuple[tuple[tuple[ReplicaAt, ...], ...], ...]
+    #: By source and partition: the worker that reads the partition, for sources inside the workers.
     sources: tuple[tuple[Number, ...], ...]
+    #: The data port of each worker.
     endpoints: dict[Number, str]
 
     def replicas(self, stage: int, partition: int) -> tuple[ReplicaAt, ...]:
         return self.stages[stage][partition]
 
     def partitions_by_rank(self, stage: int) -> np.ndarray:
-        """Partitions of a stage, those with the same primary next to each other: clustering in this order makes the
-        rows for one worker one contiguous range. int32[partitions]."""
+        """Return the partitions of a stage, with those of the same primary next to each other, as int32[partitions].
+
+        Clustering in this order makes the rows for one worker one contiguous range."""
         owners = [replicas[0].worker if replicas else -1 for replicas in self.stages[stage]]
         return np.argsort(np.array(owners), kind="stable").astype(np.int32)
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
-    """The replicas of one partition are these now."""
+    """The new replicas of one partition."""
 
     stage: Number
     partition: Number
@@ -63,7 +68,7 @@ class RowChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReaderChange(msgspec.Struct, frozen=True, array_like=True):
-    """This worker reads a partition of a source now."""
+    """The new reader of a partition of a source."""
 
     source: Number
     partition: Number
@@ -71,19 +76,21 @@ class ReaderChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True):
-    """What differs from the table of epoch ``base`` (design: table-change). ``endpoints`` of workers that have come; ``gone``:
-    workers that have left."""
+    """The differences of a table from the table before (design: table-change)."""
 
+    #: The epoch of the table before.
     base: Epoch
     epoch: Epoch
     rows: list[RowChange]
     readers: list[ReaderChange]
+    #: The data ports of workers that have joined.
     endpoints: dict[Number, str]
+    #: Workers that have left.
     gone: list[Number]
 
 
 def change_between(before: Table, after: Table) -> TableChange:
-    """What turns one table into the other: as large as what differs, not as the tables."""
+    """Compare two tables. The result is as large as their differences, not as the tables."""
     return TableChange(
         before.epoch,
         after.epoch,
@@ -103,8 +110,9 @@ def change_between(before: Table, after: Table) -> TableChange:
 
 
 def changed_by(table: Table, change: TableChange) -> Table:
-    """The table after it. ValueError if the change is of another table, or of what the table does not have. What does not
-    change stays the same object: nobody need look at it again."""
+    """Apply a change to a table. Rows that do not change stay the same objects, so that readers can skip them.
+
+    ValueError: the change is for another table, or for a partition that the table does not have."""
     if change.base != table.epoch:
         raise ValueError(f"a change of the table of epoch {change.base} does not fit that of epoch {table.epoch}")
     stages: list[tuple[tuple[ReplicaAt, ...], ...]] = list(table.stages)
@@ -127,7 +135,7 @@ def changed_by(table: Table, change: TableChange) -> Table:
 
 
 def differing(before: Sequence[object], after: Sequence[object]) -> list[int]:
-    """Where two rows of a table are not the same. Tables share what they have in common, so most need no look inside."""
+    """Return the indices at which two rows of a table differ. Tables share equal rows, so most need no look inside."""
     if before is after:
         return []
     assert len(before) == len(after), "a stage keeps its partitions"
@@ -136,6 +144,6 @@ def differing(before: Sequence[object], after: Sequence[object]) -> list[int]:
 
 
 def spread(partitions: int, workers: Iterable[int], start: int = 0) -> list[int]:
-    """Deal partitions to workers round robin, from ``workers[start]`` on."""
+    """Deal partitions to workers round robin, beginning with ``workers[start]``."""
     order = list(workers)
     return [order[(start + partition) % len(order)] for partition in range(partitions)]

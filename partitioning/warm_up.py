@@ -1,6 +1,6 @@
-"""Compile the kernels, or load them from the disk cache, before rows wait for them.
+"""Compilation of the kernels, or their loading from the disk cache, before rows wait for them.
 
-Law: after ``warm_up`` no kernel is compiled any more, whatever the types of the columns. It takes a quarter
+Law: after ``warm_up`` no kernel is compiled any more, for columns of any type. It takes a quarter
 of a second in a new process, and some seconds once after an installation.
 """
 
@@ -20,17 +20,17 @@ from partitioning.slot_tables import KEYS_MIN
 
 
 def is_warm() -> bool:
-    """Whether every kernel is in the disk cache, so that ``warm_up`` only loads. False also where numba does not say."""
+    """Tell whether every kernel is in the disk cache, so that ``warm_up`` only loads. False if numba's cache cannot be read."""
     made = [kernel for name, kernel in vars(kernels).items() if hasattr(kernel, "signatures") and name[0] != "_"]
     try:
         return all(kernel._cache._cache_file._load_index() for kernel in made)
-    except (AttributeError, OSError):  # numba keeps this to itself
+    except (AttributeError, OSError):  # this part of numba is private and may change
         return False
 
 
 def warm_up() -> None:
     """Put a few rows through every kernel."""
-    rows = KEYS_MIN + 1  # so that the tables double
+    rows = KEYS_MIN + 1  # one more than the tables have room for, so that they double
     numbers = pa.array([None, *range(rows - 1)])
     strings = pa.array([str(number) for number in range(rows)])
     decimals = pa.array([Decimal(1)] * rows, pa.decimal128(9, 2))
@@ -64,7 +64,7 @@ def warm_up() -> None:
 
 
 def _together(numbers: pa.Array) -> None:
-    """What is called for several partitions at once."""
+    """Call the kernels that serve several partitions at once."""
     index, ends, slots = KeyIndex([pa.field("key", numbers.type)]), np.array([len(numbers)]), np.zeros(1, np.int32)
     assert index.words is not None
     index.words.reserve(len(numbers))

@@ -27,7 +27,7 @@ from flux.dataflow.operator import Batches, Context, Operator
 from flux.errors import SchemaError, UsageError
 from partitioning import kernels
 from partitioning.accumulators import Accumulator, accumulator
-from partitioning.changed import Changed
+from partitioning.changed import ChangedSlots
 from partitioning.hashing import check_key_type
 from partitioning.keyed_state import KeyIndex
 
@@ -263,7 +263,7 @@ class Aggregate(Operator):
         self._accumulators = self._new_accumulators(schema)
         self._index = KeyIndex([self._output.field(i) for i in range(len(key))]) if key else None
         self._size = 0
-        self._changed = Changed()
+        self._changed = ChangedSlots()
         self._told = 0  # keys at the last call of ``changes``
         self._marks = np.zeros(0, np.int64)
         self._mark = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from partitioning.changed import ROOM_MIN, Changed
+from partitioning.changed import ROOM_MIN, ChangedSlots
 
 
 def slots(*given: int) -> np.ndarray:
@@ -12,7 +12,7 @@ def slots(*given: int) -> np.ndarray:
 
 
 def test_nothing_is_noted_before_anybody_asks() -> None:
-    changed = Changed()
+    changed = ChangedSlots()
     changed.note(slots(1, 2), 3)
     assert len(changed) == 0
     assert changed.nbytes == 0
@@ -20,7 +20,7 @@ def test_nothing_is_noted_before_anybody_asks() -> None:
 
 
 def test_each_slot_is_given_once_in_the_order_of_its_first_change() -> None:
-    changed = Changed()
+    changed = ChangedSlots()
     changed.take()
     changed.note(slots(5, 1, 5), 6)
     changed.note(slots(1, 0, 5), 6)
@@ -29,7 +29,7 @@ def test_each_slot_is_given_once_in_the_order_of_its_first_change() -> None:
 
 
 def test_a_slot_that_changes_again_is_given_again() -> None:
-    changed = Changed()
+    changed = ChangedSlots()
     changed.take()
     for _ in range(3):
         changed.note(slots(7), 8)
@@ -37,7 +37,7 @@ def test_a_slot_that_changes_again_is_given_again() -> None:
 
 
 def test_it_grows_with_the_slots_and_gives_back_memory_that_one_burst_needed() -> None:
-    changed = Changed()
+    changed = ChangedSlots()
     changed.take()
     every = np.arange(100 * ROOM_MIN, dtype=np.int32)
     changed.note(every, len(every))
