@@ -56,11 +56,9 @@ class Server:
         name: str | None,
         application: str = "",
         run_id: str = "",
-        location: str = "",
     ) -> None:
         began, started = time.monotonic(), time.time()
         self.core = Controller(plan, slots, began)
-        self.core.board.location = location or self.core.board.location
         # Events show the wall clock's time of the start plus the time that has passed since: the wall clock may be set
         # back.
         self.core.board.events.wall_ahead = started - began

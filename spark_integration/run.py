@@ -89,9 +89,7 @@ class Run:
         host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
         context = spark.sparkContext
         application = f"{context.appName} ({context.applicationId})"
-        self.server = Server(
-            plan, need.workers, host, keys, plan.query, name, application, self.id, str(location or "")
-        )
+        self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)
         self.server.explain = self._explain
         self.streams = Streams(plan, sources, name, location, self.server, self._job_failed)
         ingress, workers = f"flux-{plan.query}-ingress", f"flux-{plan.query}"

@@ -113,7 +113,13 @@ def _started(
         )  # fmt: skip
         check_ends(plan, goes_on=location is not None)
         if location is not None:
-            plan = replace(plan, durable=True, began_with=began_with)
+            plan = replace(
+                plan,
+                durable=True,
+                began_with=began_with,
+                location=str(location.place),
+                forgotten=location.forgotten(plan),
+            )
         for stage in plan.stages:
             if stage.collects:
                 for_spark(stage.schemas[0], f"stage {stage.name}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flux.dataflow.chained import chain_of
-from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.dataflow.plan import Forgotten, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
 from flux.durable.names import ABOUT
 from flux.durable.place import Place, place_of
 from flux.errors import UsageError
@@ -80,6 +80,13 @@ class Location:
         """What sources and sinks have settled; None: nothing yet."""
         return None if self.about is None else self.about.get("kept", {})
 
+    def forgotten(self, plan: Plan) -> Forgotten | None:
+        """Where sinks begin anew, since ``flux checkpoints --forget-output``."""
+        found = None if self.about is None else self.about.get("forgotten")
+        if found is None:
+            return None
+        return Forgotten(found["query"], {stage.id: found["first"].get(stage.name, []) for stage in plan.stages})
+
     def check(self, plan: Plan) -> None:
         """UsageError: the directory is another plan's, and in what they differ."""
         if self.about is None:
@@ -120,9 +127,16 @@ class Location:
         self.check(plan)
         growing = {source.name for source in plan.sources if _may_grow(source)}
         said = {name: each for name, each in (kept or {}).get("sources", {}).items() if name in growing}
-        known = self.kept or {}
-        news = {"plan": described, "kept": {**known, "sources": {**known.get("sources", {}), **said}}}
-        if growing and news != {"plan": self.about["plan"], "kept": known}:
+        known: Kept = {"sources": {}, "sinks": {}} | (self.kept or {})
+        news = {
+            "plan": described,
+            "kept": {
+                **known,
+                "sources": {**known["sources"], **said},
+                "sinks": {**(kept or {}).get("sinks", {}), **known["sinks"]},
+            },
+        }
+        if news != {"plan": self.about["plan"], "kept": known}:
             # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
             if self.read(self.place).about != self.about:
                 raise UsageError(

@@ -44,7 +44,7 @@ class Board:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         #: The checkpoint location, as errors name it.
-        self.location = "of this query"
+        self.location = plan.location or "of this query"
         self.wishes = Wishes(plan)
         self.phase = QueryPhase.STARTING
         self.error: FluxError | None = None

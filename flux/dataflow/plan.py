@@ -161,6 +161,20 @@ class FromStage(EdgePlan):
 
 
 @dataclass(frozen=True)
+class Forgotten:
+    """A new beginning of the output, after ``flux checkpoints --forget-output`` (design: forgotten-output)."""
+
+    #: The name under which sinks keep positions since then.
+    query: str
+    #: By stage and partition, the position in the output that they count as 0.
+    first: dict[int, list[int]]
+
+    def first_of(self, stage: int, partition: int) -> int:
+        firsts = self.first.get(stage, [])
+        return firsts[partition] if partition < len(firsts) else 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """``durable``: each partition has a replica in a directory besides, at the vault (design: vault). ``began_with``: workers
     that it had when the directory was new; 0: as many as it has now."""
@@ -173,6 +187,10 @@ class Plan:
     secret: bytes = field(repr=False, default=b"")
     durable: bool = False
     began_with: int = 0
+    #: The checkpoint location, as errors name it.
+    location: str = ""
+    #: Positions of sinks count anew since then; None: they count from the start of the query.
+    forgotten: Forgotten | None = None
 
     def log_share(self, edge: EdgePlan, workers: int) -> int:
         """Bytes of log for each stream that a worker has of an edge.

@@ -35,10 +35,14 @@ class Position(NamedTuple):
     sequence: int
 
 
+class SinkAhead(Exception):
+    """Raised by a sink that finds output outside which this query cannot have made yet. The text says what is there."""
+
+
 @dataclass(frozen=True)
 class SinkContext:
     """What a sink is opened with. ``query``: the id of the query, another one for each start
-    without a ``checkpointLocation``; ``number``: of the stage in the
+    without a ``checkpointLocation``, and after ``flux checkpoints --forget-output``; ``number``: of the stage in the
     query, whose output it takes; ``partitions``: of that stage. Query, number and partition name a place for positions."""
 
     query: str
@@ -95,6 +99,11 @@ class Sink:
         has already, which may be that of a primary that was given up, must change nothing. It may raise: ``committed`` is asked
         again a second later, and what the outside has got meanwhile counts as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
+
+    def recovered(self, sequence: int) -> None:
+        """Called after a restart from a checkpoint location, before ``write`` of the first batch that no earlier primary can have
+        written, which is the one with this sequence number. All earlier ones were given to ``write``, or were outside before.
+        Raises SinkAhead if the outside has more than those though ``committed`` cannot tell: the location is an older copy."""
 
     def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
         """Begin what ``write`` of the same batch completes, without waiting: one thread does so for several partitions. Returns
@@ -195,6 +204,17 @@ class FlowTo:
 
     def __repr__(self) -> str:
         return f"<{self.flow!r} to {self.sink!r}>"
+
+
+def ahead(where: str, what: str, location: str) -> str:
+    """Say that the outside has output which the checkpoint location knows nothing of, and what to do."""
+    place = location or "LOCATION"
+    return (
+        f"{where}: {what}. So the checkpoint location {location} is an older copy, or has lost the end of its journal: to go on "
+        "from it would mix two outputs. Restore the newest copy of the location. If there is none, choose: a new location with a "
+        f"new folder or topic; or 'flux checkpoints {place} --forget-output', after which the next start shows again what was "
+        "shown since that copy"
+    )
 
 
 def guarantee(sink: Sink) -> str:

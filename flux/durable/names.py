@@ -85,6 +85,20 @@ def check_name(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a query uses a directory of this name."""
+    try:
+        descriptor = os.open(_beside(path), os.O_RDWR)
+    except (OSError, ValueError):
+        return False
+    try:
+        return _is_held(descriptor, 0, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _note(descriptor: int) -> str | None:
     data = os.pread(descriptor, _NOTE_BYTES, 0)
     try:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from flux.durable.directory import Directory, check_location, is_of_a_query, make, write_whole
 from flux.durable.journal import Store
-from flux.durable.names import ABOUT, NameHold, note_moved
+from flux.durable.names import ABOUT, NameHold, is_held, note_moved
 from flux.errors import QueryFailed
 
 #: Of what can be given as a location. Everything else is a path.
@@ -55,6 +55,9 @@ class Place(Protocol):
 
     def hold(self) -> NameHold:
         """Mark the place as used, until the mark is closed. Other programs may still take it over, but not its name alone."""
+
+    def is_held(self) -> bool:
+        """Whether a query is known to use it."""
 
     def put_back(self, about: bytes) -> OpenStore:
         """Open a new store where the place was, which was removed while a query wrote to it. ``about``: the document that says
@@ -101,6 +104,9 @@ class Folder:
 
     def hold(self) -> NameHold:
         return NameHold(self.path)
+
+    def is_held(self) -> bool:
+        return is_held(self.path)
 
     def put_back(self, about: bytes) -> Directory:
         make(self.path)

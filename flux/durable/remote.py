@@ -129,6 +129,9 @@ class Remote:
         """Hold nothing: a prefix has no identity beside its name, so it cannot be renamed under a query."""
         return NameHold(None)
 
+    def is_held(self) -> bool:
+        return False
+
     def put_back(self, about: bytes) -> Bucket:
         with self.locked():
             remains_in(self.objects, str(self))

@@ -14,6 +14,7 @@ import pyarrow as pa
 from flux.dataflow.collect import Collect
 from flux.dataflow.plan import Plan
 from flux.dataflow.readers import Readers
+from flux.dataflow.sink import ahead
 from flux.errors import QueryFailed
 from flux.host.effects import ToConnection, ToController
 from flux.host.offering import Offering
@@ -43,6 +44,9 @@ class Outside(Protocol):
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         """Batch ``position`` of a partition's output: one after the other from where it ``begins``."""
 
+    def recovered(self, stage: int, partition: int, position: int) -> None:
+        """No earlier primary can have brought outside the batch ``position`` or a later one (design: ahead)."""
+
     def ends(self, stage: int, partition: int) -> None:
         """The replica is primary here no longer. What was not brought outside by now is its successor's."""
 
@@ -65,6 +69,7 @@ class Leaving:
         self._replicas = replicas
         self._tell = tell
         self._wake = wake
+        self._plan = plan
         self._sinks = any(stage.sink is not None for stage in plan.stages)
         self._kept_max = plan.settings.sink_max_bytes
         self._offering = Offering(replicas, tell, wake)
@@ -114,7 +119,11 @@ class Leaving:
             out.leads = True
             outside.begins(*replica.key, out.left, replica.leads_since == FIRST_EPOCH)
         for position, batch in out.hand_on(replica.order.committed):
+            if (made := out.recovered(position)) is not None:
+                outside.recovered(*replica.key, made)
             outside.write(*replica.key, position, batch)
+        if (made := out.recovered()) is not None:
+            outside.recovered(*replica.key, made)
         full = not out.has_room
         out.forget(outside.has(*replica.key))
         if full and out.has_room:
@@ -129,6 +138,12 @@ class Leaving:
         query."""
         if replica.complete and not replica.outlets and not replica.said_complete and self._has_left(replica):
             if replica.exit is not None and replica.exit.left > replica.exit.position:
+                if self._plan.durable:
+                    where = f"sink {replica.stage.sink!r} of stage {replica.stage.name}, partition {replica.partition}"
+                    what = (
+                        f"the outside has {replica.exit.left} batches, and the whole output is {replica.exit.position}"
+                    )
+                    raise QueryFailed(ahead(where, what, self._plan.location))
                 raise QueryFailed(
                     f"{replica.where}: its sink says that the outside has {replica.exit.left} batches, but its whole output is "
                     f"{replica.exit.position}. Positions count anew in each query: keep them with SinkContext.query"

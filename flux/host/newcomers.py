@@ -109,7 +109,8 @@ class Newcomers:
         replica.reads_since = standby.reads_since
         if state is not None:
             restore(state, replica)
-        replica.succeed(standby.order, standby.left, standby.claim)
+        # A vault has acked every step before anything of it was shown.
+        replica.succeed(standby.order, standby.left, standby.claim, whole=standby.from_vault)
         self._housing.add(replica)
         self._lead(replica)
         self._read_on(replica, () if state is None else state.positions, now)

@@ -268,6 +268,7 @@ class Arrivals:
                 del self._incoming[key]
                 del self._host.awaited[key]
                 self._answer(found.connection, message, found.total, True)
+                standby.from_vault = True
                 self._host.lead_from(standby, now)
 
         self._read("decode", key, found.total <= self._inline_bytes, read, lead, now)

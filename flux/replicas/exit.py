@@ -33,6 +33,8 @@ class Exit:
         self.position = 0
         self.left = 0
         self.leads = False
+        #: Positions below this may have been made by earlier primaries, those from here on by none. None: not known, or told.
+        self.made: int | None = None
         self.bytes = 0
         self._bytes_max = bytes_max
         self._handed: deque[Kept] = deque()
@@ -73,6 +75,16 @@ class Exit:
             kept = self._waiting.popleft()
             self._handed.append(kept)
             yield kept.position, kept.batch
+
+    def recovered(self, handed: int | None = None) -> int | None:
+        """Return the first position that no earlier primary can have made, once: when all positions below it have been handed
+        on. ``handed``: the position that goes next, where it is not the first that waits."""
+        if handed is None:
+            handed = self._waiting[0].position if self._waiting else self.position
+        if self.made is None or handed < self.made:
+            return None
+        made, self.made = self.made, None
+        return made
 
     def forget(self, below: int) -> None:
         """The outside has the positions ``below`` for good."""

@@ -75,6 +75,7 @@ class Replica:
         self.copy_bytes = 0  # size of the last copy of its state
         self._silent = 0  # what the steps before give is thrown away: everybody has it (design: replay-point)
         self._claim = NO_CLAIM  # while it repeats what a lost primary has done
+        self._repeats_to = -1  # steps that earlier primaries can have shown; -1: not known
         self.cuts = Cuts()  # while it leads: which changes its standbys have
         self.gathers = False  # as primary: it orders nothing yet, because more will come
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
@@ -204,13 +205,20 @@ class Replica:
         self.follow()
         self.release()
 
-    def succeed(self, order: OrderLog, left: int, claim: Claim = NO_CLAIM) -> None:
+    def succeed(self, order: OrderLog, left: int, claim: Claim = NO_CLAIM, whole: bool = False) -> None:
         """It has the state of a standby's checkpoint, and goes on with the order that the standby has. ``left``: the outside has
-        the positions of the output below; ``claim``: what the steps that it repeats have given before."""
+        the positions of the output below; ``claim``: what the steps that it repeats have given before; ``whole``: no earlier
+        primary has shown anything of steps that are not in this order."""
         self.follow()
         self.order, self._claim = order, claim if claim.steps >= self._silent else NO_CLAIM
         if self.exit is not None:
             self.exit.forget(left)
+        self._repeats_to = order.end if whole else -1
+        self._note_repeated()
+
+    def _note_repeated(self) -> None:
+        if self.applied == self._repeats_to and self.exit is not None:
+            self.exit.made = self.exit.position
 
     @property
     def state_bytes(self) -> int:
@@ -402,6 +410,8 @@ class Replica:
             self._checksums.forget(self.order.peers.values())
         if self.applied == self._claim.steps:
             self._check_repetition()
+        if self.applied == self._repeats_to:
+            self._note_repeated()
         self.order.trim(self.applied)
         return self.applying
 

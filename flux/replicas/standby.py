@@ -74,6 +74,7 @@ class Standby:
         self.beside: Checkpoint | None = None
         self.order = OrderLog()
         self.leads = False
+        self.from_vault = False  # it came from a checkpoint location
         self.left = 0
         self.claim = NO_CLAIM
         self.reads_since = -1  # as primary: the epoch in which it became that

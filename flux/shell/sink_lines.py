@@ -52,12 +52,17 @@ class Line:
         self.served = False
         self.sink: Sink | None = None
         self.first = 0  # the outside had what lies below when this life began
+        self.base = 0  # the position that the sink counts as 0 (design: forgotten-output)
         self.kept: deque[tuple[int, int]] = deque()
         self.in_round = False
 
     @property
     def where(self) -> str:
         return f"sink {text_of(self.stage.sink, repr)} of stage {self.stage.name}, partition {self.partition}"
+
+    def outside(self, position: Position) -> Position:
+        """The position as the sink counts."""
+        return position if not self.base else position._replace(sequence=position.sequence - self.base)
 
     def lives(self, life: int) -> bool:
         return self.life == life != self.broken

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from flux.dataflow.batches import BATCH_BYTES, logical_bytes
 from flux.dataflow.plan import Plan
-from flux.dataflow.sink import Position, Sink, SinkContext
+from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, ahead
 from flux.dataflow.user_code import closed, described, text_of, user_traceback
 from flux.errors import FluxError, QueryFailed, UserCodeError
 from flux.shell.sink_lines import LATE_S, Given, Job, Line, ReadyLines, arrived
@@ -111,6 +111,10 @@ class Sinks:
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         line = self._lines[PartitionKey(stage, partition)]
         self._give(line, Job(line.life, given=((Position(partition, position), batch),)))
+
+    def recovered(self, stage: int, partition: int, position: int) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        self._give(line, Job(line.life, do=partial(self._check_not_ahead, line, line.life, position)))
 
     def ends(self, stage: int, partition: int) -> None:
         line = self._lines[PartitionKey(stage, partition)]
@@ -203,7 +207,7 @@ class Sinks:
         if line.sink is None or not given or not line.lives(job.life):
             return ()
         try:
-            files = line.sink.send(_as_one(given), given[0][0])
+            files = line.sink.send(_as_one(given), line.outside(given[0][0]))
             return None if files is None else [_file(number) for number in files]
         except BaseException:  # write() says what is wrong
             return None
@@ -226,11 +230,14 @@ class Sinks:
         stage, partition = line.stage, line.partition
         sink = copy.deepcopy(stage.sink)
         assert sink is not None
-        context = SinkContext(self._plan.query, stage.id, stage.name, partition, stage.partitions)
+        forgotten = self._plan.forgotten
+        query = self._plan.query if forgotten is None else forgotten.query
+        line.base = 0 if forgotten is None else forgotten.first_of(stage.id, partition)
+        context = SinkContext(query, stage.id, stage.name, partition, stage.partitions)
         self._patiently(line, life, sink, partial(sink.open, context))
         line.sink = sink
         has = self._patiently(line, life, sink, partial(sink.committed, partition))
-        line.first = position if has is None else _whole(line, "committed", has)
+        line.first = position if has is None else line.base + _whole(line, "committed", has)
         if first and line.first:
             raise QueryFailed(
                 f"{line.where}: the outside has the first {line.first} batches before this query has written any. Positions "
@@ -238,10 +245,19 @@ class Sinks:
             )
         if line.first < position:
             raise QueryFailed(
-                f"{line.where}: the outside has the first {line.first} batches, and had {position} before; what was in "
-                "between is lost there, and no replica keeps it any more"
+                f"{line.where}: the outside has the first {line.first - line.base} batches, and had {position - line.base} "
+                "before; what was in between is lost there, and no replica keeps it any more"
             )
         self._note(line, life, line.first)
+
+    def _check_not_ahead(self, line: Line, life: int, position: int) -> None:
+        """Raise SinkAhead if the outside has more than earlier primaries can have made by what the checkpoint location says."""
+        if line.first > position:
+            raise SinkAhead(
+                f"the outside has {line.first - line.base} batches, and the location knows of {position - line.base}"
+            )
+        if line.sink is not None:
+            self._patiently(line, life, line.sink, partial(line.sink.recovered, position - line.base))
 
     def _write(self, line: Line, life: int, given: Sequence[Given]) -> None:
         sink, given = line.sink, _lacking(line, given)
@@ -249,15 +265,16 @@ class Sinks:
             return
         sequence = given[-1][0].sequence
         try:
-            lacks = self._patiently(line, life, sink, partial(sink.write, _as_one(given), given[0][0]))
+            lacks = self._patiently(line, life, sink, partial(sink.write, _as_one(given), line.outside(given[0][0])))
         except Exception as error:
             if line.in_round or isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
                 raise
             self._write(line, life, given)  # what is left of it
             return
-        lacks = sequence + 1 if lacks is None else _whole(line, "write", lacks)
+        lacks = sequence + 1 if lacks is None else line.base + _whole(line, "write", lacks)
         if lacks > sequence + 1:
-            raise UserCodeError(f"{line.where}: write() of batch {sequence} returned {lacks}")
+            said = f"write() of batch {sequence - line.base} returned {lacks - line.base}"
+            raise UserCodeError(f"{line.where}: {said}")
         while line.kept and line.kept[0][0] < lacks:
             line.kept.popleft()
         still = [(position.sequence, each) for position, each in given if position.sequence >= lacks]
@@ -265,9 +282,9 @@ class Sinks:
         kept = sum([nbytes for _, nbytes in line.kept]) if not line.jobs else 0
         if kept >= self._kept_max:
             raise UserCodeError(
-                f"{line.where}: it has collected {kept:,} bytes since batch {lacks} and brought nothing outside, and no more "
-                "will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in holds_bytes how much "
-                "is collected"
+                f"{line.where}: it has collected {kept:,} bytes since batch {lacks - line.base} and brought nothing outside, "
+                "and no more will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in holds_bytes "
+                "how much is collected"
             )
         self._note(line, life, lacks)
 
@@ -280,7 +297,7 @@ class Sinks:
             has = sink.committed(refused.partition)
         except Exception:  # what the write has raised says more
             return False
-        if has is None or (has := _whole(line, "committed", has)) <= refused.sequence:
+        if has is None or (has := line.base + _whole(line, "committed", has)) <= refused.sequence:
             return False
         line.first = has
         self._note(line, life, has)
@@ -336,6 +353,8 @@ class Sinks:
             if not self._closing.is_set():
                 _note_led_elsewhere(line, error)
             return
+        if isinstance(error, SinkAhead):
+            error = QueryFailed(ahead(line.where, str(error), self._plan.location))
         known = isinstance(error, FluxError)
         about = f"{line.where}: {described(error)}"
         self._failed.put(Failed(line, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]

@@ -39,10 +39,18 @@ def orders(
 
 
 def checkpoint(
-    step: int, term: int, number: int, incarnation: int = 0, size: int = 0, text: bytes = b"s", base: int = -1
+    step: int,
+    term: int,
+    number: int,
+    incarnation: int = 0,
+    size: int = 0,
+    text: bytes = b"s",
+    base: int = -1,
+    left: int | None = None,
 ) -> Checkpoint:
     """As it comes from a primary. ``size``: bytes of its operator's state. ``base``: what has changed since that number."""
     about: dict[str, object] = {"applied": step, "now": float(step), "entries": b"\x90", "committed": step}
+    about["exit"] = None if left is None else (step, left, [])
     pickled = pickle.dumps(ReplicaState(about, (Position(STREAM, step, incarnation, ((step, 7),)),), ()))
     data = struct.pack("<Q", len(pickled)) + pickled + b"B" + text * size
     return Checkpoint.of(memoryview(data), decode_state(data), term, number, base)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CALL_S = 0.02
 #: So many of the random flows with sinks that only keep rows have sinks that hand them on as well.
 SHARE = 0.3
+AHEAD = object()
+AHEAD_OF_ALL = "the outside has nothing that no location knows of"
 LEFT_OUT = "nothing is left out outside"
 
 
@@ -113,6 +115,11 @@ class Delivery:
         rows = [(row["id"], row["key"], row["word"]) for row in batch.to_pylist()]
         self._give(key, self._lines[key], (self._lines[key].life, position, rows))
 
+    def recovered(self, stage: int, partition: int, position: int) -> None:
+        key = PartitionKey(stage, partition)
+        self._sim.counts["ends of what a location knows"] += 1
+        self._give(key, self._lines[key], (self._lines[key].life, position, AHEAD))
+
     def ends(self, stage: int, partition: int) -> None:
         line = self._lines[PartitionKey(stage, partition)]
         line.life += 1
@@ -136,6 +143,10 @@ class Delivery:
             if there < position:
                 raise Violation(LEFT_OUT, f"{key}: {there} are there, kept from {position} on")
             line.first, has = there, there
+        elif rows is AHEAD:
+            has = line.first
+            if has > position and life == line.life:
+                raise Violation(AHEAD_OF_ALL, f"{key}: {has}, known {position}")
         elif position < line.first:
             has = line.first
         else:

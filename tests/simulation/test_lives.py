@@ -40,6 +40,7 @@ def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results
         "workers that crashed during a take-over",
         "repairs",
         "primaries that went on outside",
+        "ends of what a location knows",
         "runs that came to rest",
     ],
 )

@@ -66,6 +66,7 @@ from tests.simulation.mixes import (
     WITNESSED,
     Mix,
 )  # fmt: skip
+from tests.simulation.outside import AHEAD_OF_ALL
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -459,11 +460,12 @@ VARIANTS = [
     Variant(standbys.standbys_ack_once, STUCK, (52, 35), STANDBYS),
     Variant(standbys.a_standby_reads_on_without_a_greeting, ROWS | STUCK, (125, 184), STANDBY_REPAIRS),
     Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, (208, 664), LIVES_OF_ONE),
-    Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK, (0, 1), LIVES),
+    Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK | {AHEAD_OF_ALL}, (0, 1), LIVES),
     Variant(lives.checkpoints_are_forgotten, ROWS | STUCK | {"order logs stay within their bound"}, (9, 13), LIVES),
     Variant(lives.a_segment_begins_without_earlier_changes, ROWS, (9, 13), LIVES),
     Variant(lives.restores_without_a_fence, ALIKE | COMMITTED | ACKED | KEPT, (13,), LIVES_OF_ONE),
-    Variant(lives.restores_without_the_order, ALIKE | COMMITTED, (0, 1), LIVES),
+    Variant(lives.restores_without_the_order, ALIKE | COMMITTED | {AHEAD_OF_ALL}, (0, 1), LIVES),
+    Variant(lives.restores_without_the_order, {AHEAD_OF_ALL}, (1007, 1019), LIVES),
     Variant(lives.begins_again_at_the_first_epoch, ALIKE | STUCK, (1, 2), LIVES),
     Variant(protects.drops_the_old_before_the_new_is_safe, {"no move costs a safe copy"}, (0,), PROTECTED),
     Variant(protects.drops_more_than_is_too_many, {"no move costs a safe copy"}, (0,), PROTECTED),

@@ -22,6 +22,7 @@ from spark_integration.query import Query
 from tests.object_store import serving, uri_in
 
 ROOT = Path(__file__).resolve().parents[2]
+FLUX = [sys.executable, "-m", "flux"]
 TOTAL = KEYS * PARTITIONS * ROUNDS
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -105,6 +106,46 @@ def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing
         query.stop()
     check_rows(tmp_path)
     assert not (tmp_path / ".location.flux").exists()
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(cluster: Any, tmp_path: Path) -> None:
+    location, older, newest = tmp_path / "location", tmp_path / "older", tmp_path / "newest"
+    for part, copy in ((4, older), (2, newest)):
+        query = started(cluster, tmp_path)
+        until(lambda query=query, part=part: rows_in(query) > TOTAL // part, "some of the rows")
+        query.stop()
+        shutil.copytree(location, copy)
+    there = rows_there(tmp_path)
+    shutil.rmtree(location)
+    shutil.copytree(older, location)
+    (tmp_path / "gate").touch()
+    query = started(cluster, tmp_path)
+    with pytest.raises(
+        flux.QueryFailed, match=rf"the checkpoint location {location} is an older copy.*--forget-output"
+    ):
+        query.awaitTermination(WAIT_S)
+    query.stop()
+    shutil.copytree(tmp_path / "rows", tmp_path / "rows of the newest")
+    shutil.rmtree(location)
+    shutil.copytree(newest, location)
+    query = started(cluster, tmp_path)
+    assert query.awaitTermination(WAIT_S)
+    query.stop()
+    check_rows(tmp_path)
+    shutil.rmtree(location)
+    shutil.copytree(older, location)
+    shutil.rmtree(tmp_path / "rows")
+    (tmp_path / "rows of the newest").rename(tmp_path / "rows")
+    forgotten = subprocess.run([*FLUX, "checkpoints", str(location), "--forget-output"], capture_output=True, text=True)
+    assert forgotten.returncode == 0, forgotten.stderr
+    query = started(cluster, tmp_path)
+    assert query.awaitTermination(WAIT_S)
+    query.stop()
+    found = pyarrow.dataset.dataset(tmp_path / "rows", format="parquet", exclude_invalid_files=True).to_table()
+    rows = Counter(zip(found["key"].to_pylist(), found["sequence"].to_pylist(), strict=True))
+    assert len(rows) == TOTAL, "nothing is left out"
+    assert TOTAL < rows.total() <= TOTAL + there, "output since the copy is there again"
 
 
 @pytest.mark.usefixtures("nothing_left_behind")

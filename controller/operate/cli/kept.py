@@ -1,10 +1,12 @@
-"""``flux checkpoints``: what a checkpoint location holds. It is only read, and every checkpoint is checked."""
+"""``flux checkpoints``: what a checkpoint location holds. It is only read, and every checkpoint is checked; with
+``--forget-output`` sinks begin anew (design: forgotten-output)."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any
+import uuid
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -14,15 +16,32 @@ from controller.operate.cli.options import Json
 from controller.operate.cli.output import document, outcome, show
 from controller.wording import count
 from flux.errors import UsageError
+from partitioning.ids import PartitionKey
+
+if TYPE_CHECKING:  # a command that needs neither is to begin fast
+    from flux.durable.journal import Journal
+    from flux.durable.place import Place
 
 Location = Annotated[
     str, typer.Argument(metavar="LOCATION", show_default=False, help="The checkpointLocation of a query.")
 ]
 
 
-def checkpoints(location: Location, as_json: Json = False) -> None:
+Forget = Annotated[
+    bool,
+    typer.Option(
+        "--forget-output",
+        help="Have sinks begin anew at the next start: for a location that was restored from an older copy.",
+    ),
+]
+
+
+def checkpoints(location: Location, as_json: Json = False, forget_output: Forget = False) -> None:
     """List and check what a checkpoint location holds: for each partition its checkpoint and the steps after it."""
     with outcome(as_json):
+        if forget_output:
+            _show_forgotten(_forget_output(location), as_json)
+            return
         found = _survey(location)
         if as_json:
             document(found)
@@ -44,25 +63,88 @@ def checkpoints(location: Location, as_json: Json = False) -> None:
             show(f"left out, with the checkpoint before it in its place: {problem}")
 
 
-def _survey(location: str) -> dict[str, Any]:
-    """UsageError: it is no checkpoint location; SnapshotError: something in it is damaged."""
-    from flux.durable.journal import Journal
+def _show_forgotten(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        document(found)
+        return
+    show(f"the sinks of query {found['id']} begin anew at the next start, under the id {found['forgotten']['query']}")
+    made = tables.table("partition", ">batches that it does not show again")
+    for stage, firsts in found["forgotten"]["first"].items():
+        for partition, first in enumerate(firsts):
+            made.add_row(f"{stage}/{partition}", f"{first:,}")
+    show(made, "output after those is shown again; remove what is outside of it, or write to another folder or topic")
+
+
+def _forget_output(location: str) -> dict[str, Any]:
+    """Write into a location that sinks begin anew, under another id, behind what the location knows to be outside. UsageError: a
+    query uses it."""
+    from flux.durable.names import ABOUT
+
+    place, about = _opened(location)
+    with place.locked():
+        if place.is_held():
+            raise UsageError(f"a query is using {place}: stop it first")
+        journal, _ = _journal(place)
+        stages = {
+            name: (about["plan"]["stages"][name]["number"], about["plan"]["stages"][name]["partitions"])
+            for name in about["plan"]["stages"]
+            if about["plan"]["stages"][name]["sink"]
+        }
+        first = {
+            name: [_left(journal, PartitionKey(number, partition)) for partition in range(partitions)]
+            for name, (number, partitions) in stages.items()
+        }
+        forgotten = {"query": str(uuid.uuid4()), "first": first}
+        # What sinks have settled, such as the ids of Kafka's producers, belongs to the output that is forgotten.
+        kept = {**about.get("kept", {}), "sinks": {}}
+        place.write(ABOUT, json.dumps({**about, "kept": kept, "forgotten": forgotten}, indent=1).encode())
+    return {"id": about["query"], "forgotten": forgotten}
+
+
+def _left(journal: Journal, key: PartitionKey) -> int:
+    """Return the position below which the location knows all output of a partition to be outside."""
+    from flux.replicas.copy_state import decode_state
+
+    kept = journal.standbys.get(key)
+    if kept is None:
+        return 0
+    pieces = kept.checkpoint.pieces
+    exit_: Any = decode_state(pieces[-1]).replica["exit"] if pieces else None
+    return max(kept.left, 0 if exit_ is None else exit_[1])
+
+
+def _opened(location: str) -> tuple[Place, dict[str, Any]]:
+    """Return the place and what it says of its query. UsageError: it is no checkpoint location."""
     from flux.durable.names import ABOUT
     from flux.durable.place import there
 
     try:
         place = there(location)
         about = json.loads(place.read(ABOUT))
-        stages = list(about["plan"]["stages"])
+        list(about["plan"]["stages"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{location} is no checkpoint location of a Flux query: {error}") from error
+    return place, about
+
+
+def _journal(place: Place) -> tuple[Journal, int]:
+    """Read a journal, and how often it was opened for writing. SnapshotError: something in it is damaged."""
+    from flux.durable.journal import Journal
+
     store = place.store(writes=False)
     try:
-        journal = Journal(store, f"the journal in {place}")
+        return Journal(store, f"the journal in {place}"), store.starts()
     except msgspec.ValidationError as error:
         raise UsageError(f"{place} was written by another release of Flux: {error}") from error
     finally:
         store.close()
+
+
+def _survey(location: str) -> dict[str, Any]:
+    """UsageError: it is no checkpoint location; SnapshotError: something in it is damaged."""
+    place, about = _opened(location)
+    stages = list(about["plan"]["stages"])
+    journal, starts = _journal(place)
     now = time.time()
     partitions = [
         {
@@ -80,7 +162,7 @@ def _survey(location: str) -> dict[str, Any]:
     return {
         "id": about["query"],
         "workers": about["workers"],
-        "starts": store.starts(),
+        "starts": starts,
         "epoch": journal.highest,
         "bytes": sum(each["bytes"] for each in partitions),
         "left_out": journal.left_out,

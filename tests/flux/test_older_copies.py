@@ -1,0 +1,268 @@
+"""A checkpoint location that was restored from an older copy: sinks that are ahead of it, and output that is forgotten (design:
+ahead, forgotten-output)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from kept import KEY, LARGE, checkpoint, opened, orders, standby, take
+from one_worker import SCHEMA, planned
+from outside_store import Table, until
+from test_reviving import SECOND, Both, Slow, table
+from typer.testing import CliRunner
+
+import flux
+from controller.operate.cli import app
+from flux.dataflow.plan import Forgotten
+from flux.dataflow.sink import SinkAhead
+from flux.durable.directory import Directory, check_location
+from flux.durable.names import ABOUT, NameHold
+from flux.errors import QueryFailed
+from flux.host.stage_worker import StageWorker
+from flux.replicas.exit import Exit
+from flux.replicas.parts import Limits
+from flux.settings import Settings
+from flux.shell.sinks import Sinks
+from partitioning.ids import PartitionKey
+
+ONE = pa.record_batch([pa.array([1])], schema=pa.schema([("x", pa.int64())]))
+
+
+class Strict(Table):
+    """Stays what it is in each partition, and notes under which query it is opened."""
+
+    opened: ClassVar[list[str]] = []
+
+    def __deepcopy__(self, memo: Any) -> Strict:
+        return Strict(self.name)
+
+    def open(self, context: flux.SinkContext) -> None:
+        super().open(context)
+        self.opened.append(context.query)
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        assert position.sequence == len(self.store.batches[position.partition])
+        super().write(batch, position)
+
+
+class Tells(Strict):
+    """Cannot tell by batches what is there, and knows it all the same."""
+
+    def __deepcopy__(self, memo: Any) -> Tells:
+        return Tells(self.name)
+
+    def committed(self, partition: int) -> None:  # type: ignore[override]
+        return None
+
+    def recovered(self, sequence: int) -> None:
+        self.store.calls.append(("recovered", sequence))
+        if self.name == "tells more":
+            raise SinkAhead(f"record 380 is there, and {sequence} are known")
+
+
+def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) -> Sinks:
+    """Its threads, after a restart: the location has the first ``position`` batches as outside."""
+    stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
+    plan: Any = SimpleNamespace(
+        query="q", stages=[stage], settings=Settings.of(), forgotten=forgotten, location="/data/q"
+    )
+    made = Sinks(plan, lambda: None)
+    made.begins(0, 0, position, False)
+    return made
+
+
+def filled(name: str, count: int) -> list[list[int]]:
+    there = Table.stores[name].batches[0]
+    there.extend([0] for _ in range(count))
+    return there
+
+
+def failure(made: Sinks) -> str:
+    until(lambda: not made._failed.empty(), "it has failed")
+    with pytest.raises(QueryFailed) as caught:
+        made.check()
+    made.close()
+    return str(caught.value)
+
+
+def test_an_outside_that_has_more_than_the_location_knows_of_is_refused_and_gets_nothing() -> None:
+    there = filled("more", 9)
+    made = sinks(Strict("more"), 4)
+    for position in range(4, 6):
+        made.write(0, 0, position, ONE)
+    made.recovered(0, 0, 6)
+    for position in range(6, 12):
+        made.write(0, 0, position, ONE)
+    said = failure(made)
+    assert "the outside has 9 batches, and the location knows of 6" in said
+    assert "the checkpoint location /data/q is an older copy" in said
+    assert "flux checkpoints /data/q --forget-output" in said
+    assert len(there) == 9
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_an_outside_that_has_what_the_location_knows_of_goes_on(count: int) -> None:
+    there = filled(f"as much {count}", count)
+    made = sinks(Strict(f"as much {count}"), 4)
+    for position in range(4, 6):
+        made.write(0, 0, position, ONE)
+    made.recovered(0, 0, 6)
+    for position in range(6, 12):
+        made.write(0, 0, position, ONE)
+    until(lambda: made.has(0, 0) == 12, "all is outside")
+    made.check()
+    assert len(there) == 12
+    made.close()
+
+
+def test_a_sink_that_knows_it_otherwise_is_asked_once_before_the_first_new_batch() -> None:
+    there = Table.stores["tells more"]
+    made = sinks(Tells("tells more"), 0)
+    made.write(0, 0, 0, ONE)
+    made.recovered(0, 0, 1)
+    made.write(0, 0, 1, ONE)
+    assert "record 380 is there, and 1 are known. So the checkpoint location /data/q is an older copy" in failure(made)
+    assert len(there.batches[0]) == 1
+    assert [call for call in there.calls if call[0] == "recovered"] == [("recovered", 1)]
+
+
+def test_a_sink_whose_output_is_forgotten_counts_from_there_under_another_name() -> None:
+    made = sinks(Strict("forgotten"), 4, Forgotten("other", {0: [4]}))
+    for position in range(4, 6):
+        made.write(0, 0, position, ONE)
+    made.recovered(0, 0, 6)
+    made.write(0, 0, 6, ONE)
+    until(lambda: made.has(0, 0) == 7, "all is outside")
+    made.begins(0, 0, 7, False)  # a later primary
+    made.write(0, 0, 7, ONE)
+    until(lambda: made.has(0, 0) == 8, "this too")
+    made.check()
+    assert len(Table.stores["forgotten"].batches[0]) == 4
+    assert Strict.opened[-2:] == ["other", "other"]
+    made.close()
+
+
+def test_where_a_location_ends_is_told_once_and_in_its_place() -> None:
+    out = Exit(1 << 20)
+    out.leads = True
+    for step in range(3):
+        out.add(step, ONE)
+    assert out.recovered() is None, "it is not known yet"
+    out.made = out.position
+    assert list(out.hand_on(2)) == [(0, ONE), (1, ONE)]
+    assert out.recovered() is None, "a batch that an earlier primary may have made waits"
+    out.add(3, ONE)
+    told = [(position, out.recovered(position)) for position, _ in out.hand_on(4)]
+    assert told == [(2, None), (3, 3)]
+    assert out.recovered() is None
+
+
+class Noted:
+    """As ``flux.host.leaving.Outside``."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def has(self, stage: int, partition: int) -> int:
+        return 0
+
+    def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
+        self.calls.append(("begins", position))
+
+    def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
+        self.calls.append(("write", position))
+
+    def recovered(self, stage: int, partition: int, position: int) -> None:
+        self.calls.append(("recovered", position))
+
+    def ends(self, stage: int, partition: int) -> None: ...
+
+
+class Gives(Slow):
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:  # type: ignore[override]
+        super().process(batch)
+        return batch
+
+
+@pytest.mark.parametrize("checkpoints", [0.001, 3600.0])
+def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(checkpoints: float) -> None:
+    made = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives), checkpoint_interval=checkpoints)
+    stage = replace(made.stages[0], sink=Strict("noted"))
+    both = Both(replace(made, stages=(stage,), durable=True))
+    first = both.worker.leaving.outside = Noted()
+    both.show(table(0, 0, 0))
+    both.greet(0, 0)
+    both.feed(0, 1)
+    both.aside()
+    both.feed(2)
+    assert first.calls == [("begins", 0), ("write", 0), ("write", 1), ("write", 2)], "nobody was before the first"
+    both.worker = StageWorker(both.plan, SECOND, limits=Limits(inline_bytes=0))
+    second = both.worker.leaving.outside = Noted()
+    both.jobs.clear()
+    both.show(table(1, SECOND, 1))
+    both.turn()
+    both.aside()
+    (resumed,) = both.greet(1, 1)
+    behind = resumed[0][1]
+    both.feed(*range(behind, 5))
+    assert second.calls == [
+        ("begins", 0), ("write", 0), ("write", 1), ("write", 2), ("recovered", 3), ("write", 3), ("write", 4),
+    ]  # fmt: skip
+
+
+# ---- flux checkpoints --forget-output
+
+STAGES = {
+    "first": {"number": 0, "partitions": 5, "sink": False},
+    "last": {"number": 1, "partitions": 2, "sink": True},
+}
+
+
+def location(tmp_path: Path) -> Path:
+    """Partition 0 of the last stage: 3 batches are outside by its checkpoint, 4 by what came after it."""
+    place = check_location(tmp_path / "kept")
+    about = {
+        "format": 2, "query": "q", "workers": 2, "plan": {"stages": STAGES, "sources": []},
+        "kept": {"sources": {"a": 1}, "sinks": {"last": {"ids": [7]}}},
+    }  # fmt: skip
+    (place / ABOUT).write_text(json.dumps(about))
+    store = Directory(place)
+    journal = opened(store)
+    last = PartitionKey(1, 0)
+    standby(journal, KEY).on_orders(orders(1, 0, 6, committed=5, left=2))
+    standby(journal, last).on_orders(orders(1, 0, 6, committed=5, left=4, key=last))
+    take(journal, checkpoint(3, 1, 1, size=LARGE, left=3), last)
+    journal.flush()
+    store.close()
+    return place
+
+
+def test_forgotten_output_gets_another_name_and_begins_behind_what_is_known_to_be_outside(tmp_path: Path) -> None:
+    place = location(tmp_path)
+    shown = CliRunner().invoke(app, ["checkpoints", str(place), "--forget-output", "--json"])
+    assert shown.exit_code == 0, shown.output
+    about = json.loads((place / ABOUT).read_text())
+    assert about["forgotten"]["first"] == {"last": [4, 0]}
+    assert about["forgotten"]["query"] != "q"
+    assert json.loads(shown.output) == {"id": "q", "forgotten": about["forgotten"]}
+    assert about["kept"] == {"sources": {"a": 1}, "sinks": {}}, "ids of producers belong to the output"
+    again = CliRunner().invoke(app, ["checkpoints", str(place), "--forget-output"])
+    assert "last/0" in again.output
+    assert json.loads((place / ABOUT).read_text())["forgotten"]["query"] != about["forgotten"]["query"]
+
+
+def test_output_is_not_forgotten_while_a_query_runs(tmp_path: Path) -> None:
+    place = location(tmp_path)
+    before = (place / ABOUT).read_bytes()
+    hold = NameHold(place)
+    refused = CliRunner().invoke(app, ["checkpoints", str(place), "--forget-output"])
+    assert refused.exit_code != 0
+    assert "stop it first" in refused.output
+    assert (place / ABOUT).read_bytes() == before
+    hold.close()
