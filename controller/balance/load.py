@@ -1,4 +1,4 @@
-"""What policies look at and what they suggest: load of replicas and workers, and moves (design: load).
+"""Loads of replicas and workers, which policies look at, and moves, which policies suggest (design: load).
 
 Plain values without logic: ``load_reports`` makes the loads from the workers' reports, policies read them and suggest
 moves, and the sweep carries the moves out.
@@ -14,7 +14,7 @@ from partitioning.ids import PartitionKey
 
 
 class Holding(NamedTuple):
-    """A partition on a worker: which of its replicas is meant."""
+    """One replica of a partition, by its worker."""
 
     stage: int
     partition: int
@@ -23,36 +23,44 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """One replica. ``busy``: seconds per second spent applying its steps; ``queued``: slices that wait for it;
-    ``state_bytes``: of its last known state; ``rows_per_s`` and ``slices_per_s``: applied (0 slices: not known);
-    ``movable``: its partition has all replicas, all of them have arrived, and none is being added or moved."""
+    """The load of one replica."""
 
     stage: int
     partition: int
     worker: int
     primary: bool = True
+    #: Seconds per second in which it applies its steps.
     busy: float = 0.0
+    #: Slices that are not applied yet.
     queued: int = 0
+    #: Size of its last known state.
     state_bytes: int = 0
+    #: Rows applied.
     rows_per_s: float = 0.0
+    #: Its partition has all replicas, all of them have arrived, and none is being added or moved.
     movable: bool = True
+    #: Slices applied; 0: not known.
     slices_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """``cpu``: seconds per second of its process; ``busy``: of its thread, for any work: also reading, sending, and
-    replicas that have left since; ``leaving``: the worker is being emptied and gets nothing more. Workers on one
-    ``executor`` fail together, workers on one ``host`` or in one ``domain`` often do: so the replicas of a partition
-    are kept apart."""
+    """The load of one worker.
+
+    Workers on one executor fail together, workers on one host or in one domain often do, so the replicas of a partition are kept
+    apart."""
 
     worker: int
     executor: str = ""
+    #: Processor seconds per second of its process.
     cpu: float = 0.0
     rss_bytes: int = 0
+    #: The worker is being emptied and gets no more replicas.
     leaving: bool = False
+    #: Seconds per second in which its thread works on anything: also reading, sending, and replicas that have left since.
     busy: float = 0.0
     host: str = ""
+    #: The rack or zone.
     domain: str = ""
 
     @property
@@ -62,15 +70,15 @@ class WorkerLoad:
 
 @dataclass(frozen=True)
 class Loads:
-    """The loads of all workers and replicas at one time. ``seconds``: length of the interval that the rates are
-    averages of; 0: no rates are known yet."""
+    """The loads of all workers and replicas at one time."""
 
     workers: dict[int, WorkerLoad]
     replicas: list[ReplicaLoad]
+    #: Length of the interval over which rates are averaged; 0: no rates are known yet.
     seconds: float = 0.0
 
     def of_workers(self) -> dict[int, float]:
-        """Busy seconds per second of each worker: the sum over its replicas."""
+        """Sum up the busy seconds per second of each worker's replicas."""
         load = dict.fromkeys(self.workers, 0.0)
         for replica in self.replicas:
             if replica.worker in load:
@@ -80,14 +88,15 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Suggestion: the replica on ``from_worker`` goes to ``target``. ``gain``: by how much the higher of the two
-    workers' loads falls; ``cost``: bytes of state to copy."""
+    """Suggestion to move the replica on ``from_worker`` to ``target``."""
 
     stage: int
     partition: int
     from_worker: int
     target: int
+    #: Fall of the higher of the two workers' loads.
     gain: float = 0.0
+    #: Bytes of state to copy.
     cost: int = 0
 
     @property
@@ -96,13 +105,14 @@ class Move:
 
     @property
     def moved(self) -> Holding:
-        """The replica that it is about."""
+        """The replica that moves."""
         return Holding(self.stage, self.partition, self.from_worker)
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """``notes``: for people, such as a partition that no move can help."""
+    """The suggestions of a policy in one round, the most useful move first."""
 
     moves: list[Move] = field(default_factory=list)
+    #: For people, for example about a partition that no move can help.
     notes: list[str] = field(default_factory=list)

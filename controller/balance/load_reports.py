@@ -1,5 +1,4 @@
-"""Makes the loads that policies read from the workers' reports: counts since the start become rates (design: load,
-rates)."""
+"""Loads made from the workers' reports: counts since the start become rates (design: load, rates)."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from partitioning.ids import PartitionKey
 
 #: Rates are averages over at least this time, because busy seconds are counted in whole steps.
 INTERVAL_MIN_S = 1.0
-#: Columns of what a worker reports of a replica (``ReplicaWork``), after its partition and its incarnation. The first
-#: three are counts since it came to life.
+#: Columns of a worker's report on a replica (``ReplicaWork``), after its partition and its incarnation. The first
+#: three are counts since the replica came to life.
 RATED, QUEUED, STATE_BYTES = range(3), 3, 4
 #: Rates: busy seconds, rows and slices per second.
 BUSY, ROWS, SLICES = range(3)
@@ -29,21 +28,25 @@ BUSY, ROWS, SLICES = range(3)
 
 @dataclass(frozen=True)
 class Report:
-    """``at``: time by the worker's own clock, as for the counts. ``rested_s``: seconds in which its thread had nothing
-    to do. Of its replicas, ordered by partition: ``rows`` (as in ``Columns``), ``incarnations``, ``counts`` by
-    replicas, and ``rates`` since an older report (NaN: not known) by replicas."""
+    """A worker's report on its replicas, which are ordered by partition."""
 
+    #: By the worker's own clock, as the counts are.
     at: float
+    #: Seconds for which the worker's thread had nothing to do; None: not reported.
     rested_s: float | None
     cpu_s: float
     rss_bytes: int
+    #: The partition of each replica, as a row of ``Columns``.
     rows: np.ndarray
+    #: The incarnation of each replica.
     incarnations: np.ndarray
+    #: Counts by replicas, see ``RATED``.
     counts: np.ndarray
+    #: Rates by replicas, since an older report; NaN: not known.
     rates: np.ndarray
 
     def since(self, older: Report | None) -> np.ndarray:
-        """Rates since then of the replicas that are in both; a worker has one replica of a partition at most."""
+        """Compute the rates since ``older`` of the replicas in both reports. A worker has at most one replica of a partition."""
         rates = np.full((3, len(self.rows)), np.nan)
         if older is None or self.at <= older.at or not len(older.rows):
             return rates
@@ -56,37 +59,41 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where the table has the replicas of a report: ``which`` of them are ``at`` these places, counted row by row, as of a
-    ``version`` of the columns."""
+class ReportPlaces:
+    """Places in the table of the replicas of a report."""
 
+    #: The version of the columns to which the places belong.
     version: int
+    #: The rows of the report.
     rows: np.ndarray
+    #: Indices of the report's replicas that the table has.
     which: np.ndarray
+    #: The place of each of them, counted row by row.
     at: np.ndarray
 
 
 class LoadBook:
-    """The newest report of each worker and an older one, at least ``INTERVAL_MIN_S`` apart where there is one."""
+    """The newest report of each worker and an older one, which is at least ``INTERVAL_MIN_S`` older once there are two that
+    are."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._starts = np.cumsum([0, *(stage.partitions for stage in plan.stages)])
         self._newest: dict[int, Report] = {}
         self._older: dict[int, Report] = {}
-        self._found: dict[int, Found] = {}
+        self._found: dict[int, ReportPlaces] = {}
         #: The highest rates of each partition when they were last known.
         self._last = np.zeros((3, int(self._starts[-1])))
 
     def take(self, worker: int, stats: Mapping[str, Any]) -> None:
-        """From a heartbeat; not every one has a report of load."""
+        """Take the load report out of a heartbeat, if it has one."""
         given = stats.get("load")
         if given is None:
             return
         rows, incarnations, counts = self._columns(given["replicas"])
         newest, older = self._newest.get(worker), self._older.get(worker)
         if newest and np.array_equal(newest.rows, rows) and np.array_equal(newest.incarnations, incarnations):
-            rows, incarnations = newest.rows, newest.incarnations  # the same objects: what was found stays true
+            rows, incarnations = newest.rows, newest.incarnations  # the same objects, so that known places stay valid
         if newest is not None and (older is None or newest.at - older.at >= INTERVAL_MIN_S):
             older = self._older[worker] = newest
         about = (given["at"], given.get("rested_s"), stats.get("cpu_s", 0.0), stats.get("rss_bytes", 0))
@@ -94,7 +101,7 @@ class LoadBook:
         self._newest[worker] = Report(*about, rows, incarnations, counts, report.since(older))
 
     def _columns(self, given: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a worker says of replicas that the plan has, ordered by partition."""
+        """Return partitions, incarnations and counts of the reported replicas that the plan has, ordered by partition."""
         said = np.array(given, np.float64).reshape(-1, 8)
         stages, partitions = said[:, 0].astype(np.int64), said[:, 1].astype(np.int64)
         known = stages < len(self._starts) - 1
@@ -120,16 +127,17 @@ class LoadBook:
         low: Sequence[Sequence[int]],
         busy_with: Iterable[PartitionKey],
     ) -> LoadTable:
-        """``columns`` of the table; ``unsafe``: replicas that have not arrived; ``low``: for each stage, the partitions
-        with too few replicas; ``busy_with``: partitions with additions, or with moves that have not begun or not
-        ended."""
+        """Make the loads of all replicas in the table of ``columns``.
+
+        ``unsafe`` are replicas that have not arrived; ``low`` has, for each stage, the partitions with too few replicas;
+        ``busy_with`` are partitions with additions, or with moves that have not begun or not ended."""
         assert columns.table is not None
         there = columns.table.endpoints
         workers = {node: self._worker(member) for node, member in members.workers.items() if node in there}
         queued, state_bytes, rates = self._spread(columns)
         known = ~np.isnan(rates[BUSY])
         self._note_last(rates, known)
-        # A new replica has no rates yet. It is taken to do as much as the others, or as the last one of its partition.
+        # A new replica has no rates yet. Its rates are taken to be those of its busiest peer, now or when they were last known.
         idle, new = ~columns.applies, ~known
         for which in range(3):
             np.copyto(rates[which], self._last[which][:, None], where=new)
@@ -151,8 +159,7 @@ class LoadBook:
         )
 
     def _spread(self, columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What is queued and the bytes of state (0 where not known), of partitions by places, and the rates of these (NaN
-        where not known)."""
+        """Return queues, bytes of state (0: not known) and rates (NaN: not known), of partitions by places."""
         shape = columns.workers.shape
         queued, state_bytes, rates = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full((3, *shape), np.nan)
         places = [array.reshape(-1) for array in (queued, state_bytes, *rates)]
@@ -163,7 +170,7 @@ class LoadBook:
                 of_places[found.at] = of_report[found.which]
         return queued, state_bytes, rates
 
-    def _find(self, worker: int, report: Report, columns: Columns) -> Found:
+    def _find(self, worker: int, report: Report, columns: Columns) -> ReportPlaces:
         known = self._found.get(worker)
         if known is None or known.version != columns.version or known.rows is not report.rows:
             holds = (columns.workers[report.rows] == worker) & (
@@ -171,11 +178,11 @@ class LoadBook:
             )
             which, place = np.nonzero(holds)
             at = report.rows[which] * holds.shape[1] + place
-            known = self._found[worker] = Found(columns.version, report.rows, which, at)
+            known = self._found[worker] = ReportPlaces(columns.version, report.rows, which, at)
         return known
 
     def _note_last(self, rates: np.ndarray, known: np.ndarray) -> None:
-        """Of the replicas of a partition, the rates of the one that is busiest."""
+        """Note the rates of the busiest replica of each partition."""
         best = np.full(len(known), -np.inf)
         for place in range(known.shape[1]):
             busy = rates[BUSY, :, place]

@@ -1,6 +1,6 @@
-"""The loads of all replicas as arrays, one value for each place of ``Columns``, and the workers beside them.
+"""The loads of all replicas as arrays, one value for each place of ``Columns``, and the loads of the workers.
 
-What people and metrics are told is summed up here, without an object for each replica. Policies get ``Loads``.
+People and metrics are told sums over these arrays, without an object for each replica. Policies get ``Loads``.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from controller.replicas.columns import Columns
 
 @dataclass(frozen=True)
 class LoadTable:
-    """``busy``, ``rows_per_s``, ``slices_per_s``, ``queued``, ``state_bytes``: of partitions by places, as in
-    ``ReplicaLoad``; ``movable``: of partitions. ``seconds``: as in ``Loads``. Read it before the table changes."""
+    """The loads of all replicas at one time. Read it before the table of its columns changes."""
 
     columns: Columns
     workers: dict[int, WorkerLoad]
+    #: See ``Loads``.
     seconds: float
+    #: See ``ReplicaLoad``. This array and the next four are by partition and place.
     busy: np.ndarray
     rows_per_s: np.ndarray
     slices_per_s: np.ndarray
     queued: np.ndarray
     state_bytes: np.ndarray
+    #: By partition.
     movable: np.ndarray
 
     def of_workers(self) -> dict[int, float]:
-        """As ``Loads.of_workers``."""
+        """Sum up the busy seconds per second of each worker's replicas."""
         listed = self.columns.listed
         workers = self.columns.workers[listed]
         sums = np.bincount(workers, self.busy[listed], minlength=1) if len(workers) else np.zeros(1)
         return {worker: float(sums[worker]) if worker < len(sums) else 0.0 for worker in self.workers}
 
     def heaviest(self, stage: int | None, most: int) -> list[ReplicaLoad]:
-        """The replicas of a stage, or of all, with the highest loads, at most so many, the heaviest first."""
+        """Return up to ``most`` replicas of a stage, or of all stages, with the highest loads, the heaviest first."""
         first, end = self.columns.rows_of(stage)
         rows, places = np.nonzero(self.columns.listed[first:end])
         rows += first
@@ -45,12 +47,12 @@ class LoadTable:
         return list(self._replicas(rows[order], places[order]))
 
     def replicas(self, first: int, end: int) -> list[ReplicaLoad]:
-        """Of the partitions with these rows in ``columns``, ``end`` excluded, in the order of the table."""
+        """Return the replicas of the partitions with the rows ``first`` to ``end`` (exclusive), in the order of the table."""
         rows, places = np.nonzero(self.columns.listed[first:end])
         return list(self._replicas(rows + first, places))
 
     def loads(self) -> Loads:
-        """All of them, for policies."""
+        """Make the loads of all replicas, for policies."""
         return Loads(self.workers, self.replicas(0, len(self.movable)), self.seconds)
 
     def _replicas(self, rows: np.ndarray, places: np.ndarray) -> Iterator[ReplicaLoad]:

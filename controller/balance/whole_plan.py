@@ -1,4 +1,4 @@
-"""Whole plans: all moves that a policy would make about the loads of a moment, for people who ask (design: balance)."""
+"""Whole plans: all moves that a policy would make for the loads of a moment, for people who ask (design: balance)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from flux.settings import Settings
 
 
 def whole_plan(policy: str, loads: Loads, settings: Settings, now: float) -> Suggestion:
-    """All moves that a policy would make about these loads, in order, no replica twice: each move supposes the moves
-    before it.
+    """Return all moves that a policy would make for these loads, in order, no replica twice.
 
-    The limits of a round do not apply; the caller decides how many moves are made at once."""
+    Each move supposes the moves before it. The limits of a round do not apply: the caller decides how many moves are made at
+    once."""
     asked = make(policy, PolicySettings.of(settings).at_once())
     moves: list[Move] = []
     seen: set[Holding] = set()
     while True:
         found = asked.suggest(loads, now)
-        # A policy may suggest the same moves again and again: the loop ends when there is no new one.
+        # A policy may suggest the same moves again and again. The loop ends when no move is new.
         new = [m for m in found.moves if m.moved not in seen]
         if not new:
             return Suggestion(moves, found.notes)
@@ -29,7 +29,7 @@ def whole_plan(policy: str, loads: Loads, settings: Settings, now: float) -> Sug
 
 
 def after(loads: Loads, moves: list[Move]) -> Loads:
-    """The loads after these moves: a replica takes its load with it, whatever the pace of its new worker."""
+    """Return the loads after these moves. A replica takes its load with it, at whatever pace its new worker has."""
     targets = {move.moved: move.target for move in moves}
     replicas = [
         replica

@@ -92,7 +92,7 @@ class Wanted:
         return PartitionKey(self.stage, self.partition)
 
 
-class Held(NamedTuple):
+class HolderCount(NamedTuple):
     """A number of replicas on a worker. Sorts by the number."""
 
     replicas: int
@@ -204,7 +204,7 @@ def _additions(
     and have the best rank. ``stage``: the only stage to look at; None: all."""
     census.look(table)
     held = census.held()
-    emptiest = [Held(held.get(worker, 0), worker) for worker in {**table.endpoints, **held}]
+    emptiest = [HolderCount(held.get(worker, 0), worker) for worker in {**table.endpoints, **held}]
     heapq.heapify(emptiest)
     taken = {addition.key for addition in busy} | resting
     wishes = census.wishes
@@ -230,11 +230,13 @@ def _additions(
                 yield Wanted(*key, worker, why=f"change {change}", kind=kind, request=change.request)
 
 
-def _emptiest(emptiest: list[Held], key: PartitionKey, holders: tuple[int, ...], placement: Placement) -> int | None:
+def _emptiest(
+    emptiest: list[HolderCount], key: PartitionKey, holders: tuple[int, ...], placement: Placement
+) -> int | None:
     """Of the workers that may hold it and have the best rank, the one with the fewest replicas. Its entry in the heap
     then counts one more. With the heap, not all workers are looked at for each of many partitions."""
     wanted = placement.best(key, holders)
-    seen: list[Held] = []
+    seen: list[HolderCount] = []
     chosen: int | None = None  # its place among those seen
     best = wanted
     while emptiest and (chosen is None or best > wanted):
@@ -245,5 +247,5 @@ def _emptiest(emptiest: list[Held], key: PartitionKey, holders: tuple[int, ...],
             if chosen is None or rank < best:
                 chosen, best = len(seen) - 1, rank
     for at, (replicas, worker) in enumerate(seen):
-        heapq.heappush(emptiest, Held(replicas + (at == chosen), worker))
+        heapq.heappush(emptiest, HolderCount(replicas + (at == chosen), worker))
     return None if chosen is None else seen[chosen].worker

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
-from controller.balance.policies.places import Places
+from controller.balance.policies.places import PlannedPlacement
 from controller.replicas.apart import Place, Shared, Spread, shared
 from flux.domain import label, parse
 from flux.errors import UsageError
@@ -153,7 +153,7 @@ def test_a_move_that_somebody_asks_for_is_not_refused_because_of_hosts() -> None
 def test_policies_do_not_bring_copies_closer_together() -> None:
     hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
     workers = {w: WorkerLoad(w, f"e{w}", host=host) for w, host in hosts.items()}
-    places = Places.of(Loads(workers, [ReplicaLoad(0, 0, 0), ReplicaLoad(0, 0, 2)]))
+    places = PlannedPlacement.of(Loads(workers, [ReplicaLoad(0, 0, 0), ReplicaLoad(0, 0, 2)]))
     assert places.keeps_apart(0, 0, 2, 3)
     assert not places.keeps_apart(0, 0, 2, 1)
 

@@ -1,4 +1,4 @@
-"""Policies of load balance, one module each. Every module of this package is loaded, so a new policy needs no
+"""Policies of load balance, one module each. Every module of this package is loaded, so that a new policy needs no
 registration."""
 
 from __future__ import annotations

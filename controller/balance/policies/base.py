@@ -1,4 +1,4 @@
-"""What a policy is: it looks at loads and suggests moves, and never acts (design: balance).
+"""The base of policies. A policy looks at loads and suggests moves, and never acts (design: balance).
 
 A new policy is a module in this package with a subclass of ``Policy``. ``spark.flux.balance.policy`` and ``flux
 rebalance --policy`` accept the name that is given to the class.
@@ -18,16 +18,21 @@ from flux.settings import Settings
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """``spark.flux.balance.*`` as policies see it. ``same_executor``: replicas of a partition may share an executor if
-    they cannot be kept apart. ``max_moves`` and ``max_bytes_per_s`` may be infinite. ``smooth_s``: loads are averaged
-    over about this time. ``steady_rounds``: a difference counts after this many rounds in a row."""
+    """``spark.flux.balance.*`` for policies."""
 
+    #: The least gain of a pair of workers, as a share of the higher load.
     threshold: float = 0.1
+    #: For this time a partition that has moved stays.
     cool_down_s: float = 5.0
+    #: In one round; may be infinite.
     max_moves: float = 1
+    #: On average; may be infinite.
     max_bytes_per_s: float = 64 << 20
+    #: Replicas of a partition may share an executor if they cannot be kept apart.
     same_executor: bool = False
+    #: Loads are averaged over about this time.
     smooth_s: float = 2.0
+    #: A difference counts after this number of rounds in a row.
     steady_rounds: int = 3
 
     @classmethod
@@ -42,8 +47,8 @@ class PolicySettings:
         )
 
     def at_once(self) -> PolicySettings:
-        """For a whole plan from the loads of one moment: no smoothing, no waiting and no limit on moves, and no replica
-        moves twice."""
+        """Return settings for a whole plan from the loads of one moment: no smoothing, no waiting, no limit on moves, and no
+        second move of a replica."""
         return replace(
             self,
             cool_down_s=math.inf,
@@ -55,8 +60,10 @@ class PolicySettings:
 
 
 class Policy(ABC):
-    """Asked once a round. It may remember earlier rounds; the next loads show what became of its suggestions.
-    Subclasses give their name: ``class Mine(Policy, name="mine")``."""
+    """Base of the policies. A policy is asked once a round.
+
+    It may remember earlier rounds; the next loads show whether its suggestions were carried out. Subclasses give their name:
+    ``class Mine(Policy, name="mine")``."""
 
     name: ClassVar[str]
 
@@ -70,10 +77,10 @@ class Policy(ABC):
 
     @abstractmethod
     def suggest(self, loads: Loads, now: float) -> Suggestion:
-        """At most one move for each partition; the most useful first. ``now`` never goes back."""
+        """Suggest at most one move for each partition, the most useful first. ``now`` never goes back."""
 
 
-#: Every policy there is, by name.
+#: All policies, by name.
 REGISTRY: dict[str, type[Policy]] = {}
 
 

@@ -1,5 +1,4 @@
-"""The limits on moves: a number of moves in a round, and bytes a second on average, as a token bucket (design:
-budget)."""
+"""Limits on moves: a number of moves in a round, and bytes per second on average, as a token bucket (design: budget)."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ from collections.abc import Iterable
 from controller.balance.load import Move
 from controller.balance.policies.base import PolicySettings
 
-#: The most that the bucket holds, in seconds of its rate: after a quiet hour not everything may move at once.
+#: Capacity of the bucket, in seconds of its rate. It is small, so that after a quiet hour not all moves are made at once.
 BURST_S = 1.0
 
 
 class Budget:
-    """A state larger than the bucket could never move otherwise, so it may overdraw the bucket if the bucket is not
-    empty. The next moves wait until the overdraft is paid back."""
+    """A token bucket for bytes of state. Moves may overdraw it while it is not empty, because a state larger than the bucket
+    could never move otherwise. Later moves wait until the overdraft is paid back."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._moves_max = settings.max_moves
@@ -23,8 +22,7 @@ class Budget:
         self._at: float | None = None
 
     def take(self, moves: Iterable[Move], now: float) -> list[Move]:
-        """The first of these moves that the limits allow now. No more moves are drawn from the iterable than are
-        needed."""
+        """Return the first of these moves, as many as the limits allow now. No further moves are drawn from the iterable."""
         if self._at is not None and now > self._at:
             self._tokens = min(self._tokens + self._rate * (now - self._at), self._rate * BURST_S)
         self._at = now

@@ -1,4 +1,4 @@
-"""Cool-down: a partition that has moved stays for a while, and no worker gives and takes in turn (design: cool-down).
+"""Cool-down: a partition that has moved stays for a while, and no worker takes and gives in turn (design: cool-down).
 
 A worker that has given a partition away may give another one at once, because an overloaded worker has to shed load
 quickly.
@@ -12,6 +12,8 @@ from controller.balance.load import Move
 
 
 class Cooling:
+    """The partitions and workers that cool down."""
+
     def __init__(self, cool_down_s: float) -> None:
         self._cool_down_s = cool_down_s
         self._until: dict[Hashable, float] = {}

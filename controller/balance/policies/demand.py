@@ -1,14 +1,14 @@
-"""The demand of each replica: how much of its worker's time it needs. The policy ``pairing`` compares demands (design:
+"""Demand: the share of its worker's time that a replica needs. The policy ``pairing`` compares demands (design:
 saturation, pace).
 
 Busy time alone does not show how badly a worker is overloaded: its thread has one second per second, and the excess
 waits in its queues. So on a saturated worker the demand of a replica is its busy time, multiplied by slices arriving
-over slices applied. A backlog adds the busy time once more at most, so that it is worked off before long. Back-pressure
+over slices applied. A backlog adds the busy time at most once more, so that it is worked off before long. Back-pressure
 soon ends such a state: then the queue no longer grows, the other replicas get less, and busy times alone show the
 demand.
 
-Workers differ in speed. ``pace`` says how much longer a worker takes for a row than the others. To judge a replica on
-another worker, its demand is multiplied by the ratio of the paces.
+Workers differ in speed. ``pace`` is the time that a worker takes for a row over the time that others take. To judge a
+replica on another worker, its demand is multiplied by the ratio of the paces.
 """
 
 from __future__ import annotations
@@ -37,19 +37,24 @@ PACE_SAMPLES = 3
 
 @dataclass
 class Demand:
-    """One round, as arrays over the replicas in the order of the loads. ``worker``: index of the replica's worker in
-    ``workers``, -1: not there; ``load``: demand on this worker, smoothed; ``steady``: the same without the backlog,
-    which is the demand on another worker; ``latest``: ``load`` of this round alone. The next round smooths from these
-    values, even if somebody has changed them meanwhile. ``workers`` (ascending) and ``pace`` are arrays over the
-    workers."""
+    """The demands of one round, as arrays over the replicas in the order of the loads, or over the workers.
 
+    The next round smooths from these values, including the changes that a policy makes to them."""
+
+    #: Worker ids, ascending.
     workers: np.ndarray
+    #: ``replica_key`` of each replica.
     key: np.ndarray
+    #: Index of the replica's worker in ``workers``; -1: not there.
     worker: np.ndarray
+    #: Demand on this worker, smoothed.
     load: np.ndarray
+    #: Demand without the backlog, smoothed: the demand on another worker.
     steady: np.ndarray
+    #: ``load`` of this round alone.
     latest: np.ndarray
     queued: np.ndarray
+    #: By worker.
     pace: np.ndarray
 
     def per_worker(self, values: np.ndarray) -> np.ndarray:
@@ -113,7 +118,7 @@ class DemandMeter:
         return demand
 
     def _before(self, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, Demand | None]:
-        """Places of the replicas that the last round had too, their places there, and that round."""
+        """Find the replicas that the last round had, too. Return their indices now, their indices then, and that round."""
         if self._last is None:
             return np.empty(0, np.int64), np.empty(0, np.int64), None
         by_key = np.argsort(self._last.key)
@@ -122,14 +127,14 @@ class DemandMeter:
 
 
 def _found(sorted_: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the wanted values that an ascending array has, and their places in that array."""
+    """Return the indices of the wanted values that an ascending array has, and the indices of these values in that array."""
     places = _positions(sorted_, wanted)
     found = np.flatnonzero(places >= 0)
     return found, places[found]
 
 
 def _positions(sorted_: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Place of each wanted value in an ascending array, -1: not there."""
+    """Return the index of each wanted value in an ascending array; -1: not there."""
     if not len(sorted_):
         return np.full(len(wanted), -1)
     places = np.minimum(np.searchsorted(sorted_, wanted), len(sorted_) - 1)
@@ -137,8 +142,8 @@ def _positions(sorted_: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _paces(group: np.ndarray, demand: Demand, rows: np.ndarray, busy: np.ndarray) -> np.ndarray:
-    """Time per row on each worker over the usual time. Medians throughout, so that one partition with costly keys does
-    not make its worker look slow."""
+    """Compute the time per row on each worker over the usual time. All averages are medians, so that one partition with costly
+    keys does not make its worker look slow."""
     usable = (rows > 0) & (busy > 0) & (demand.worker >= 0)
     if not usable.any():
         return np.ones(len(demand.workers))
@@ -156,7 +161,7 @@ def _paces(group: np.ndarray, demand: Demand, rows: np.ndarray, busy: np.ndarray
 
 
 def _medians(group: np.ndarray, values: np.ndarray, groups: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The median of each group, and its number of values."""
+    """Return the median of each group, and its number of values."""
     counts = np.bincount(group, minlength=groups)
     ordered = values[np.lexsort((values, group))]
     starts = np.cumsum(counts) - counts

@@ -1,5 +1,4 @@
-"""Empties the workers that are leaving: their replicas go to the least loaded of the workers that stay (design:
-drain)."""
+"""Drain policy: replicas of leaving workers go to the least loaded of the workers that stay (design: drain)."""
 
 from __future__ import annotations
 
@@ -11,19 +10,19 @@ from typing import NamedTuple
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
 from controller.balance.policies.budget import Budget
-from controller.balance.policies.places import Places
+from controller.balance.policies.places import PlannedPlacement
 from partitioning.ids import PartitionKey
 
 
-class Held(NamedTuple):
-    """Load and number of replicas of a worker. The idlest sorts first."""
+class TargetLoad(NamedTuple):
+    """Load and number of replicas of a worker that stays. The idlest sorts first."""
 
     busy: float
     replicas: int
     worker: int
 
 
-class Drain(Policy, name="drain"):
+class DrainPolicy(Policy, name="drain"):
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._budget = Budget(settings)
@@ -34,7 +33,7 @@ class Drain(Policy, name="drain"):
             return Suggestion()
         plan = _Plan(loads, self.settings.same_executor)
         moves = []
-        # The heaviest replicas first: the light ones then even out the rest. Replicas of one partition go one after the
+        # The heaviest replicas first, so that the light ones even out the rest. Replicas of one partition go one after the
         # other.
         for replica in sorted(leaving, key=lambda r: (-r.busy, r.stage, r.partition, r.worker)):
             move = plan.place(replica)
@@ -50,22 +49,22 @@ class Drain(Policy, name="drain"):
 class _Plan:
     def __init__(self, loads: Loads, same_executor: bool) -> None:
         self.notes: list[str] = []
-        self._places = Places.of(loads, same_executor)
+        self._places = PlannedPlacement.of(loads, same_executor)
         self._moved: set[PartitionKey] = set()
         busy = loads.of_workers()
         held = Counter(replica.worker for replica in loads.replicas)
-        # As long as no loads are known, the numbers of replicas decide.
-        self._idlest = [Held(busy[w], held[w], w) for w, about in loads.workers.items() if not about.leaving]
+        # While no loads are known, the numbers of replicas decide.
+        self._idlest = [TargetLoad(busy[w], held[w], w) for w, about in loads.workers.items() if not about.leaving]
         heapq.heapify(self._idlest)
 
     def place(self, replica: ReplicaLoad) -> Move | None:
         key = PartitionKey(replica.stage, replica.partition)
         if not replica.movable or key in self._moved:
             return None  # its turn comes when no other change of its partition is under way
-        tried: list[Held] = []
+        tried: list[TargetLoad] = []
         chosen: int | None = None
         best_rank = math.inf
-        closer: int | None = None  # of those that are too close to the other replicas, the worker with the best rank
+        closer: int | None = None  # the best-ranked of the workers that are too close to the other replicas
         while self._idlest and chosen is None:
             tried.append(heapq.heappop(self._idlest))
             target = tried[-1].worker
@@ -78,7 +77,7 @@ class _Plan:
         chosen = closer if chosen is None else chosen
         for busy, held, worker in tried:
             took = worker == chosen
-            heapq.heappush(self._idlest, Held(busy + replica.busy * took, held + took, worker))
+            heapq.heappush(self._idlest, TargetLoad(busy + replica.busy * took, held + took, worker))
         if chosen is None:
             self.notes.append(self._why_not(replica))
             return None
@@ -91,8 +90,8 @@ class _Plan:
         if not self._idlest:
             return what + "no worker stays"
         if not any(self._places.is_free(replica.stage, replica.partition, worker) for *_, worker in self._idlest):
-            return what + "every worker that stays holds a copy of it; add a worker or ask for fewer replicas"
+            return what + "every worker that stays holds a replica of it; add a worker or ask for fewer replicas"
         return what + (
-            "every worker that could take it shares an executor with another of its copies; add an executor, or set "
+            "every worker that could take it shares an executor with another of its replicas; add an executor, or set "
             "spark.flux.replicas.allowSameExecutor to true"
         )

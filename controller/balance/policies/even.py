@@ -1,7 +1,8 @@
-"""Evens out the numbers of replicas on the workers, whatever their load: for workers that have joined (design:
+"""Even policy: equal numbers of replicas on the workers, regardless of their load, for workers that have joined (design:
 even-first).
 
-No more moves than needed: a worker gives only its surplus, beginning with the stage of which the target has least.
+It makes no more moves than needed: a worker gives only its surplus, beginning with the stage of which the target has fewest
+replicas.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from collections.abc import Iterator
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
 from controller.balance.policies.budget import Budget
-from controller.balance.policies.places import Places
-from controller.balance.policies.under_way import UnderWay
-from controller.replicas.next_additions import Held
+from controller.balance.policies.places import PlannedPlacement
+from controller.balance.policies.under_way import MovesUnderWay
+from controller.replicas.next_additions import HolderCount
 from partitioning.ids import PartitionKey
 
 
-class Even(Policy, name="even"):
+class EvenPolicy(Policy, name="even"):
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._budget = Budget(settings)
-        self._under_way = UnderWay()
+        self._under_way = MovesUnderWay()
 
     def suggest(self, loads: Loads, now: float) -> Suggestion:
         self._under_way.follow(loads)
@@ -36,8 +37,8 @@ class Even(Policy, name="even"):
 class _Counts:
     """Replicas on the workers that stay, by stage. Moves under way count as made."""
 
-    def __init__(self, loads: Loads, under_way: UnderWay) -> None:
-        self._places = Places.of(loads)
+    def __init__(self, loads: Loads, under_way: MovesUnderWay) -> None:
+        self._places = PlannedPlacement.of(loads)
         staying = [worker for worker, about in loads.workers.items() if not about.leaving]
         self._total = dict.fromkeys(staying, 0)
         self._of_stage: dict[int, Counter[int]] = {worker: Counter() for worker in staying}
@@ -55,11 +56,11 @@ class _Counts:
                 replicas.sort(key=lambda replica: (replica.state_bytes, replica.primary, replica.partition))
 
     def moves(self) -> Iterator[Move]:
-        """From the fullest worker to the emptiest that can take one of its replicas, until no two workers differ by
-        two."""
-        # Heaps give the least first, so the numbers of the fullest are negative.
-        fullest = [Held(-count, worker) for worker, count in self._total.items()]
-        emptiest = [Held(count, worker) for worker, count in self._total.items()]
+        """Yield moves from the fullest worker to the emptiest one that can take one of its replicas, until no two workers
+        differ by two."""
+        # Heaps give the least first, so the counts of the fullest are negative.
+        fullest = [HolderCount(-count, worker) for worker, count in self._total.items()]
+        emptiest = [HolderCount(count, worker) for worker, count in self._total.items()]
         heapq.heapify(fullest)
         heapq.heapify(emptiest)
         while fullest:
@@ -67,12 +68,12 @@ class _Counts:
             move = self._from(source, emptiest) if -count == self._total[source] else None
             if move is not None:
                 self._apply(move)
-                # Their new counts. Entries with old counts stay in the heaps and are skipped.
-                heapq.heappush(fullest, Held(-self._total[source], source))
-                heapq.heappush(emptiest, Held(self._total[move.target], move.target))
+                # New counts for both. Entries with old counts stay in the heaps and are skipped.
+                heapq.heappush(fullest, HolderCount(-self._total[source], source))
+                heapq.heappush(emptiest, HolderCount(self._total[move.target], move.target))
                 yield move
 
-    def _from(self, source: int, emptiest: list[Held]) -> Move | None:
+    def _from(self, source: int, emptiest: list[HolderCount]) -> Move | None:
         refused = []
         move = None
         while emptiest and move is None:
@@ -80,11 +81,11 @@ class _Counts:
             if count != self._total[target]:
                 continue
             if count > self._total[source] - 2:
-                refused.append(Held(count, target))
+                refused.append(HolderCount(count, target))
                 break
             move = self._between(source, target)
             if move is None:
-                refused.append(Held(count, target))
+                refused.append(HolderCount(count, target))
         for entry in refused:
             heapq.heappush(emptiest, entry)
         return move

@@ -1,10 +1,10 @@
-"""The policy of Flux (design: pairing; ICDE 2003, section 4): pair the busiest worker with
-the idlest, the second with the second, and move one partition per pair if the pair has enough to gain.
+"""Pairing, the policy of Flux (design: pairing; ICDE 2003, section 4): pair the busiest worker with the idlest, the second
+busiest with the second idlest, and move one partition per pair if the pair has enough to gain.
 
 The gain is the fall of the higher of the two loads. The rest of the cluster does not count: averaged over a hundred
 workers, one overloaded worker would look like nothing. The threshold is compared with the gain of all moves that the
 pair could make in the end, because one of a hundred partitions alone gains next to nothing. If the idlest worker may
-take no partition of the busiest, the next ones are tried. Against oscillation: loads are smoothed, a difference must
+take no partition of the busiest, the next idlest ones are tried. Against oscillation: loads are smoothed, a difference must
 last for some rounds, moves under way count as made, and a partition that has moved cools down.
 """
 
@@ -22,20 +22,20 @@ from controller.balance.policies.base import Policy, PolicySettings
 from controller.balance.policies.budget import Budget
 from controller.balance.policies.cooling import Cooling
 from controller.balance.policies.demand import Demand, DemandMeter, replica_key
-from controller.balance.policies.places import Places
-from controller.balance.policies.under_way import Going, UnderWay
+from controller.balance.policies.places import PlannedPlacement
+from controller.balance.policies.under_way import MovesUnderWay, MoveUnderWay
 from partitioning.ids import PartitionKey
 
-#: The most that a thread can do: no worker is loaded beyond this.
+#: The most that a thread can do. No worker is loaded beyond this.
 FULL = 1.0
-#: A lower load is judged as if it were this high: large differences between idle workers matter to no one.
+#: A lower load is judged as if it were this high, because large differences between idle workers do not matter.
 LIGHT = 0.25
-#: Number of idle workers that a busy one tries if its partner may take nothing. More would be slow with many workers,
-#: and more than a few refusals (they hold another replica, or share an executor with one) are rare.
+#: Idle workers that a busy one tries if its partner may take nothing. More would be slow with many workers,
+#: and more than a few refusals (a worker holds another replica, or shares an executor with one) are rare.
 PARTNERS_TRIED = 8
-#: Pairs looked at closely in one round: a limit on its time if hardly any partition may move.
+#: Pairs examined in one round: a limit on its time if hardly any partition may move.
 PAIRS_TRIED = 1000
-#: Moves whose gain is at least this share of the best are equally good; of these, the one with the least state is
+#: Moves whose gain is at least this share of the best are equally good. The one with the least state is
 #: chosen.
 AS_GOOD = 0.8
 #: A partition that takes less than this share of a worker is not worth a note.
@@ -45,34 +45,34 @@ NOTHING = 1e-9
 
 
 class Pair(NamedTuple):
-    """Places of two workers in ``Demand.workers``: the busier one and the idler one."""
+    """Two workers, by their indices in ``Demand.workers``: the busier one and the idler one."""
 
     high: int
     low: int
 
 
 class Candidate(NamedTuple):
-    """A replica that may move, by its place in the loads, and the gain of its move."""
+    """A replica that may move, by its index in the loads, and the gain of its move."""
 
     place: int
     gain: float
 
 
 class Cost(NamedTuple):
-    """What a move costs. The cheapest sorts first."""
+    """The cost of a move. The cheapest sorts first."""
 
     state_bytes: int
     primary: bool
 
 
-class Pairing(Policy, name="pairing"):
+class PairingPolicy(Policy, name="pairing"):
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._meter = DemandMeter(settings.smooth_s)
         self._budget = Budget(settings)
         self._cooling = Cooling(settings.cool_down_s)
-        self._under_way = UnderWay()
-        self._expected: dict[PartitionKey, float] = {}  # partition under way -> its load on the target
+        self._under_way = MovesUnderWay()
+        self._expected: dict[PartitionKey, float] = {}  # load on the target, for each partition under way
         self._rounds: deque[dict[int, float]] = deque(maxlen=settings.steady_rounds)
 
     def suggest(self, loads: Loads, now: float) -> Suggestion:
@@ -94,28 +94,28 @@ class Pairing(Policy, name="pairing"):
         return Suggestion(moves, look.notes())
 
     def _count_in(self, loads: Loads, demand: Demand) -> None:
-        """Change the demand to what it will be when the moves under way are done."""
+        """Change the demand to the demand after the moves under way."""
         done = self._under_way.follow(loads)
         moving = self._under_way.all()
         if done or moving:
             places = {key: place for place, key in enumerate(demand.key.tolist())}
-        for move, arrived in [*(Going(move, True) for move in done), *moving]:
+        for move, arrived in [*(MoveUnderWay(move, True) for move in done), *moving]:
             load = self._expected[move.key]
             source = places.get(replica_key(move.stage, move.partition, move.from_worker))
             target = places.get(replica_key(move.stage, move.partition, move.target))
             if target is not None:
-                # So far the new replica has only caught up, which says nothing about its load.
+                # The new replica has only caught up until now, which says nothing about its load.
                 demand.load[target] = max(demand.load[target], load)
                 demand.steady[target] = max(demand.steady[target], load)
             if source is not None:
-                # As long as the target has no replica, the replica on the source stands for it.
+                # Until the target has a replica, the replica on the source stands for it.
                 demand.load[source] = 0.0 if arrived else load
                 demand.worker[source] = demand.place_of(move.target)
         self._expected = {move.key: self._expected[move.key] for move, _ in moving}
 
 
 class _Round:
-    """One look at the loads. Workers go by their place in ``demand.workers``, replicas by theirs in the loads."""
+    """One look at the loads. Workers are named by their index in ``demand.workers``, replicas by their index in the loads."""
 
     def __init__(
         self, loads: Loads, demand: Demand, settings: PolicySettings, cooling: Cooling, rounds: list[dict[int, float]]
@@ -128,10 +128,10 @@ class _Round:
         self._by_worker = known[np.argsort(demand.worker[known], kind="stable")]
         self._starts = np.searchsorted(demand.worker[self._by_worker], np.arange(len(demand.workers) + 1))
         self._hot = self._find_hot(known)
-        self._places: Places | None = None
+        self._places: PlannedPlacement | None = None
 
     def _find_hot(self, known: np.ndarray) -> np.ndarray:
-        """Replicas that alone take more than a worker's fair share, on a worker of average pace."""
+        """Find the replicas that alone take more than a worker's fair share, on a worker of average pace."""
         demand = self._demand
         fair = (
             (demand.per_worker(demand.steady) / demand.pace).sum() / (1 / demand.pace).sum()
@@ -143,8 +143,8 @@ class _Round:
         return (alone > fair * (1 + self._settings.threshold)) & (alone >= HEAVY)
 
     def notes(self) -> list[str]:
-        """About partitions that make up most of their worker's load, which no move can change. The notes have no
-        figures, so that they are the same text in every round."""
+        """Describe partitions that make up most of their worker's load, which no move can change. The notes have no
+        figures, so that their text is the same in every round."""
         load = self._demand.steady
         hot = [p for p in np.flatnonzero(self._hot).tolist() if load[p] > self._load[self._demand.worker[p]] / 2]
         replicas = [self._loads.replicas[place] for place in hot]
@@ -157,7 +157,7 @@ class _Round:
     # ---- pairs
 
     def moves(self) -> Iterator[Move]:
-        """At most one move for each pair, the busiest pair first; no worker and no partition is in two moves."""
+        """Yield at most one move for each pair, the busiest pair first. No worker and no partition is in two moves."""
         used: set[int] = set()
         moving: set[PartitionKey] = set()
         for high, low in islice(self._pairs(used), PAIRS_TRIED):
@@ -169,7 +169,7 @@ class _Round:
                 yield move
 
     def _pairs(self, used: set[int]) -> Iterator[Pair]:
-        """The busiest worker that may give with the idlest, then the next two. If a pair finds no move, both stay
+        """Pair the busiest worker that may give with the idlest, then the next two. If a pair finds no move, both stay
         available: the idlest worker is then tried with the second busiest."""
         ranked = self._ranked()
         for high in reversed(ranked):
@@ -182,20 +182,20 @@ class _Round:
                     yield Pair(high, low)
 
     def _ranked(self) -> list[int]:
-        """Workers that stay, the idlest first. Among equally busy workers, as all saturated ones are, a longer queue
-        comes later."""
+        """Return the workers that stay, the idlest first. Equally busy workers, as all saturated ones are, are sorted by their
+        queues, the longest last."""
         demand = self._demand
         queued = demand.per_worker(demand.queued)
         ranked = np.lexsort((demand.workers, queued, self._load)).tolist()
         return [place for place in ranked if not self._loads.workers[int(demand.workers[place])].leaving]
 
     def _comparable(self, high: int, low: int) -> bool:
-        """Whether there may be a gain, and has been for some rounds."""
+        """Tell whether the pair may have a gain, and has had one for some rounds."""
         least = self._least_gain(high)
         if self._load[high] - self._load[low] <= least:
             return False
         busy, idle = int(self._demand.workers[high]), int(self._demand.workers[low])
-        # The difference must be as large in each round: in the average, one odd round would last for several.
+        # Every round must show the difference: in the average, one odd round would last for several.
         lasted = all(r[busy] - r[idle] > least for r in self._rounds if busy in r and idle in r)
         return lasted and self._cooling.may_take(idle)
 
@@ -206,13 +206,13 @@ class _Round:
     # ---- the partition of a pair
 
     def _best(self, high: int, low: int, moving: set[PartitionKey]) -> int | None:
-        """The replica to move from ``high`` to ``low`` now; None: the pair has too little to gain."""
+        """Choose the replica to move from ``high`` to ``low`` now; None: the pair has too little to gain."""
         demand = self._demand
         here = self._by_worker[self._starts[high] : self._starts[high + 1]]
         there = demand.steady[here] * demand.pace[low] / demand.pace[high]
         gain = self._load[high] - np.maximum(self._load[high] - demand.load[here], self._load[low] + there)
         good = (gain > NOTHING) & (self._load[low] + there <= FULL)
-        # A hot replica would be the same trouble there, so the others move away from it if they can.
+        # A hot replica would overload the other worker as much, so the other replicas move away from it if they can.
         hot = self._hot[here] & (demand.pace[low] >= demand.pace[high])
         best_first = np.argsort(-gain, kind="stable")
         here, gain, good, hot = here[best_first], gain[best_first], good[best_first], hot[best_first]
@@ -226,7 +226,7 @@ class _Round:
     def _fit_together(
         self, places: np.ndarray, gain: np.ndarray, high: int, low: int, moving: set[PartitionKey]
     ) -> list[Candidate]:
-        """Those that may go, if all of them together gain enough. The question whether each may go comes last, as it
+        """Return the replicas that may go, if all of them together gain enough. Whether each may go is checked last, because it
         takes longest."""
         least = self._least_gain(high)
         if self._gain_of_all(places.tolist(), high, low) <= least:
@@ -237,12 +237,12 @@ class _Round:
     def _fit(
         self, places: np.ndarray, gain: np.ndarray, high: int, low: int, moving: set[PartitionKey]
     ) -> list[Candidate]:
-        """Those that may go, with their gains."""
+        """Return the replicas that may go, with their gains."""
         useful = zip(places.tolist(), gain.tolist(), strict=True)
         return [Candidate(place, gained) for place, gained in useful if self._may_go(place, high, low, moving)]
 
     def _gain_of_all(self, places: list[int], high: int, low: int) -> float:
-        """By how much the higher load falls if all useful ones of these moved, one after the other. One of many small
+        """Compute the fall of the higher load if all useful ones of these replicas moved, one after the other. One of many small
         partitions gains next to nothing alone, although the pair may have much to gain."""
         higher, lower = self._load[high], self._load[low]
         ratio = self._demand.pace[low] / self._demand.pace[high]
@@ -255,16 +255,16 @@ class _Round:
     def _may_go(self, place: int, high: int, low: int, moving: set[PartitionKey]) -> bool:
         replica = self._loads.replicas[place]
         key = PartitionKey(replica.stage, replica.partition)
-        # A replica that stands for a move under way to this worker is not here yet.
+        # The replica that stands for a move under way to this worker is not here yet.
         settled = replica.movable and replica.worker == self._demand.workers[high]
         if not settled or key in moving or self._cooling.stays(*key):
             return False
         if self._places is None:
-            self._places = Places.of(self._loads)
+            self._places = PlannedPlacement.of(self._loads)
         return self._places.keeps_apart(*key, replica.worker, int(self._demand.workers[low]))
 
     def _cost(self, place: int) -> Cost:
-        """Least state first; of equal states a secondary before a primary, because then nobody has to take over."""
+        """Rank by the size of the state; of equal states a secondary before a primary, because it needs no take-over."""
         replica = self._loads.replicas[place]
         return Cost(replica.state_bytes, replica.primary)
 

@@ -1,5 +1,5 @@
-"""Suggested moves that are not done yet. They count as made: otherwise one imbalance would be evened out twice (design:
-under-way)."""
+"""Suggested moves that are not done yet. They count as made, because one imbalance would be evened out twice otherwise
+(design: under-way)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from controller.balance.load import Loads, Move, ReplicaLoad
 from partitioning.ids import PartitionKey
 
 
-class Going(NamedTuple):
-    """A move under way. ``arrived``: its target has a replica already."""
+class MoveUnderWay(NamedTuple):
+    """A move that is not done. ``arrived``: its target has a replica already."""
 
     move: Move
     arrived: bool
 
 
-class UnderWay:
-    """A move is over when its source has no replica any more, when its target is lost, or when its replica is still on
+class MovesUnderWay:
+    """The moves that a policy has suggested and that are not over.
+
+    A move is over when its source has no replica any more, when its target is lost, or when its replica is still on
     the source and may be moved again: then the controller has refused the move or given it up."""
 
     def __init__(self) -> None:
@@ -28,11 +30,11 @@ class UnderWay:
         self._moves[move.key] = move
 
     def follow(self, loads: Loads) -> list[Move]:
-        """Forget the moves that are over. Returns those that have just succeeded."""
+        """Forget the moves that are over. Return those that have just succeeded."""
         at: dict[PartitionKey, dict[int, ReplicaLoad]] = {key: {} for key in self._moves}
         if at:
             for replica in loads.replicas:
-                # A plain pair finds the key, and takes less time to make for each of many replicas.
+                # A plain pair finds the key, and making one for each of many replicas takes less time.
                 if (replica.stage, replica.partition) in at:
                     at[PartitionKey(replica.stage, replica.partition)][replica.worker] = replica
         done = []
@@ -46,11 +48,11 @@ class UnderWay:
         self._arrived = {key for key in self._moves if self._moves[key].target in at[key]}
         return done
 
-    def all(self) -> list[Going]:
-        return [Going(move, key in self._arrived) for key, move in self._moves.items()]
+    def all(self) -> list[MoveUnderWay]:
+        return [MoveUnderWay(move, key in self._arrived) for key, move in self._moves.items()]
 
     def destination(self, replica: ReplicaLoad) -> int | None:
-        """The worker on which this replica will be; None: none, because another replica takes its place."""
+        """Return the future worker of this replica; None: another replica takes its place."""
         if (replica.stage, replica.partition) not in self._moves:
             return replica.worker
         key = PartitionKey(replica.stage, replica.partition)

@@ -127,7 +127,7 @@ def test_the_copies_that_cannot_be_placed_are_named_with_the_reason() -> None:
     cluster = Cluster(2).put([0.1], lambda p: [0, 1])
     cluster.leaving = {0}
     (note,) = cluster.round(drain()).notes
-    assert note.startswith("partition 0/0 cannot leave worker 0: every worker that stays holds a copy of it")
+    assert note.startswith("partition 0/0 cannot leave worker 0: every worker that stays holds a replica of it")
     cluster.leaving = {0, 1}
     assert "no worker stays" in cluster.round(drain()).notes[0]
 
@@ -137,7 +137,7 @@ def test_executors_are_kept_apart_unless_they_may_be_shared_where_there_is_no_ot
     replicas = [ReplicaLoad(0, 0, 0), ReplicaLoad(0, 0, 1, primary=False)]
     refused = drain().suggest(Loads(workers, replicas, 1.0), 1.0)
     assert refused.moves == []
-    assert "shares an executor with another of its copies" in refused.notes[0]
+    assert "shares an executor with another of its replicas" in refused.notes[0]
     shared = drain(same_executor=True).suggest(Loads(workers, replicas, 1.0), 1.0)
     assert [(m.from_worker, m.target) for m in shared.moves] == [(0, 2)]
     more = {**workers, 3: WorkerLoad(3, "c")}
