@@ -4,8 +4,8 @@ Law: each value of the result equals the value that it was made of, or ``cast_ex
 integers and decimals, but round a double to a float, cut the time off a date, and take any number but zero for true. So
 the result is cast back and compared.
 
-Text is parsed, and parsing keeps what a type can hold: 0.1 becomes the nearest double, as everywhere. A number says no unit
-of time, so numbers and times are not cast to each other. A struct has its fields by name.
+Text is parsed: 0.1 becomes the nearest double, as everywhere. A number says no unit of time, so numbers and times are not cast
+to each other. Fields of a struct are found by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def exact_names(there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def cast_exactly(column: pa.Array, type_: pa.DataType, find: FindNames = exact_names) -> pa.Array:
-    """The column as ``type_``. Raises ValueError, with the first value that would change, or with Arrow's reason."""
+    """Return the column as ``type_``. Raises ValueError, with the first value that would change, or with Arrow's reason."""
     column = plain_column(column)
     kind = column.type
     if kind == type_:
@@ -51,7 +51,7 @@ def cast_exactly(column: pa.Array, type_: pa.DataType, find: FindNames = exact_n
 
 
 def _entry_names(map_type: pa.DataType) -> tuple[str, str]:
-    """Names of the fields of a map's entries."""
+    """Return the names of the fields of a map's entries."""
     return map_type.key_field.name, map_type.item_field.name
 
 
@@ -60,7 +60,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _list_of(type_: pa.DataType, values: pa.Field) -> pa.DataType:
-    """A list type of the same kind with other values."""
+    """Return a list type of the same kind with other values."""
     if is_.is_fixed_size_list(type_):
         return pa.list_(values, type_.list_size)
     return pa.large_list(values) if is_.is_large_list(type_) else pa.list_(values)
@@ -116,13 +116,13 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    """Whether it holds text or bytes: both ends of a cast say the same then, or Arrow refuses it."""
+    """Return whether a type holds text or bytes: a cast between such types keeps the bytes, or Arrow refuses it."""
     string = is_.is_string(type_) or is_.is_large_string(type_)
     return bool(string or is_.is_binary(type_) or is_.is_large_binary(type_) or is_.is_fixed_size_binary(type_))
 
 
 def _shown(value: Any) -> str:
-    """A scalar as people read it; what Python has no value for as Arrow writes it."""
+    """Return a scalar as people read it, or as Arrow writes it if Python has no such value."""
     try:
         return f"{value.as_py()!s}"
     except (ValueError, OverflowError):

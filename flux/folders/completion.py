@@ -1,4 +1,4 @@
-"""When files are complete, without looking at them: time and what was found come in (design: files-that-come).
+"""The wait until files are complete, as a state machine: time and sightings of files come in (design: files-that-come).
 
 A file has to rest, unchanged, for ``settle_s``. Then its format says whether it lacks anything. A file that lacks something is
 looked at again when it has changed, and now and then besides. It is bad when it has not changed for ``bad_after_s``.
@@ -14,7 +14,7 @@ from flux.folders.listing import Found
 #: How often an incomplete file is looked at although it seems unchanged, and when the log warns of it: some file systems show
 #: size and time late.
 AGAIN_S = 60.0
-#: Reports name a file when it has been incomplete for so long: most are, for a moment.
+#: Reports name a file that has been incomplete for this long: most files are incomplete for a moment.
 SHOWN_S = 5.0
 
 
@@ -53,7 +53,7 @@ class Completion:
         return now >= waiting.due
 
     def note(self, name: str, lacks: str, now: float) -> bool:
-        """Take in what a file lacks; return whether this is worth a warning."""
+        """Note the defect of a file that is not complete; return whether this is worth a warning."""
         waiting = self._waiting[name]
         waiting.lacks = lacks
         bad_at = waiting.since + self._bad_after_s
@@ -63,7 +63,7 @@ class Completion:
         return warns
 
     def bad(self, now: float) -> dict[Found, str]:
-        """Return files that have not changed for too long, and what each lacks."""
+        """Return files that have not changed for too long, each with its defect."""
         return {
             waiting.found: waiting.lacks
             for waiting in self._waiting.values()
@@ -71,7 +71,7 @@ class Completion:
         }
 
     def lacking(self) -> dict[str, str]:
-        """Return what files lack that have been incomplete for a while."""
+        """Return the defects of files that have been incomplete for a while, by name."""
         return {
             name: waiting.lacks
             for name, waiting in self._waiting.items()

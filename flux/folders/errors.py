@@ -1,5 +1,5 @@
-"""What goes wrong with files that are read, each error with the name of the file and what to do. A wrong call is a UsageError
-as everywhere."""
+"""Errors about files that are read. Each message has the name of the file and the way out. A wrong call is a UsageError as
+everywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flux.errors import FluxError
 
 
 class FileError(FluxError):
-    """Base of what the files of a folder do to a query."""
+    """Base of errors about the files of a folder."""
 
 
 class FileChanged(FileError):

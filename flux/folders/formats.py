@@ -1,4 +1,4 @@
-"""What the files of a folder mean: parquet, CSV and JSON, to batches of a schema.
+"""Formats of files in a folder: parquet, CSV and JSON, to batches of a schema.
 
 Law: the rows of a file come in the order in which they are there, the same whenever it is read; where batches begin and end
 is open. A column of the schema that a file does not have is null, one that only the file has is left out.
@@ -58,7 +58,7 @@ class Format:
             ) from error
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
-        """The row with which ``_batches`` begins, at most ``skip``."""
+        """Return the row with which ``_batches`` begins, at most ``skip``."""
         return 0
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ class Format:
         return pa.record_batch(columns, schema=self.schema)
 
     def _found(self, there: Sequence[str]) -> dict[str, str]:
-        """Names of the schema, and what they are in a file."""
+        """Return for each name of the schema that a file has the name in the file."""
         return self._found_names(there, self.schema.names)
 
     def _found_names(self, there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
@@ -96,7 +96,7 @@ def _line(error: Exception) -> str:
 
 
 def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) -> dict[str, str]:
-    """As Spark finds columns: by name, and but for case where there is no such name."""
+    """Find columns as Spark does: by name, and but for case where there is no such name."""
     found = {name: name for name in wanted if name in there}
     if case_sensitive:
         return found
@@ -128,13 +128,13 @@ class Parquet(Format):
             return f"its footer cannot be read: {_line(error)}"
 
     def schema_of(self, files: fs.FileSystem, path: str) -> pa.Schema:
-        """Its columns, with INT96 as instants, which is how Spark takes them."""
+        """Return the columns of a file, with INT96 as instants, which is how Spark takes them."""
         with self._open(files, path) as file:
             physical = iter([file.schema.column(i).physical_type for i in range(len(file.schema.names))])
             return pa.schema([_instants(field, physical) for field in file.schema_arrow])
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
-        """Of the row group that has it."""
+        """Return the first row of the row group that has row ``skip``."""
         with self._open(files, path) as file:
             return _group(file.metadata, skip)[1]
 
@@ -154,7 +154,8 @@ class Parquet(Format):
 
 
 def _instants(field: pa.Field, physical: Iterator[str]) -> pa.Field:
-    """The field with its INT96 as instants. ``physical``: types of the columns of a file, from the first in the field on."""
+    """Return the field with its INT96 as instants. ``physical``: types of the columns of a file, from the first of the field on,
+    which are taken."""
     kind = field.type
     if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
         is_int96 = next(physical) == "INT96"
@@ -172,7 +173,7 @@ def _instants(field: pa.Field, physical: Iterator[str]) -> pa.Field:
 
 
 def _group(metadata: Any, row: int) -> tuple[int, int]:
-    """The last row group that begins with the row or before, and its first row."""
+    """Return the last row group that begins with the row or before, and its first row."""
     group, first = 0, 0
     while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= row:
         first += metadata.row_group(group).num_rows
@@ -234,7 +235,7 @@ class Csv(Format):
 @dataclass(frozen=True)
 class Json(Format):
     """One object in each line. Fields that the schema does not name are left out, those that are missing are null. Names are
-    exact, as Spark has them in JSON whatever the session says."""
+    exact, as in Spark, where the session does not change that for JSON."""
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
         # pyarrow takes dates in JSON for numbers; people write them as text.

@@ -1,4 +1,4 @@
-"""Which files of a folder are meant to be read, and what they are known by.
+"""Listings of a folder: files that are meant to be read, each with its identity.
 
 Law: each file of a local file system is listed once, by device and inode, and its own name comes before one that leads to it by
 a link. A folder is entered once, so a loop of links ends where it began.
@@ -40,7 +40,7 @@ class Rules:
     recursive: bool = False
 
     def skips(self, name: str) -> bool:
-        """Whether files and folders of this name are hidden."""
+        """Return whether files and folders of this name are hidden."""
         return name[:1] in (".", "_")
 
     def takes(self, name: str) -> bool:
@@ -95,7 +95,7 @@ class _Walk:
         self._seen = {_inode(os.stat(root or "/"))}
 
     def below(self, folder: str) -> Iterator[Found]:
-        """Yield what is in a folder, "" or with a slash at its end."""
+        """Yield the files below a folder, which is "" or has a slash at its end."""
         waiting = [folder]
         while waiting:
             folder = waiting.pop()
@@ -119,7 +119,7 @@ class _Walk:
                         waiting.append(found)
 
     def at(self, link: str) -> Iterator[Found]:
-        """Yield what a link leads to."""
+        """Yield the file behind a link, or the files below the folder behind it."""
         for found in self._file_or_folder(link):
             if isinstance(found, Found):
                 yield found

@@ -27,7 +27,7 @@ from flux.folders.watching import Folder, Watch
 from flux.settings import parse_seconds
 
 FORMATS: dict[str, type[Format]] = {"parquet": Parquet, "csv": Csv, "json": Json}
-#: Options of CSV in Spark's names: what they are here, and of which type.
+#: Options of CSV in Spark's names, with their fields here and their types.
 _CSV = {
     "header": ("header", bool),
     "sep": ("sep", str),
@@ -39,7 +39,7 @@ _CSV = {
     "charset": ("encoding", str),
     "multiline": ("multi_line", bool),
 }
-#: The same as people write them.
+#: Their spelling in messages.
 _CSV_OPTIONS = ("header", "sep", "quote", "escape", "nullValue", "encoding", "multiLine")
 #: Options that Spark has for files, and why there is nothing to set here.
 _REFUSED = {
@@ -88,7 +88,7 @@ class FilesReader(HasLedger):
         return FileRows(self._watched(), partition, self.partitions, start)
 
     def unread_files(self) -> dict[str, dict[str, str]]:
-        """Return files of which rows are not read, by what is wrong with them, each with the reason."""
+        """Return files with rows that are not read, by the kind of their defect, each with the reason."""
         return self._watched().unread()
 
     def _watched(self) -> Watch:
@@ -191,7 +191,8 @@ def _with(folder: Folder, format: Format) -> Folder:
 
 
 def _check_there(where: str) -> None:
-    """As Spark does when a stream is made, and only where this program can tell: a wrong name would be waited for for ever."""
+    """Refuse a folder that is not there, as Spark does when a stream is made. Without that, the query would wait for a wrong name
+    for ever. Only a local folder is looked at."""
     files, path = fs.FileSystem.from_uri(where)
     if not isinstance(files, fs.LocalFileSystem):
         return

@@ -1,4 +1,4 @@
-"""Which files of a folder there are, in the order in which they are read (design: files-that-come).
+"""Watches of folders: their files, in the order in which they are read (design: files-that-come).
 
 The files of a source are numbered as they are found. Files of one look come in the order of modification time and name, and are
 one entry of the ledger. A file found later comes later, whatever its time says.
@@ -6,8 +6,8 @@ one entry of the ledger. A file found later comes later, whatever its time says.
 A file is found once, when it is complete: a parquet file when it has its footer, a file of text when it has stayed as it is
 for a while. From then on it must not change. A file that does not become complete is bad after a while.
 
-Law: all lives of a query read the same rows. So what is left out is written down, too, before a row behind it goes out: files
-that were put aside as bad, and the row with which the reading of a file ended early.
+Law: all lives of a query read the same rows. So omissions are written down, too, before a row behind them goes out: bad files
+that were put aside, and the row with which the reading of a file ended early.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flux.folders.listing import Found, Rules, listed
 
 log = logging.getLogger("flux.files")
 
-#: What Spark's streaming sink says of its files, in the folder that it writes to.
+#: The list of its files that Spark's streaming sink keeps in the folder that it writes to.
 _SPARK_LOG = "_spark_metadata"
 #: Looks take at most this share of the time.
 _SHARE = 0.1
@@ -88,7 +88,7 @@ class Watch:
         return len(self._files) + len(self._completion)
 
     def ended(self, number: int) -> Ended | None:
-        """Whether, and where, the reading of a file ends early."""
+        """Return the early end of a file; None: it is read to its end."""
         with self._lock:
             return self._ended.get(number)
 
@@ -116,14 +116,14 @@ class Watch:
             return {"incomplete": self._completion.lacking()} | left
 
     def file(self, number: int) -> Found | None:
-        """None: there is none yet."""
+        """Return a file by its number; None: there is none yet."""
         with self._lock:
             if time.monotonic() >= self._look_at:
                 self._look()
             return self._files[number] if number < len(self._files) else None
 
     def known(self, number: int) -> Found:
-        """One that an earlier life has read."""
+        """Return a file that an earlier life has read."""
         with self._lock:
             if number >= len(self._files):
                 self._learn()
@@ -135,7 +135,7 @@ class Watch:
             return self._files[number]
 
     def where(self, found: Found) -> str:
-        """The path at which the file is now; FileGone, or FileChanged if it is another one."""
+        """Return the path at which the file is now. Raises FileGone, or FileChanged if it is another file."""
         path = self._path(found.name)
         info = self.fs.get_file_info(path)
         if info.type is fs.FileType.File:
@@ -149,7 +149,7 @@ class Watch:
         raise FileGone(gone(path))
 
     def check_again(self, found: Found, path: str) -> None:
-        """After it was read to the end: that nobody wrote to it meanwhile."""
+        """Raise FileChanged if the file, which was read to its end, was written to meanwhile."""
         info = self.fs.get_file_info(path)
         if info.type is fs.FileType.File:
             self._check(found, info.size, info.mtime_ns or 0)
@@ -188,7 +188,7 @@ class Watch:
 
     def _decide(self, entry: Callable[[], Any]) -> None:
         """Write an entry, unless another process was first with one that makes it needless, most likely the same. ``entry``
-        makes it of what is known by then; None: nothing is left to write."""
+        makes it of the state at that moment; None: nothing is left to write."""
         while (made := entry()) is not None:
             if self._ledger.add(made):
                 self._take(made)
@@ -263,11 +263,11 @@ class Watch:
         return listed(self.fs, self.root, self.folder.rules)
 
     def _is_aside(self, found: Found) -> bool:
-        """Whether it was put aside as it is now. One that was mended may be read."""
+        """Return whether the file was put aside as it is now. A mended file may be read."""
         return self._aside.get(found.name, ())[:2] == (found.size, found.mtime_ns)
 
     def _is_renamed(self, found: Found) -> bool:
-        """Whether it is a file that is known by another name: renamed since, or with two names. Same place on disk, size and time
+        """Return whether the file is known by another name: renamed since, or with two names. Same place on disk, size and time
         to the nanosecond: a new file can have the place of an old one, but was written at another time."""
         known = self._by_inode.get(found.inode) if found.inode else None
         if known is None or (known.size, known.mtime_ns) != (found.size, found.mtime_ns):
@@ -292,8 +292,8 @@ class Watch:
         return False
 
     def _written_by_spark(self) -> set[str] | None:
-        """The files that Spark's streaming sink has committed, where it writes to this folder: others may be half written, or of
-        a task that failed. None: it does not."""
+        """Return the files that Spark's streaming sink has committed, if it writes to this folder: others may be half written, or
+        of a task that failed. None: it does not."""
         at = f"{self.root}/{_SPARK_LOG}"
         if self.fs.get_file_info(at).type is not fs.FileType.Directory:
             return None
