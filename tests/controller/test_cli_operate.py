@@ -149,7 +149,7 @@ def test_where_there_are_too_many_copies_to_read_stages_are_shown_unless_all_are
     monkeypatch.setattr(tables, "MANY", 9)
     shown = run("partitions").stdout
     assert "age p50" in shown, "the stages"
-    assert "10 copies in all: --all shows each" in shown
+    assert "10 replicas in all: --all shows each" in shown
     assert "load and rows/s over" in run("partitions", "--stage", "Delays").stdout, "these are 8"
     every = run("partitions", "--all").stdout
     assert len([line for line in every.splitlines() if line.startswith(("Delays/", "Worst/"))]) == 10
@@ -364,7 +364,7 @@ def test_scale_is_done_when_workers_that_have_joined_have_their_share() -> None:
         assert "are given their share" in run("status").stdout
         done = run("scale", "--workers", "3")
         assert (done.exit_code, core.rounds.evening_out) == (DONE, False), done.output
-        assert done.stdout == "3 workers now, with 3 to 4 copies each\n"
+        assert done.stdout == "3 workers now, with 3 to 4 replicas each\n"
 
 
 def test_where_load_is_not_balanced_scale_says_how_new_workers_get_their_share() -> None:
@@ -374,7 +374,7 @@ def test_where_load_is_not_balanced_scale_says_how_new_workers_get_their_share()
         done = run("scale", "--workers", "3")
         assert done.exit_code == DONE, done.output
         assert "3 workers now, with " in done.stdout
-        assert "flux rebalance --policy even gives each as many" in done.stdout
+        assert "flux rebalance --policy even evens the numbers out" in done.stdout
         assert "rebalance" not in run("scale", "--workers", "3").stdout, "nobody has joined"
 
 
@@ -392,7 +392,9 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
     gone = run("fail", str(spare), "--yes")
     known = ", ".join(str(worker) for worker in range(3) if worker != spare)
     assert gone.exit_code == REFUSED
-    assert gone.stderr == f"flux: cannot fail: there is no worker {spare}; there are {known}\n", "and nothing of copies"
+    assert gone.stderr == f"flux: cannot fail: there is no worker {spare}; there are {known}\n", (
+        "and nothing of replicas"
+    )
 
 
 def test_fail_says_which_partitions_would_wait_for_a_copy_that_is_far_behind(core: FakeCore) -> None:

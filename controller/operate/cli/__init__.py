@@ -1,4 +1,4 @@
-"""The ``flux`` command: benchmarks, and what looks at and operates running queries (design: people).
+"""The ``flux`` command: benchmarks, and commands that show and change running queries (design: people).
 
 Exit codes: 0 done, 1 refused or failed, 2 usage, 3 nothing reachable.
 """

@@ -43,7 +43,7 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers, each in an e
 @bench.command()
 def throughput(
     rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 60_000_000,
-    source: Annotated[SourceKind, typer.Option(help="Who reads the rows: the workers, or Spark.")] = SourceKind.worker,
+    source: Annotated[SourceKind, typer.Option(help="Reader of the rows: the workers, or Spark.")] = SourceKind.worker,
     workers: Workers = 2,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 32,
     shape: Annotated[
@@ -51,7 +51,9 @@ def throughput(
     ] = ShapeName.narrow,
     replicas: Annotated[
         int,
-        typer.Option(min=1, max=3, help="Replicas; above 1 also compared with 1 replica and with unordered replicas."),
+        typer.Option(
+            min=1, max=3, help="Replicas; above 1, runs with 1 replica and with unordered replicas are compared."
+        ),
     ] = 1,
     peer: Annotated[
         bool, typer.Option("--peer", help="Also run Spark Structured Streaming over the same files.")
@@ -61,7 +63,7 @@ def throughput(
         typer.Option(
             min=1,
             max=100,
-            help="Runs, of the peer as many; the median counts, the lower one of two. (default: 1; 10 with --replicas)",
+            help="Runs, also of the peer; the median counts, of two runs the lower one. (default: 1; 10 with --replicas)",
         ),
     ] = None,
     out: Out = None,
@@ -78,7 +80,7 @@ def throughput(
 @bench.command()
 def latency(
     rate: Annotated[int, typer.Option(min=1, help="Rows per second over all sources.")] = 100_000,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement.")] = 20,
     workers: Workers = 2,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
     out: Out = None,
@@ -99,7 +101,7 @@ class FaultKind(StrEnum):
 
 @bench.command()
 def failover(
-    fault: Annotated[FaultKind, typer.Option(help="What happens to a worker.")] = FaultKind.kill_executor,
+    fault: Annotated[FaultKind, typer.Option(help="Fault of a worker.")] = FaultKind.kill_executor,
     rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 50_000,
     times: Annotated[int, typer.Option(min=1, max=1000, help="Number of faults, one after the other.")] = 5,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")] = 2,
@@ -137,7 +139,7 @@ def move(
     """Moves of every partition while rows flow: stall, latency of the others, throughput, lost and duplicated rows."""
     if replicas >= workers:
         raise typer.BadParameter(
-            f"{replicas} copies need more than {workers} workers: one must be free of each partition"
+            f"{replicas} replicas need more than {workers} workers: one must be free of each partition"
         )
     console = _prepare(as_json, out)
     from benchmarks import move as benchmark
@@ -169,25 +171,28 @@ def skew(
 
 @bench.command()
 def small(
-    batch_rows: Annotated[int, typer.Option(min=1, max=65_536, help="Rows of each batch; no source joins any.")] = 64,
+    batch_rows: Annotated[
+        int, typer.Option(min=1, max=65_536, help="Rows of each batch; no source joins batches.")
+    ] = 64,
     batches_per_s: Annotated[
         float | None,
         typer.Option(min=1, help="Batches per second over all sources. (default: the most that --p99-ms allows)"),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure each rate.")] = 6,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement at each rate.")] = 6,
     sources: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the source.")] = 8,
     partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")] = 2,
     hold: Annotated[
-        float, typer.Option(min=0, max=600, help="Keep all rows back for so many seconds, then give them at once.")
+        float,
+        typer.Option(min=0, max=600, help="Keep all rows back for this number of seconds, then give them at once."),
     ] = 0,
     p99_ms: Annotated[float, typer.Option(min=1, help="Age that one row in a hundred may exceed.")] = 50,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Small batches that no source joins: age of rows and CPU at a rate, the highest rate, or how a backlog goes down."""
+    """Small batches that no source joins: age of rows and CPU at a rate, the highest rate, or the reduction of a backlog."""
     if hold and batches_per_s is None:
-        raise typer.BadParameter("--hold needs a rate: give --batches-per-s too")
+        raise typer.BadParameter("--hold needs a rate: give --batches-per-s, too")
     from benchmarks import small as benchmark
 
     console = _prepare(as_json, out)
@@ -209,7 +214,7 @@ def techniques(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """What each recovery technique costs, and what it gives when an executor is killed: one table."""
+    """Cost of each recovery technique, and its gain when an executor is killed: one table."""
     from benchmarks import techniques as benchmark
 
     console = _prepare(as_json, out)
@@ -227,7 +232,7 @@ def restart(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """How soon a query with a checkpoint location goes on after driver, executors and workers were killed at once."""
+    """Time until a query with a checkpoint location goes on after driver, executors and workers were killed at once."""
     from benchmarks import restart as benchmark
 
     console = _prepare(as_json, out)
@@ -244,7 +249,7 @@ def schedule(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Whose checkpoint is next, round-robin against min-max: time to recover where rates and states are unequal."""
+    """Order of checkpoints, round-robin against min-max: time to recover with unequal rates and states."""
     console = _prepare(as_json, out)
     from benchmarks import schedule as benchmark
 
@@ -267,7 +272,7 @@ def kafka(
     partitions: Annotated[
         int, typer.Option(min=1, max=1024, help="Partitions of each topic, and of the keyed stage.")
     ] = 5,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to measure.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement.")] = 20,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition of the query.")] = 2,
     peer: Annotated[
         list[PeerKind] | None,
@@ -275,28 +280,31 @@ def kafka(
             help="Also run Spark's real-time mode, its micro-batches or Kafka Streams, same load and broker; may be repeated."
         ),
     ] = None,
-    fault: Annotated[KafkaFault | None, typer.Option(help="What happens half-way.")] = None,
+    fault: Annotated[KafkaFault | None, typer.Option(help="Fault half-way.")] = None,
     rows: Annotated[
         int, typer.Option(min=0, max=1_000_000_000, help="Rows of the backlog that is worked off; 0: none.")
     ] = 10_000_000,
     bootstrap: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A broker that runs; its topics stay as they are. (default: a new one)"),
+        typer.Option(
+            metavar="HOST:PORT", help="A running broker; its topics stay as they are. (default: a new broker)"
+        ),
     ] = None,
     p99_ms: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Search the highest rate at which one row in a hundred at most gets older, of each system."
+            min=1,
+            help="Search the highest rate of each system at which at most one row in a hundred gets older than this.",
         ),
     ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """A count per key from a topic to a topic: latency at a rate, a killed executor, and how fast a backlog goes down."""
+    """Count per key from a topic to a topic: latency at a rate, a killed executor, and the rate of working off a backlog."""
     if fault is not None and replicas < 2:
         raise typer.BadParameter("a query survives a killed executor with --replicas 2 or more")
     if fault is not None and p99_ms is not None:
-        raise typer.BadParameter("--p99-ms searches a rate, and cannot do so with a --fault")
+        raise typer.BadParameter("--p99-ms searches a rate, which it cannot do with a --fault")
     console = _prepare(as_json, out)
     from benchmarks.kafka import bench as benchmark
 
@@ -321,13 +329,13 @@ def scale(
         int, typer.Option(min=1, help="Rows per second over all sources, for the real workers.")
     ] = 2_000_000,
     seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="How long each number of real workers is measured.")
+        float, typer.Option(min=1, max=3600, help="Time of measurement for each number of real workers.")
     ] = 10,
     simulated_only: Annotated[bool, typer.Option("--simulated-only", help="Start no real workers.")] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """What grows with the cluster: bytes and CPU of an epoch, an ack, a heartbeat and a repair, in simulated clusters; and
+    """Costs that grow with the cluster: bytes and CPU of an epoch, an ack, a heartbeat and a repair, in simulated clusters; and
     CPU per row of real workers that share one load."""
     console = _prepare(as_json, out)
     from benchmarks import scale as benchmark
@@ -347,8 +355,10 @@ def streams(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1000, help="Rows of each backlog.")] = 20_000_000,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long latency is measured.")] = 20,
-    rate: Annotated[int, typer.Option(min=10, help="Rows per second, about, where latency is measured.")] = 5_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement of latency.")] = 20,
+    rate: Annotated[
+        int, typer.Option(min=10, help="Approximate rows per second during the measurement of latency.")
+    ] = 5_000,
     as_json: Json = False,
 ) -> None:
     """Streams in and out of a query: rows per second of a backlog, latency, lost and duplicated rows."""
@@ -368,7 +378,7 @@ def _prepare(as_json: bool, out: Path | None) -> Console:
         require_plots()
     from benchmarks import machine
 
-    machine.about()  # before there is load
+    machine.about()  # first, because it has to be measured without load
     made = Console(stderr=as_json, highlight=False)
     return made if made.is_terminal else Console(stderr=as_json, highlight=False, width=WIDE)
 
@@ -398,7 +408,7 @@ def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -
 
 
 def _of_rows(rows: list[dict[str, Any]]) -> Table:
-    """A column for each, named by its first entry: there are more figures than things that are compared."""
+    """Make a table with a column for each row, named by its first entry, because there are more figures than compared things."""
     name, *keys = rows[0]
     made = Table(title=name)
     made.add_column("")

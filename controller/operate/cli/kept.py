@@ -1,5 +1,5 @@
-"""``flux checkpoints``: what a checkpoint location holds. It is only read, and every checkpoint is checked; with
-``--forget-output`` sinks begin anew (design: forgotten-output)."""
+"""``flux checkpoints``: show and check a checkpoint location, which is only read; with ``--forget-output``, make sinks begin anew
+(design: forgotten-output)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Forget = Annotated[
 
 
 def checkpoints(location: Location, as_json: Json = False, forget_output: Forget = False) -> None:
-    """List and check what a checkpoint location holds: for each partition its checkpoint and the steps after it."""
+    """List and check the checkpoints of a checkpoint location: for each partition its checkpoint and the steps after it."""
     with outcome(as_json):
         if forget_output:
             _show_forgotten(_forget_output(location), as_json)
@@ -68,16 +68,16 @@ def _show_forgotten(found: dict[str, Any], as_json: bool) -> None:
         document(found)
         return
     show(f"the sinks of query {found['id']} begin anew at the next start, under the id {found['forgotten']['query']}")
-    made = tables.table("partition", ">batches that it does not show again")
+    made = tables.table("partition", ">batches that are not shown again")
     for stage, firsts in found["forgotten"]["first"].items():
         for partition, first in enumerate(firsts):
             made.add_row(f"{stage}/{partition}", f"{first:,}")
-    show(made, "output after those is shown again; remove what is outside of it, or write to another folder or topic")
+    show(made, "later output is shown again; remove it from the outside, or write to another folder or topic")
 
 
 def _forget_output(location: str) -> dict[str, Any]:
-    """Write into a location that sinks begin anew, under another id, behind what the location knows to be outside. UsageError: a
-    query uses it."""
+    """Make sinks begin anew, under another id, behind the output that the location knows to be outside. It is written into the
+    location. UsageError: a query uses it."""
     from flux.durable.names import ABOUT
 
     place, about = _opened(location)
@@ -95,7 +95,7 @@ def _forget_output(location: str) -> dict[str, Any]:
             for name, (number, partitions) in stages.items()
         }
         forgotten = {"query": str(uuid.uuid4()), "first": first}
-        # What sinks have settled, such as the ids of Kafka's producers, belongs to the output that is forgotten.
+        # Settings that sinks have made, such as the ids of Kafka's producers, belong to the output that is forgotten.
         kept = {**about.get("kept", {}), "sinks": {}}
         place.write(ABOUT, json.dumps({**about, "kept": kept, "forgotten": forgotten}, indent=1).encode())
     return {"id": about["query"], "forgotten": forgotten}
@@ -114,7 +114,7 @@ def _left(journal: Journal, key: PartitionKey) -> int:
 
 
 def _opened(location: str) -> tuple[Place, dict[str, Any]]:
-    """Return the place and what it says of its query. UsageError: it is no checkpoint location."""
+    """Return the place and its description of the query. UsageError: it is no checkpoint location."""
     from flux.durable.names import ABOUT
     from flux.durable.place import there
 
@@ -128,7 +128,7 @@ def _opened(location: str) -> tuple[Place, dict[str, Any]]:
 
 
 def _journal(place: Place) -> tuple[Journal, int]:
-    """Read a journal, and how often it was opened for writing. SnapshotError: something in it is damaged."""
+    """Read a journal, and the number of times it was opened for writing. SnapshotError: something in it is damaged."""
     from flux.durable.journal import Journal
 
     store = place.store(writes=False)
@@ -141,7 +141,7 @@ def _journal(place: Place) -> tuple[Journal, int]:
 
 
 def _survey(location: str) -> dict[str, Any]:
-    """UsageError: it is no checkpoint location; SnapshotError: something in it is damaged."""
+    """Read a checkpoint location. UsageError: it is none; SnapshotError: something in it is damaged."""
     place, about = _opened(location)
     stages = list(about["plan"]["stages"])
     journal, starts = _journal(place)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from controller.operate.cli import tables
-from controller.operate.cli.options import Call, Json, shows
+from controller.operate.cli.options import Invocation, Json, shows
 from controller.operate.cli.output import console, document, outcome, plain, show
 from controller.operate.client import Client, Sighting, survey
 from controller.operate.requests import (
@@ -58,7 +58,7 @@ def _sighted(sighting: Sighting) -> dict[str, Any]:
 
 
 @shows
-def status(call: Call) -> None:
+def status(call: Invocation) -> None:
     """Show stages, workers, replication, epoch, rows per second, backlog and latency of a query."""
     answer = call.client.ask(GetStatus(), Status)
     if call.as_json:
@@ -69,12 +69,12 @@ def status(call: Call) -> None:
 
 @shows
 def partitions(
-    call: Call,
+    call: Invocation,
     stage: Stage = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every copy, however many there are.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every replica, whatever their number.")] = False,
 ) -> None:
-    """Show where each replica of each partition is, with role, load, queue and state size. Of more than a thousand, show
-    the stages and the copies with the highest loads; --all and --json have all."""
+    """Show where each replica of each partition is, with role, load, queue and state size. If there are more than a thousand,
+    show the stages and the replicas with the highest loads; --all and --json show all."""
     if call.as_json:
         document(plain(call.client.partitions(stage)))
         return
@@ -88,7 +88,7 @@ def partitions(
 
 
 @shows
-def history(call: Call, stage: Stage = None) -> None:
+def history(call: Invocation, stage: Stage = None) -> None:
     """Show take-overs, repairs, moves and other events: when, why, from, to, bytes, duration and stall."""
     answer = call.client.ask(GetHistory(stage=stage), History)
     if call.as_json:
@@ -100,7 +100,7 @@ def history(call: Call, stage: Stage = None) -> None:
 
 
 @shows
-def metrics(call: Call) -> None:
+def metrics(call: Invocation) -> None:
     """Print the metrics of a query in the text format of Prometheus, whether or not they are served over HTTP."""
     answer = call.client.ask(GetMetrics(), MetricsText)
     if call.as_json:
@@ -111,7 +111,7 @@ def metrics(call: Call) -> None:
 
 @shows
 def top(
-    call: Call,
+    call: Invocation,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     seconds: Annotated[
         float | None,
@@ -131,12 +131,12 @@ def top(
         screen.print(tables.top(*_frame(call.client)))
         return
     if not screen.is_terminal and seconds is None:
-        raise UsageError("a live view needs a terminal: use --once, or --seconds for so long")
+        raise UsageError("a live view needs a terminal: use --once, or --seconds to end after a time")
     _live(call.client, screen, seconds, interval)
 
 
 def _live(client: Client, screen: Console, seconds: float | None, interval: float) -> None:
-    """Refresh until the time is over or the query has ended."""
+    """Refresh the view until the time is over or the query has ended."""
     end = None if seconds is None else time.monotonic() + seconds
     ended = "no longer running"
     try:

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from controller.operate.cli import tables
-from controller.operate.cli.options import Call, Query, changes
+from controller.operate.cli.options import Invocation, Query, changes
 from controller.operate.cli.output import REFUSED, document, plain, show
 from controller.operate.cli.waiting import follow
 from controller.operate.client import RequestRefused
@@ -40,7 +40,7 @@ Worker = Annotated[int, typer.Argument(min=0, metavar="WORKER", help="Number of 
 
 @changes(query=Query, confirmed=True)
 def rebalance(
-    call: Call,
+    call: Invocation,
     policy: Annotated[
         str,
         typer.Option(help="Policy that makes the plan; default: the policy of the query.", show_default=False),
@@ -65,20 +65,20 @@ def _plan(plan: Suggested) -> list[Any]:
     if not plan.moves:
         return [*notes, f"policy {plan.policy} suggests no move"]
     cost = sum(move.cost for move in plan.moves)
-    total = (
-        f"{count(len(plan.moves), 'move')}, {tables.size(cost)} of state to copy; gain: of the higher load of the two"
-    )
+    total = f"{count(len(plan.moves), 'move')}, {tables.size(cost)} of state to copy; gain: fall of the higher load of the two"
     return [tables.moves(plan.moves), Text(total, style="dim"), *notes]
 
 
 @changes()
 def move(
-    call: Call,
+    call: Invocation,
     partition: Annotated[str, typer.Argument(metavar="STAGE/PARTITION", help="For example Delays/3.")],
     to: Annotated[int, typer.Option("--to", min=0, help="Worker that the replica goes to.")],
     source: Annotated[
         int | None,
-        typer.Option("--from", min=0, show_default=False, help="Worker that has the replica; default: the primary's."),
+        typer.Option(
+            "--from", min=0, show_default=False, help="Worker that has the replica; default: the primary's worker."
+        ),
     ] = None,
 ) -> None:
     """Move one replica of a partition to another worker while rows flow."""
@@ -93,7 +93,7 @@ def _partition(text: str) -> tuple[str, int]:
     return stage, int(number)
 
 
-def _move(call: Call, wanted: Sequence[WantedMove], why: str, more: dict[str, Any]) -> None:
+def _move(call: Invocation, wanted: Sequence[WantedMove], why: str, more: dict[str, Any]) -> None:
     accepted = call.client.ask(StartMoves(moves=list(wanted), why=why), Accepted)
     if not call.wait:
         if call.as_json:
@@ -140,7 +140,7 @@ def _said(one: Carried) -> str:
 
 
 @changes()
-def drain(call: Call, worker: Worker) -> None:
+def drain(call: Invocation, worker: Worker) -> None:
     """Move everything off a worker; the worker then leaves the query."""
     request = call.client.ask(DrainWorker(worker=worker), Accepted).request
     _finish(call, f"draining worker {worker}", request, lambda _: f"worker {worker} has left the query")
@@ -148,7 +148,7 @@ def drain(call: Call, worker: Worker) -> None:
 
 @changes(query=Query)
 def scale(
-    call: Call,
+    call: Invocation,
     workers: Annotated[int, typer.Option("--workers", min=1, max=4096, help="New number of workers.")],
 ) -> None:
     """Change the number of workers: wait until new ones have their share of the partitions, or drain surplus ones first."""
@@ -159,11 +159,11 @@ def scale(
 
 def _scaled(status: Status, before: set[int]) -> str:
     held = [row.replicas for row in status.workers]
-    copies = f"{min(held)} to {max(held)}" if min(held) != max(held) else str(held[0])
-    said = f"{count(len(held), 'worker')} now, with {copies} copies each"
+    replicas = f"{min(held)} to {max(held)}" if min(held) != max(held) else str(held[0])
+    said = f"{count(len(held), 'worker')} now, with {replicas} replicas each"
     if status.balancing or all(row.worker in before for row in status.workers):
         return said
-    return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even gives each as many"
+    return f"{said}; load is not balanced here (spark.flux.balance.enabled): flux rebalance --policy even evens the numbers out"
 
 
 # ---- stages
@@ -171,21 +171,23 @@ def _scaled(status: Status, before: set[int]) -> str:
 
 @changes()
 def protect(
-    call: Call,
+    call: Invocation,
     stage: Annotated[str, typer.Argument(metavar="STAGE", help="Name of the stage, as in flux status.")],
     replicas: Annotated[
         int | None,
-        typer.Option("--replicas", show_default=False, help="Copies of each partition, all counted; default: as many as now."),
+        typer.Option(
+            "--replicas", show_default=False, help="Replicas of each partition, the primary included; default: no change."
+        ),
     ] = None,
     recovery: Annotated[
         str | None,
         typer.Option(
             "--recovery", show_default=False,
-            help="What those beside the primary do, as in @flux.stage: active or standby; default: the same as now.",
+            help="Kind of the replicas beside the primary, as in @flux.stage: active or standby; default: no change.",
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Change how many replicas a stage has, and of which kind, while rows flow."""
+    """Change the number and the kind of a stage's replicas while rows flow."""
     if replicas is None and recovery is None:
         raise UsageError("say what is to change: --replicas, --recovery, or both")
     wanted = ProtectStage(stage=stage, replicas=replicas, recovery=recovery)
@@ -199,7 +201,7 @@ def _protected(status: Status, stage: str) -> str:
 
 
 @changes(timeout=60, confirmed=True)
-def fail(call: Call, worker: Worker) -> None:
+def fail(call: Invocation, worker: Worker) -> None:
     """Give a worker up as if it had died, to rehearse a loss. Asks for confirmation."""
     client = call.client
     _require_worker(worker, client.ask(GetStatus(), Status))
@@ -215,14 +217,14 @@ def fail(call: Call, worker: Worker) -> None:
 
 
 def _require_worker(worker: int, status: Status) -> None:
-    """Before anything is said of its copies, or asked."""
+    """Refuse an unknown worker, before its replicas are described and before the question."""
     known = sorted(row.worker for row in status.workers)
     if worker not in known:
         raise RequestRefused("refused", f"cannot fail: there is no worker {worker}; there are {listed(known)}")
 
 
 def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
-    """What a loss of this worker means, as far as it is known beforehand."""
+    """Describe the effect of a loss of this worker, as far as it is known beforehand."""
     here = [row for row in replicas if row.worker == worker]
     others = [row for row in replicas if row.worker != worker]
     safe = {(row.stage, row.partition) for row in others if row.safe}
@@ -245,8 +247,8 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
 # ---- common
 
 
-def _finish(call: Call, title: str, request: int, done: Callable[[Status], str]) -> None:
-    """``done``: what is said when it is, to the status at that time."""
+def _finish(call: Invocation, title: str, request: int, done: Callable[[Status], str]) -> None:
+    """Follow a request to its end and print the outcome. ``done`` describes it, given the status at that time."""
     if call.wait:
         asked = follow(call.client, title, request, call.timeout).asked
         if asked.state == "given up":
@@ -258,7 +260,7 @@ def _finish(call: Call, title: str, request: int, done: Callable[[Status], str])
         show(done(status) if call.wait else f"asked for as request {request}; look at it with flux status")
 
 
-def _confirm(question: str, call: Call) -> None:
+def _confirm(question: str, call: Invocation) -> None:
     if call.yes:
         return
     if call.as_json:

@@ -1,6 +1,6 @@
-"""The options that commands share, each said once, and the decorators by which a command gets them.
+"""Options that commands share, each defined once, and the decorators that add them to a command.
 
-A command takes a ``Call`` first, then the options of its own; the shared ones come behind them, and are in the ``Call``.
+A command takes an ``Invocation`` first, then its own options. The shared options follow these, and are in the ``Invocation``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ Timeout = Annotated[float, typer.Option(min=0.1, help="Longest wait in seconds; 
 
 
 @dataclass(frozen=True)
-class Call:
-    """The conversation with the query that is meant, and what the shared options say: in which form the outcome is
-    reported; of a change, whether to wait for its end, for how long, and whether it is confirmed already."""
+class Invocation:
+    """One use of a command: the conversation with the chosen query, and the values of the shared options."""
 
     client: Client
+    #: Print one JSON document instead of tables.
     as_json: bool
+    #: Wait until the change is done.
     wait: bool = True
+    #: Longest wait, in seconds.
     timeout: float = 0.0
+    #: The change is confirmed already.
     yes: bool = False
 
 
@@ -45,13 +48,15 @@ Command = Callable[..., None]
 
 
 def shows(command: Command) -> Command:
-    """A command that changes nothing."""
+    """Declare a command that changes nothing."""
     return _with_options(command, query=(Query, None), as_json=(Json, False))
 
 
 def changes(query: Any = QueryOption, timeout: float = 600, confirmed: bool = False) -> Callable[[Command], Command]:
-    """A command that changes something. ``query``: how the query is named; ``timeout``: the default, in seconds;
-    ``confirmed``: it asks first, and ``--yes`` says so beforehand."""
+    """Declare a command that changes a query.
+
+    ``query`` is the argument or option that names the query; ``timeout`` the default wait, in seconds; ``confirmed`` adds
+    ``--yes`` to a command that asks for confirmation."""
     yes = {"yes": (Yes, False)} if confirmed else {}
 
     def decorate(command: Command) -> Command:
@@ -63,16 +68,16 @@ def changes(query: Any = QueryOption, timeout: float = 600, confirmed: bool = Fa
 
 
 def _with_options(command: Command, **shared: tuple[Any, Any]) -> Command:
-    """``shared``: the type and the default of each option, by name."""
+    """Add shared options, given by name with type and default, behind the command's own."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         said = {name: given.pop(name) for name in shared}
         query = said.pop("query")
         with outcome(said["as_json"]), Client(choose(query)) as client:
-            command(Call(client, **said), **given)
+            command(Invocation(client, **said), **given)
 
-    # The command line is made from the signature; types are resolved here, where those of the command are known.
+    # Typer makes the command line from the signature. Types are resolved here, where the names of the command's module are known.
     types = get_type_hints(command, include_extras=True)
     _, *own = inspect.signature(command).parameters.values()
     parameters = [parameter.replace(annotation=types[parameter.name]) for parameter in own]

@@ -1,5 +1,5 @@
-"""What all commands print alike: tables for people on stdout, one JSON document instead with --json, errors and progress
-on stderr, and exit codes.
+"""Output that all commands share: tables for people on stdout, or one JSON document with --json; errors and progress on stderr;
+exit codes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from controller.operate.client import RequestRefused
 from flux.errors import FluxError, Unreachable, UsageError
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
-#: Whatever the parser of the command line refuses.
+#: Base of everything that the parser of the command line refuses.
 _BadUsage: Any = typer.BadParameter.__base__
-#: Of what is not a terminal: no line of a table is broken, so that it can be searched.
+#: Width of the output if it goes to no terminal: no line of a table is broken, so that the output can be searched.
 WIDE = 200
 
 
@@ -35,7 +35,7 @@ def show(*parts: RenderableType) -> None:
 
 
 def plain(answer: msgspec.Struct) -> dict[str, Any]:
-    """An answer without what belongs to the wire."""
+    """Convert an answer to a dict, without the fields that belong to the wire."""
     fields: dict[str, Any] = msgspec.to_builtins(answer)
     return {key: value for key, value in fields.items() if key not in ("type", "number")}
 
@@ -46,7 +46,7 @@ def document(content: Any) -> None:
 
 @contextmanager
 def outcome(as_json: bool) -> Iterator[None]:
-    """Errors of ours become one line on stderr (with --json a document as well) and the exit code."""
+    """Turn an error of Flux into one line on stderr (with --json also a document) and an exit code."""
     try:
         yield
     except FluxError as error:
@@ -58,7 +58,7 @@ def outcome(as_json: bool) -> Iterator[None]:
 
 
 class Commands(typer.core.TyperGroup):
-    """The root of all commands: arguments that do not parse are a document too, where one is expected."""
+    """The root of all commands. With --json, arguments that do not parse give a document, too."""
 
     _as_json = False
 
@@ -78,7 +78,7 @@ class Commands(typer.core.TyperGroup):
         except _BadUsage as error:
             if self._as_json:
                 document({"error": {"kind": "usage", "message": error.format_message()}})
-            raise  # the command line says the same on stderr, and ends with 2
+            raise  # typer prints the same on stderr, and ends with 2
 
 
 def _meaning(error: FluxError) -> tuple[int, str]:

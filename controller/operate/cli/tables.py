@@ -1,4 +1,4 @@
-"""Answers of a query as tables for people. No question is asked and nothing is printed here."""
+"""Tables and texts for people, made from the answers of a query. This module asks nothing and prints nothing."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from partitioning.ids import ACTIVE
 
 #: Partitions in one frame of ``flux top``.
 TOP_PARTITIONS = 15
-#: Copies that are shown one by one unless all are asked for: more than anybody reads.
+#: Replicas that are shown one by one unless all are asked for: no person reads more.
 MANY = 1000
 
 
 def table(*columns: str) -> Table:
-    """Columns whose name begins with ">" hold numbers; those with "~", text that may go on in a next line."""
+    """Make a table. A name that begins with ">" is a column of numbers; with "~", a column of text that may be wrapped."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         number, long = column.startswith(">"), column.startswith("~")
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(at: float) -> str:
-    """Local time."""
+    """Format a time of the wall clock as local time."""
     return datetime.fromtimestamp(at).isoformat(" ", "milliseconds")
 
 
@@ -129,7 +129,7 @@ def head(query: Status) -> Text:
             more = f", and {files.count - 1:,} more" if files.count > 1 else ""
             text.append(f"\nsource {source}: {kind} file {name}{more}: {why}", style="yellow")
     if query.copies_on:
-        text.append(f"\ncopies of a partition are on {query.copies_on}")
+        text.append(f"\nreplicas of a partition are on {query.copies_on}")
     for stage in query.stages:
         if stage.sink:
             text.append(f"\n{stage.name} goes to {stage.sink}; {size(stage.sink_bytes)} still to go")
@@ -160,31 +160,31 @@ def head(query: Status) -> Text:
 
 
 def stages(rows: Sequence[StageStatus]) -> Table:
-    made = table("stage", ">partitions", ">done", "copies", ">short", ">rows in", ">rows out", ">rows/s",
+    made = table("stage", ">partitions", ">done", "replicas", ">short", ">rows in", ">rows out", ">rows/s",
                  ">queued", ">in logs", ">age p50 / p99", ">a loss costs")  # fmt: skip
     for row in rows:
         made.add_row(
-            row.name, str(row.partitions), str(row.finished), _copies(row),
+            row.name, str(row.partitions), str(row.finished), _replicas(row),
             str(row.short), f"{row.rows_in:,}", f"{row.rows_out:,}", f"{row.rows_per_s:,.0f}", f"{row.queued:,}",
             size(row.kept_bytes), latency(row.p50_ms, row.p99_ms), _cost(row),
         )  # fmt: skip
     return made
 
 
-def _copies(row: StageStatus) -> str:
+def _replicas(row: StageStatus) -> str:
     kept = "" if row.recovery == ACTIVE else f", {row.recovery}"
     return f"{row.safe} of {row.replicas}{kept}"
 
 
 def _cost(row: StageStatus) -> str:
-    """Of the loss of a worker now."""
+    """Format the cost of a loss of a worker now."""
     if row.loss_s is not None:
         return f"{row.loss_s:.1f} s"
     return "the query" if row.replicas == 1 else ""
 
 
 def workers(rows: Sequence[WorkerStatus]) -> Table:
-    made = table(">worker", ">slot", "host", ">pid", ">primaries", ">copies", ">load", ">CPU", ">rows/s", ">queued",
+    made = table(">worker", ">slot", "host", ">pid", ">primaries", ">replicas", ">load", ">CPU", ">rows/s", ">queued",
                  ">log", ">memory", "")  # fmt: skip
     for row in rows:
         made.add_row(
@@ -196,7 +196,7 @@ def workers(rows: Sequence[WorkerStatus]) -> Table:
 
 
 def under_way(query: Status) -> list[RenderableType]:
-    """Moves, repairs and requests; nothing where there are none."""
+    """List moves, repairs and requests under way, each with a title. Kinds without any are left out."""
     parts: list[RenderableType] = []
     if query.moves_pending:
         parts += ["", Text("moves", style="bold"), moves(query.moves_pending, progress=True)]
@@ -222,7 +222,8 @@ def repairs(rows: Sequence[RepairStatus]) -> Table:
 
 
 def moves(rows: Sequence[MoveStatus], progress: bool = False) -> Table:
-    """Suggested ones with gain and cost, or those that are planned and under way with the step that they have reached."""
+    """List suggested moves with gain and cost, or, with ``progress``, planned and begun moves with the step that they have
+    reached."""
     made = table("partition", ">from", ">to", *(["step"] if progress else [">gain", ">state to copy"]))
     for row in rows:
         more = [row.phase] if progress else [percent(row.gain), size(row.cost)]
@@ -251,8 +252,8 @@ def _role(row: ReplicaStatus) -> str:
 
 
 def many_partitions(rows: Sequence[StageStatus], heaviest: Partitions) -> RenderableType:
-    """Stages, and the copies with the highest loads, where a line for each copy would be too many."""
-    note = Text(f"{heaviest.total:,} copies in all: --all shows each, --stage those of one stage", style="dim")
+    """Show the stages, and the replicas with the highest loads, if a line for each replica would be too many."""
+    note = Text(f"{heaviest.total:,} replicas in all: --all shows each, --stage those of one stage", style="dim")
     return Group(stages(rows), "", *_heaviest(heaviest), note)
 
 
@@ -273,7 +274,7 @@ def history(events: Sequence[Event]) -> RenderableType:
 
 
 def top(query: Status, heaviest: Partitions) -> RenderableType:
-    """One frame: workers and the heaviest partitions by load, moves and repairs under way."""
+    """Make one frame: workers and the heaviest partitions by load, moves and repairs under way."""
     busiest = sorted(query.workers, key=lambda row: (-row.load, row.worker))
     return Group(head(query), "", workers(busiest), "", *_heaviest(heaviest), *under_way(query))
 
@@ -286,4 +287,4 @@ def _heaviest(answer: Partitions) -> list[RenderableType]:
             f"{row.queued:,}", size(row.state_bytes),
         )  # fmt: skip
     left = answer.total - made.row_count
-    return [made, Text(f"and {left} more copies", style="dim")] if left > 0 else [made]
+    return [made, Text(f"and {left} more replicas", style="dim")] if left > 0 else [made]

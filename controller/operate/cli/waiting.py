@@ -1,4 +1,4 @@
-"""Waiting for what was asked of a query: how the request stands is asked again and again, with a limit, and shown meanwhile."""
+"""Waiting for a request to a query: its state is asked for again and again, with a limit, and shown meanwhile."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from controller.operate.client import Client
 from controller.operate.requests import Follow, Followed
 from flux.errors import QueryFailed, QueryTimeout
 
-#: How often the request is looked at.
+#: Time between two questions.
 LOOK_S = 0.2
 
 
 def follow(client: Client, title: str, request: int, timeout_s: float) -> Followed:
-    """Until the request is done or given up. QueryTimeout says what was waited for, QueryFailed that the query has
-    ended meanwhile."""
+    """Wait until the request is done or given up. QueryTimeout names the part that is still to come; QueryFailed says that the
+    query has ended meanwhile."""
     end = time.monotonic() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     screen = console(stderr=True)
