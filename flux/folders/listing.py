@@ -84,7 +84,7 @@ def _local(root: str, rules: Rules) -> Iterator[Found]:
     walk = _Walk(root, rules)
     yield from walk.below("")
     while walk.links:
-        yield from walk.at(heapq.heappop(walk.links))
+        yield from walk.behind(heapq.heappop(walk.links))
 
 
 class _Walk:
@@ -101,53 +101,64 @@ class _Walk:
             folder = waiting.pop()
             try:
                 with os.scandir(f"{self._root}/{folder}") as entries:
-                    there = sorted((entry.name, entry.is_symlink()) for entry in entries)
+                    there = sorted(entries, key=lambda entry: entry.name)
             except FileNotFoundError:
                 if not folder:
                     raise
                 continue  # gone since
-            for name, is_link in there:
+            for entry in there:
+                name = entry.name
                 if self._rules.skips(name):
                     continue
-                if is_link:
+                if entry.is_symlink():
                     heapq.heappush(self.links, folder + name)
                     continue
-                for found in self._file_or_folder(folder + name):
-                    if isinstance(found, Found):
-                        yield found
-                    else:
-                        waiting.append(found)
+                is_folder = entry.is_dir()
+                if not is_folder and not self._rules.takes(name):
+                    continue
+                try:
+                    about = entry.stat()
+                except FileNotFoundError:
+                    continue  # gone since
+                if is_folder:
+                    if self._enters(folder + name, about):
+                        waiting.append(f"{folder}{name}/")
+                elif found := self._found(folder + name, about):
+                    yield found
 
-    def at(self, link: str) -> Iterator[Found]:
+    def behind(self, link: str) -> Iterator[Found]:
         """Yield the file behind a link, or the files below the folder behind it."""
-        for found in self._file_or_folder(link):
-            if isinstance(found, Found):
-                yield found
-            else:
-                yield from self.below(found)
-
-    def _file_or_folder(self, name: str) -> Iterator[Found | str]:
-        """Yield a file, or the name of a folder to enter, if it has not been seen and is meant."""
-        path = f"{self._root}/{name}"
         try:
-            about = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):  # gone since, or a link to nowhere
+            about = os.stat(f"{self._root}/{link}")
+        except (FileNotFoundError, NotADirectoryError):  # a link to nowhere
             return
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return
             raise
-        if _inode(about) in self._seen:
-            return
         if stat.S_ISDIR(about.st_mode):
-            self._rules.check_folder(path)
-            if self._rules.recursive:
-                self._seen.add(_inode(about))
-                yield name + "/"
-        elif stat.S_ISREG(about.st_mode) and self._rules.takes(name.rpartition("/")[2]):
-            self._seen.add(_inode(about))
-            _check_name(path)
-            yield Found(name, about.st_size, about.st_mtime_ns, about.st_ino)
+            if self._enters(link, about):
+                yield from self.below(link + "/")
+        elif self._rules.takes(link.rpartition("/")[2]) and (found := self._found(link, about)):
+            yield found
+
+    def _enters(self, name: str, about: os.stat_result) -> bool:
+        """Return whether a folder is to be read, and has not been entered."""
+        self._rules.check_folder(f"{self._root}/{name}")
+        inode = _inode(about)
+        if not self._rules.recursive or inode in self._seen:
+            return False
+        self._seen.add(inode)
+        return True
+
+    def _found(self, name: str, about: os.stat_result) -> Found | None:
+        inode = _inode(about)
+        if inode in self._seen or not stat.S_ISREG(about.st_mode):
+            return None
+        self._seen.add(inode)
+        if not name.isascii():
+            _check_name(f"{self._root}/{name}")
+        return Found(name, about.st_size, about.st_mtime_ns, about.st_ino)
 
 
 def _inode(about: os.stat_result) -> tuple[int, int]:

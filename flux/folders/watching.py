@@ -237,6 +237,7 @@ class Watch:
         self._files.append(found)
         self._by_name[found.name] = found
         self._completion.forget(found.name)
+        self._aside.pop(found.name, None)  # it was mended
         if found.inode:
             self._by_inode[found.inode] = found
 

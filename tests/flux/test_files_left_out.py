@@ -181,6 +181,7 @@ def test_a_file_that_never_is_complete_is_put_aside_by_name(tmp_path: Path) -> N
     write(tmp_path, "bad.parquet", 8)
     assert bad.exists()
     assert numbers(later, 6) == [5, 6, 7, 8, 9, 10], "a mended one is read"
+    assert later.unread_files()["corrupt"] == {}
 
 
 def drained_until(rows: Any, over: Any) -> None:
