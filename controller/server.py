@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from controller.decide.phases import QueryPhase
@@ -66,6 +67,7 @@ class Server:
         self.started = threading.Event()
         self.finished = threading.Event()
         self.ended = threading.Event()
+        self._awaiting: list[bool] = []  #: One for each call that waits and raises what ends the query.
         self._plan = plan
         self._host = host
         self._keys = keys
@@ -108,6 +110,15 @@ class Server:
     @property
     def error(self) -> FluxError | None:
         return self.core.error
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Note that a call waits which raises the error of the query."""
+        self._awaiting.append(True)
+        try:
+            yield
+        finally:
+            self._awaiting.pop()
 
     def edge_complete(self, edge: int, producers: list[int]) -> None:
         self._commands.put(lambda: self.core.on_edge_complete(edge, producers))
@@ -244,7 +255,9 @@ class Server:
             self.finished.set()
         if self.core.phase == QueryPhase.ENDED and not self.ended.is_set():
             if self.core.error is not None:
-                log.error("query %s failed: %s: %s", self._title, type(self.core.error).__name__, self.core.error)
+                # A call that waits raises it, and whoever sees it there need not see it twice.
+                level = logging.INFO if self._awaiting else logging.ERROR
+                log.log(level, "query %s failed: %s: %s", self._title, type(self.core.error).__name__, self.core.error)
             self.ended.set()
 
     def _log_events(self) -> None:

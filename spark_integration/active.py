@@ -59,6 +59,11 @@ def active_queries() -> list[Query]:
         return list(_active.values())
 
 
+def at_this_moment() -> list[Query]:
+    """Return the same without a lock, for a handler of signals: the thread that it interrupts may hold that."""
+    return list(_active.values())
+
+
 def is_taken(name: str) -> bool:
     """Whether a query has this name that has not come to its end. One that has may still keep its output for ``toDF``."""
     return any(query.name == name and query.phase in ("starting", "running") for query in active_queries())

@@ -15,16 +15,17 @@ from pyspark.sql import DataFrame, SparkSession
 from controller.explain import explain
 from controller.operate.all_available import AllAvailable
 from controller.wording import count, technique
-from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.plan import DataFrameSourcePlan, Plan, StagePlan
 from flux.dataflow.readers import Readers
 from flux.dataflow.sink import guarantee
 from flux.dataflow.sources import Source
 from flux.dataflow.user_code import text_of
 from flux.durable.place import Place
-from flux.errors import FluxError, QueryTimeout, UsageError
+from flux.errors import FluxError, QueryTimeout
 from flux.shell.loop import Rendezvous
 from spark_integration import active
-from spark_integration.egress import Output
+from spark_integration.egress import Output, kept
+from spark_integration.interrupts import spare_queries
 from spark_integration.operate import Operated, checked_timeout
 from spark_integration.rows import Outputs, Rows
 from spark_integration.run import Run
@@ -36,6 +37,8 @@ log = logging.getLogger("flux")
 THROUGH_LOOK_S = 0.02
 #: How often it says in the log what it waits for: a source that never pauses looks like a program that hangs.
 ALL_AVAILABLE_SAY_S = 10.0
+#: After this time a wait for kept output says in the log for which sources.
+OUTPUT_SAY_S = 10.0
 
 
 class Query(Operated):
@@ -65,6 +68,7 @@ class Query(Operated):
         """Once. Nothing is left running if this raises."""
         active.enter(self)
         try:
+            spare_queries(self._spark.sparkContext)
             self._run.start()
         except BaseException:
             active.leave(self.id)
@@ -178,10 +182,11 @@ class Query(Operated):
 
     def wait_until_running(self, timeout: float) -> None:
         """Wait until the workers are there; raises the query's error, or QueryTimeout."""
-        if not self._server.started.wait(checked_timeout(timeout, 0)):
-            raise QueryTimeout(f"query {self.id} has not started within {timeout:g} s")
-        if (error := self.exception()) is not None:
-            raise error
+        with self._server.awaited():
+            if not self._server.started.wait(checked_timeout(timeout, 0)):
+                raise QueryTimeout(f"query {self.id} has not started within {timeout:g} s")
+            if (error := self.exception()) is not None:
+                raise error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
         """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: whether it ended.
@@ -190,9 +195,10 @@ class Query(Operated):
         workers, which keep it, with their task slots too."""
         timeout = None if timeout is None else checked_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
-        ended = self._server.finished.wait(timeout)
-        if ended and self._server.phase != "finished":  # it leaves nothing behind, and that takes a moment
-            ended = self._run.terminated.wait(None if end is None else max(end - time.monotonic(), 0))
+        with self._server.awaited():
+            ended = self._server.finished.wait(timeout)
+            if ended and self._server.phase != "finished":  # it leaves nothing behind, and that takes a moment
+                ended = self._run.terminated.wait(None if end is None else max(end - time.monotonic(), 0))
         if ended and (error := self.exception()) is not None:
             raise error
         return ended if timeout is not None else None
@@ -242,16 +248,13 @@ class Query(Operated):
 
     # ---- its output
 
-    def toDF(self) -> DataFrame:  # noqa: N802
+    def toDF(self, stage: str | None = None) -> DataFrame:  # noqa: N802
         """Wait for the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint; the
-        query ends with that. Asked again: the same DataFrame. For a query of one flow that was started with
-        ``keep_output=True``; UsageError if it was stopped before its output was fetched."""
-        if not any(stage.collects for stage in self._plan.stages):
-            raise UsageError(
-                "the query does not keep its output: start it with keep_output=True if its input ends; if it does not, end the "
-                "flow with to_readers(), and query.rows() gives the output while the query runs"
-            )
-        return self._output.get()
+        query ends when all its output was fetched. Asked again: the same DataFrame. For a query that was started with
+        ``keep_output=True``; UsageError if it was stopped before its output was fetched.
+
+        stage: whose output, where there are several."""
+        return self._output.get(kept(self._plan, stage))
 
     def rows(self, stage: str | None = None) -> Rows:
         """The output of a flow that ends in ``to_readers()``, while the query runs: an iterator of pyarrow.RecordBatch, each row
@@ -267,16 +270,34 @@ class Query(Operated):
         unfinished = tuple(self._server.core.unfinished)  # another thread changes them
         return not any(key.stage == stage.id for key in unfinished)
 
+    def job_groups_of_streams(self) -> list[str]:
+        """Return the groups of the jobs of Spark's streaming queries that feed it. It is not known which of those that the
+        program has started write into it, so all of them may."""
+        outside = self._spark.streams.active if self._run.streams.fed_from_outside else []
+        return self._run.streams.job_groups() + [str(streaming.runId) for streaming in outside]
+
     def wait_for_end(self) -> None:
         """Of a query that is ending, for as long as that may take."""
         self._run.terminated.wait(3 * self._plan.settings.stop_timeout)
 
     def wait_for_output(self) -> None:
-        """Wait until all output is there (or the query has failed: raises its error)."""
-        self._server.finished.wait()
-        if self._server.error is not None:
-            self.wait_for_end()
-            raise self.exception() or self._server.error
+        """Wait until all output is there (or the query has failed: raises its error). A source that may never end is named in the
+        log after a while: such a wait looks like a program that hangs."""
+        with self._server.awaited():
+            if not self._server.finished.wait(OUTPUT_SAY_S) and (sources := self._without_known_end()):
+                log.warning(
+                    "query %s: toDF(), collect() and show() give output when the input has ended, and wait for the end of %s. "
+                    "If it never comes, interrupt this call; end the flow with to_readers() for query.rows(), or give it a sink",
+                    self._name or self.id, ", ".join(sources),
+                )  # fmt: skip
+            self._server.finished.wait()
+            if self._server.error is not None:
+                self.wait_for_end()
+                raise self.exception() or self._server.error
+
+    def _without_known_end(self) -> list[str]:
+        """Return the sources that are read in the workers or by Structured Streaming: it is not known whether they end."""
+        return [source.name for source in self._plan.sources if not isinstance(source, DataFrameSourcePlan)]
 
     @property
     def plan(self) -> Plan:

@@ -160,9 +160,13 @@ def check_flows(flows: Sequence[Any]) -> None:
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Runs the flow to its end. ``progress``: show it on the screen. Raises what the query raises."""
     query = start_query([flow], spark=spark, keep_output=True, **options)
-    if progress:
-        follow(query)
-    return query.toDF()
+    try:
+        if progress:
+            follow(query)
+        return query.toDF()
+    except BaseException:  # also Ctrl-C before the wait in toDF() has begun
+        query.stop()
+        raise
 
 
 def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:

@@ -143,8 +143,13 @@ class Streams:
     # ---- while they run
 
     def job_groups(self) -> list[str]:
-        """Return the groups of Spark's jobs that run micro-batches."""
+        """Return the groups of the Spark jobs that run micro-batches of its own streaming queries."""
         return [str(running.runId) for running in list(self._running.values())]
+
+    @property
+    def fed_from_outside(self) -> bool:
+        """Whether streaming queries that somebody else starts write into this one."""
+        return any(source.dataframe is None for _, source in self._given)
 
     def look(self) -> None:
         """One that fails ends the query; one that ends is the end of its source."""

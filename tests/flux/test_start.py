@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from types import SimpleNamespace
@@ -68,6 +69,44 @@ def test_a_timeout_is_a_number_of_seconds(wrong: Any) -> None:
     assert checked_timeout(2) == 2.0
     assert checked_timeout(0, least=0) == 0.0
     assert checked_timeout(float("inf")) == threading.TIMEOUT_MAX
+
+
+@pytest.mark.parametrize(("source", "says"), [("log", True), ("a DataFrame", False)])
+def test_waiting_for_output_says_in_the_log_for_which_source_if_it_may_never_end(
+    source: str, says: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "OUTPUT_SAY_S", 0.01)
+    given = dataframe(SCHEMA) if source == "a DataFrame" else flux.source(lambda partition: iter(()), SCHEMA, 1, source)
+    waiting: Any = object.__new__(query.Query)
+    waiting._plan = compile_plan(
+        [flux.stage(lambda rows: rows)(given)], Settings.of(), lambda schema: schema, "q", b"s"
+    )
+    waiting._name, finished = "clicks", threading.Event()
+    waiting._server = SimpleNamespace(awaited=contextlib.nullcontext, finished=finished, error=None)
+    threading.Timer(0.1, finished.set).start()
+    with caplog.at_level(logging.WARNING, "flux"):
+        waiting.wait_for_output()
+    assert caplog.text.count("wait for the end of log. If it never comes, interrupt this call") == says
+
+
+def test_a_failure_is_an_error_in_the_log_only_if_no_call_waits_that_raises_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    levels = {}
+    for awaited in (False, True):
+        caplog.clear()
+        with (
+            caplog.at_level(logging.INFO, "flux"),
+            ThreadQuery(Rows().stage(flux.source(fails, SCHEMA, 1))) as failing,
+            failing.server.awaited() if awaited else contextlib.nullcontext(),
+        ):
+            failing.error()
+        levels[awaited] = [each.levelname for each in caplog.records if "query q failed" in each.getMessage()]
+    assert levels == {False: ["ERROR"], True: ["INFO"]}
+
+
+def fails(partition: int) -> Any:
+    raise ValueError("no")
 
 
 def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(

@@ -200,35 +200,48 @@ def test_a_query_that_cannot_be_started_leaves_nothing_running(spark: Any, monke
                 endless().start(spark=spark, workers=1)
 
 
-def test_ctrl_c_in_a_call_that_waits_ends_the_query_as_in_pyspark_and_the_next_one_works(spark: Any) -> None:
-    """PySpark cancels all jobs of the session, those of the workers too."""
+def test_ctrl_c_stops_the_call_that_it_interrupts_and_no_other_query(spark: Any) -> None:
+    context = spark.sparkContext
     query = endless().start(spark=spark, workers=1)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(query, query.awaitTermination)
-    with pytest.raises(flux.QueryFailed, match=r"(?i)workers.*cancel"):
-        query.awaitTermination(WAIT_S)
-    assert not query.isActive
-
     same = flux.stage(lambda batch: batch, partitions=1)
-    kept = same(flux.source(ticks, schema="k BIGINT", partitions=1)).start(spark=spark, keep_output=True, workers=1)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(kept, kept.toDF)
-    assert not kept.isActive
+    try:
+        until(lambda: query.status["message"] == "Processing rows", "the query does not start")
+
+        # A wait for the query itself, which pyspark's handler used to end.
+        interrupted(lambda: True, query.awaitTermination)
+
+        # Another query, which the call has started.
+        endless_too = same(flux.source(ticks, schema="k BIGINT", partitions=1))
+        interrupted(lambda: len(flux.queries()) == 2, lambda: endless_too.collect(spark=spark, workers=1))
+        assert flux.queries() == [query]
+
+        # A job that has nothing to do with queries, which ends as it does without them.
+        before = set(context.statusTracker().getActiveJobsIds())
+        sleeping = context.parallelize(range(1), 1).map(lambda _: time.sleep(WAIT_S))
+        interrupted(lambda: set(context.statusTracker().getActiveJobsIds()) - before, sleeping.collect)
+        until(lambda: set(context.statusTracker().getActiveJobsIds()) == before, "the job that was interrupted runs on")
+
+        rows = query.lastProgress["totalInputRows"]
+        until(lambda: query.lastProgress["totalInputRows"] > rows, "the query does not go on")
+        assert query.exception() is None
+    finally:
+        query.stop()
     assert Counts(spark.range(0, 1_000, 1, 3).selectExpr("id % 10 as k")).toDF(workers=2).count() == 10
 
 
-def interrupted(query: Any, wait: Callable[[], Any]) -> None:
-    """Call ``wait`` and press Ctrl-C once rows flow."""
+def interrupted(there: Callable[[], Any], wait: Callable[[], Any]) -> None:
+    """Call ``wait``, and press Ctrl-C in it."""
 
     def press() -> None:
-        until(lambda: query.status["message"] == "Processing rows", "the query does not start")
-        time.sleep(0.1)
+        until(there, "there is nothing to interrupt")
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press)
     presser.start()
     try:
-        wait()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
     finally:
         presser.join()
 
@@ -261,6 +274,15 @@ def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(
     told = [record.getMessage() for record in caplog.records if "has one executor" in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("master local[4] has one executor, and all copies of Counts are in it")
+
+    both = flux.start(Counts(df), Counts(df.where("k < 3")), keep_output=True)
+    with pytest.raises(flux.UsageError, match=r"say which: toDF\('Counts'\) or toDF\('Counts#2'\)"):
+        both.toDF()
+    assert both.toDF("Counts#2").count() == 3
+    assert both.isActive, "the other output is still in the workers"
+    assert both.toDF("Counts").count() == 10
+    assert not both.isActive
+    assert both.status["message"].startswith("Finished")
 
     stopped = Counts(df).start(keep_output=True)
     stopped.stop()
