@@ -2,11 +2,15 @@
 
 The same as the ``flux`` command does from outside, asked of the same desk. Every method waits until what was asked for
 is done, at most ``timeout`` seconds; QueryTimeout then says what is still to come, and that goes on. A query that has just
-been started is waited for. UsageError: it cannot be done, and nothing has changed.
+been started is waited for. UsageError: it cannot be done, and nothing has changed. MoveFailed: it was given up, and why; a
+later request for something else is such a reason. If the query comes to its end in the meantime, ``scale``, ``drain`` and
+``protect`` return, as there is nothing left to do for them, and moves raise MoveFailed. If the query fails, all raise
+QueryFailed.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -40,6 +44,8 @@ from controller.wording import count
 from flux.dataflow.plan import Plan
 from flux.errors import MoveFailed, QueryFailed, QueryTimeout, UsageError
 from spark_integration.elastic import Elastic
+
+log = logging.getLogger("flux")
 
 #: Characters of a name in a request (``controller.operate.requests.Name``).
 NAME_MAX = 256
@@ -113,8 +119,9 @@ class Operated:
 
     def _carry_out(self, wanted: Sequence[WantedMove], why: str, end: float, timeout: float) -> list[dict[str, Any]]:
         request = self._ask(StartMoves(moves=list(wanted), why=why), Accepted).request
-        carried = self._follow(request, end, timeout).moves
-        undone = [f"{one}: {one.event.why}" if one.event else str(one) for one in carried if not one.done]
+        followed = self._follow(request, end, timeout)
+        carried, asked = followed.moves, followed.asked
+        undone = [f"{one}: {one.event.why if one.event else asked.why}" for one in carried if not one.done]
         if undone:
             raise MoveFailed(f"{len(undone)} of {len(carried)} moves were not carried out: {'; '.join(undone[:8])}")
         return [
@@ -189,21 +196,23 @@ class Operated:
             )
 
     def _require_done(self, request: int, end: float, timeout: float) -> None:
-        asked = self._follow(request, end, timeout).asked
-        if asked.state == "given up":
+        """Wait until the request is done, or until it has no object any more because the query has come to its end."""
+        followed = self._follow(request, end, timeout)
+        asked = followed.asked
+        if asked.state == "given up" and followed.phase != "running":
+            log.info("query %s: %s was given up: %s", self._plan.query, asked.what, asked.why)
+        elif asked.state == "given up":
             raise MoveFailed(f"{asked.what} was given up: {asked.why}")
 
     def _follow(self, request: int, end: float, timeout: float) -> Followed:
-        """Until the request is done or given up."""
+        """Wait until the request is done or given up. QueryFailed if it is given up because the query has failed."""
         while True:
             followed = self._ask(Follow(request=request), Followed)
+            error = self._server.error
+            if followed.asked.state == "given up" and error is not None:
+                raise QueryFailed(f"{followed.asked.what} was given up: {followed.asked.why}") from error
             if followed.asked.over:
                 return followed
-            if followed.phase != "running":
-                error = self._server.error
-                raise QueryFailed(
-                    f"the query is {followed.phase}, before {followed.asked.left}" + (f": {error}" if error else "")
-                ) from error
             if time.monotonic() >= end:
                 raise QueryTimeout(
                     f"after {timeout:g} s this is still to come: {followed.asked.left}. It goes on: see query.events()"

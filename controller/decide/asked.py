@@ -1,8 +1,9 @@
-"""The requests of people, by number, and how each stands (design: request).
+"""The requests of people, by number, and how each stands (design: request, request-ends).
 
 Every request gets a number, which its answer and its events carry. A client that waits asks by number how the request
-stands, until it is over. Law: a request ends once, as done or given up; nothing that happens later changes this
-outcome.
+stands, until it is over. Law: every request ends, once, as done or given up; nothing that happens later changes this
+outcome. A later request that contradicts an open one gives it up, and its reason names the later one. The end of the
+query gives up all that are open.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from partitioning.ids import PartitionKey
 #: Requests that are remembered after they are over. Clients that wait for one ask several times a second, so this is
 #: plenty.
 KEPT = 1000
+#: Reason for giving up what is open at the end of a query that has not failed.
+AT_THE_END = "the query has come to its end"
 #: Moves that a sentence names; further ones are only counted.
 NAMED = 4
 
@@ -114,12 +117,14 @@ def of_change(change: Change | None, stage: StagePlan) -> Standing:
 
 @dataclass
 class Asked:
-    """One request. ``what``: its name in sentences; ``look``: finds out how it stands now; ``jobs``: its moves."""
+    """One request. ``what``: its name in sentences; ``look``: finds out how it stands now; ``jobs``: its moves; ``workers``:
+    the number of workers that it asks for, if it is a change of scale."""
 
     number: int
     what: str
     look: Callable[[], Standing]
     jobs: list[Job] = field(default_factory=list)
+    workers: int | None = None
     standing: Standing = field(default_factory=lambda: Standing(State.WAITING))
 
     @property
@@ -173,22 +178,20 @@ class Book:
         self._note(Asked(number, f"drain of {named('worker', workers)}", look))
 
     def scale(self, number: int, workers: int) -> None:
-        for asked in self._asked.values():
-            if asked.what.startswith("scale") and not asked.over:
-                asked.standing = replace(
-                    asked.look(),
-                    state=State.GIVEN_UP,
-                    left="",
-                    why=f"request {number} asks for {count(workers, 'worker')}",
-                )
-
         def look() -> Standing:
             members, table = self._board.members.workers, self._board.table
             held = copies_by_worker(table) if table is not None and self._rounds().evening_out else {}
             shares = [held.get(worker, 0) for worker in members] if held else []
             return of_scale(workers, len(members), list(self._departures.drains), self._missing_slots(), shares)
 
-        self._note(Asked(number, f"scale to {count(workers, 'worker')}", look))
+        self._note(Asked(number, f"scale to {count(workers, 'worker')}", look, workers=workers))
+
+    def wanted_now(self, workers: int, why: str) -> None:
+        """Give up the open requests for another number of workers than the query is to have from now on: no worker would
+        come, or leave, for their sake any more."""
+        for asked in self._asked.values():
+            if asked.workers not in (None, workers) and not asked.over:
+                self._give_up(asked, why)
 
     def protect(self, number: int, wish: StagePlan, change: Change | None) -> None:
         what = f"protection of {wish.name} by {in_words(wish)}"
@@ -214,18 +217,28 @@ class Book:
     # ---- how they stand
 
     def look(self) -> None:
-        """Renew how all requests stand. To be called after every event that may change this. When the query has ended,
-        all stays."""
-        if self._board.phase != QueryPhase.ENDED:
-            for asked in self._asked.values():
-                if not asked.over:
-                    asked.standing = asked.look()
+        """Renew how all requests stand. To be called after every event that may change this. Once the query has come to its
+        end, nothing is carried out any more, and the requests that are still open are given up."""
+        phase = self._board.phase
+        for asked in self._asked.values():
+            if not asked.over and phase != QueryPhase.ENDED:
+                asked.standing = asked.look()
+            if not asked.over and phase in (QueryPhase.FINISHED, QueryPhase.ENDED):
+                error = self._board.error
+                self._give_up(asked, AT_THE_END if error is None else f"the query has failed: {error}")
+
+    def _give_up(self, asked: Asked, why: str) -> None:
+        asked.standing = replace(asked.standing, state=State.GIVEN_UP, left="", why=why)
 
     def of(self, number: int) -> Asked:
         """The request of this number. UsageError if there is none, or if it is forgotten already."""
         if number not in self._asked:
             raise UsageError(f"there is no request {number}; the newest is {self._numbers}")
         return self._asked[number]
+
+    def known(self, number: int) -> Asked | None:
+        """Return the request of this number without a new look; None if there is none, or it is forgotten already."""
+        return self._asked.get(number)
 
     def open(self) -> list[Asked]:
         """Those that are not over, the oldest first."""
@@ -235,4 +248,5 @@ class Book:
         assert all(number == asked.number <= self._numbers for number, asked in self._asked.items())
         for asked in self._asked.values():
             jobs_over = all(job.phase in (MovePhase.DONE, MovePhase.GIVEN_UP) for job in asked.jobs)
-            assert not (asked.over and not jobs_over), f"{asked.what} is over, and its moves are not"
+            ended = self._board.phase == QueryPhase.ENDED  # moves stay as they are then
+            assert ended or jobs_over or not asked.over, f"{asked.what} is over, and its moves are not"

@@ -19,7 +19,7 @@ from controller.decide.sweeping import Sweeper
 from controller.replicas.elastic import Slots, held_by
 from controller.replicas.move_queue import Moving
 from controller.replicas.repairs import Repairs
-from controller.wording import count, listed
+from controller.wording import count, listed, named
 from flux.errors import UsageError
 
 #: Workers that a query may have, as in ``spark.flux.workers``.
@@ -88,6 +88,13 @@ class People:
         self._check_known(workers, "drain")
         held = [held_by(table, worker) for worker in workers]
         self._leave(workers, why, now, request)
+        wanted, them = self._slots.wanted, named("worker", workers)
+        by = (
+            f"request {request} drains {them}"
+            if request
+            else f"{them} {'leaves' if len(workers) == 1 else 'leave'}: {why}"
+        )
+        self.book.wanted_now(wanted, f"{by}, and {count(wanted, 'worker')} are wanted since")
         if request:
             self.book.drain(request, workers, sum(map(len, held)))
 
@@ -140,6 +147,8 @@ class People:
             gone = [board.members.in_slot(slot) for slot in surplus]
             nodes = [member.node for member in gone if member is not None]
             to = f"scale to {count(workers, 'worker')}"
+            if len(nodes) < len(surplus):
+                self._check_enough(workers, to)
             self._leave(nodes, to, now, request, to)
             for slot in surplus:
                 slots.close(slot)  # also those that no worker has come for yet
@@ -147,8 +156,21 @@ class People:
         slots.settle()
         if workers != before:
             board.note(f"from {before} to {count(workers, 'worker')}", now, "scale", request)
+        by = f"request {request} asks" if request else "a later request asks"
+        self.book.wanted_now(workers, f"{by} for {count(workers, 'worker')}")
         if request:
             self.book.scale(request, workers)
+
+    def _check_enough(self, workers: int, to: str) -> None:
+        """Refuse a number of workers that could not hold all replicas, though nobody has to leave for it: a slot may be empty
+        because its worker was lost a moment ago and is about to come back."""
+        wishes = self._board.wishes
+        for stage in wishes.plan.stages:
+            if wishes.places(stage) > workers:
+                raise UsageError(
+                    f"cannot {to}: stage {stage.name} has replicas={stage.replicas}: that takes more workers, or fewer replicas "
+                    "(flux protect)"
+                )
 
     def replace(self, workers: Sequence[int], room: int, now: float) -> None:
         """The executors of these workers leave: open other slots in their place, as far as there is ``room`` for that

@@ -276,8 +276,7 @@ class Controller:
             self.balancer.rebalance(now)
         self.losses.end_incomplete(now)
         self.sweeper.sweep(now)
-        if self.phase == QueryPhase.RUNNING:
-            self.people.book.look()
+        self.people.book.look()
         self.departures.end_with_checkpoints(now)
         return self.board.take()
 

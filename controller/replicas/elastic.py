@@ -37,6 +37,11 @@ class Slots:
     def open(self) -> list[int]:
         return [slot for slot in range(self.count) if slot not in self.closed]
 
+    @property
+    def wanted(self) -> int:
+        """How many workers the query is to have: one in each open slot, and one in place of each on an executor that leaves."""
+        return len(self.open) + len(self.owed & self.closed)
+
     def close(self, slot: int) -> None:
         self.closed.add(slot)
 

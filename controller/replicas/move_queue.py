@@ -34,6 +34,8 @@ from partitioning.table import ReplicaAt, Table
 
 #: The target of a move that may go to any worker. The worker is chosen when the move begins.
 ANYWHERE = -1
+#: Why a move to any worker cannot begin. That of a worker that leaves waits until another worker has come.
+NO_PLACE = "no other worker may hold a replica of it"
 #: A move to a named worker is given up when it has begun this often.
 BEGIN_MAX = 3
 
@@ -228,8 +230,12 @@ class Moving:
             if job.anywhere:
                 loads = loads or copies_by_worker(table)
                 target = self._choose(job, table, placement, loads)
+                if target is None and leaves:
+                    job.waits = NO_PLACE
+                    continue
                 if target is None:
-                    job.waits = "no other worker may hold a replica of it"
+                    self.pending.remove(job)
+                    self._given_up(job, NO_PLACE, now)
                     continue
                 job.move = replace(job.move, target=target)
             return Wanted(*job.key, job.move.target, job.move.from_worker, job.why, _moved(job, table).kind)

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from controller.balance.load import Loads, Move, Suggestion, WorkerLoad
 from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.dag import compile_plan
-from controller.decide.asked import Asked, Standing, State, of_change, of_drain, of_moves, of_scale
+from controller.decide.asked import AT_THE_END, Asked, Standing, State, of_change, of_drain, of_moves, of_scale
 from controller.decide.board import Tell
 from controller.operate.connection_file import find_all
 from controller.operate.desk import About, Desk
@@ -135,6 +135,8 @@ class FakeCore:
     def request(self, number: int) -> Asked:
         asked = self.asked[number]
         asked.standing = asked.look()
+        if self.phase == "ended" and not asked.over:
+            asked.standing = replace(asked.standing, state=State.GIVEN_UP, left="", why=str(self.error or AT_THE_END))
         return asked
 
     def open_requests(self) -> list[Asked]:

@@ -8,6 +8,7 @@ from controller.balance.load import Move
 from controller.decide import asked as asked_
 from controller.decide.asked import State
 from flux.errors import UsageError
+from flux.wire.control import PartitionFinished
 from tests.controller.cluster import Cluster
 
 
@@ -131,3 +132,83 @@ def test_requests_that_are_over_are_forgotten_in_the_end(monkeypatch: pytest.Mon
     assert state(c, numbers[-1]) is State.DONE
     with pytest.raises(UsageError, match=f"there is no request {numbers[0]}; the newest is {numbers[-1]}"):
         c.core.request(numbers[0])
+
+
+def asked_to_scale(c: Cluster, workers: int) -> int:
+    number = c.core.next_request()
+    c.take(c.core.scale(workers, c.now, number))
+    return number
+
+
+def asked_to_drain(c: Cluster, worker: int) -> int:
+    number = c.core.next_request()
+    c.take(c.core.drain(worker, c.now, number))
+    return number
+
+
+def test_a_drain_ends_a_change_of_scale_that_still_waits_and_is_named_as_the_reason() -> None:
+    """The slot of the worker is closed, so as many workers as were asked for would never be there."""
+    c = Cluster(slots=4, partitions=4, balance_enabled=False)
+    scaled = asked_to_scale(c, 5)
+    drained = asked_to_drain(c, 1)
+    standing = c.core.request(scaled).standing
+    assert standing.state is State.GIVEN_UP
+    assert standing.why == f"request {drained} drains worker 1, and 4 workers are wanted since"
+    c.join(4)
+    c.settle()
+    assert state(c, drained) is State.DONE
+    assert len(c.core.members.workers) == 4
+    assert c.core.open_requests() == []
+
+
+def test_a_change_of_scale_after_a_drain_counts_the_worker_that_leaves_no_more() -> None:
+    c = Cluster(slots=4, partitions=4, balance_enabled=False)
+    drained, scaled = asked_to_drain(c, 1), asked_to_scale(c, 4)
+    assert c.core.missing_slots() == [4], "another worker comes in its place"
+    c.join(4)
+    c.settle()
+    assert (state(c, drained), state(c, scaled)) == (State.DONE, State.DONE)
+
+
+def test_who_asks_for_the_same_number_of_workers_again_ends_no_request() -> None:
+    c = Cluster(slots=3, partitions=4, balance_enabled=False)
+    first, second = asked_to_scale(c, 4), asked_to_scale(c, 4)
+    assert (state(c, first), state(c, second)) == (State.WAITING, State.WAITING)
+    c.join(3)
+    assert (state(c, first), state(c, second)) == (State.DONE, State.DONE)
+
+
+def test_a_worker_that_is_replaced_because_its_executor_goes_ends_no_change_of_scale() -> None:
+    c = Cluster(slots=3, partitions=3, balance_enabled=False)
+    number = asked_to_scale(c, 4)
+    c.take(c.core.replace([0], 3, c.now))
+    c.take(c.core.leave([0], "its executor goes", c.now))
+    assert state(c, number) is State.UNDER_WAY, "another worker is owed in its place"
+    c.settle()
+    c.join(3)
+    c.take(c.core.replace([], 9, c.now))
+    assert state(c, number) is State.WAITING
+    c.join(4)
+    assert state(c, number) is State.DONE
+
+
+@pytest.mark.parametrize("collect", [0, 1])
+def test_requests_that_are_open_when_the_query_comes_to_its_end_are_given_up(collect: int) -> None:
+    c = Cluster(slots=4, partitions=1, collect=collect)
+    drained, scaled = asked_to_drain(c, 0), asked_to_scale(c, 5)
+    for key in list(c.core.unfinished):
+        c.report(0, PartitionFinished(node=0, stage=key.stage, partition=key.partition))
+    assert c.core.phase == ("finished" if collect else "ended")
+    assert c.core.open_requests() == []
+    for number in (drained, scaled):
+        standing = c.core.request(number).standing
+        assert (standing.state, standing.why) == (State.GIVEN_UP, "the query has come to its end")
+
+
+def test_requests_that_are_open_when_the_query_fails_say_so() -> None:
+    c = Cluster(slots=3)
+    number = asked_to_scale(c, 4)
+    c.take(c.core.on_job_failed("the Spark job 'workers'", "no executor is left"))
+    assert c.core.request(number).standing.why == (
+        "the query has failed: the Spark job 'workers' failed: no executor is left"
+    )

@@ -20,6 +20,7 @@ from controller.operate.client import choose
 from controller.operate.connection_file import write
 from controller.replicas.lags import Life
 from controller.replicas.move_phases import MovePhase
+from flux.errors import QueryFailed
 
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
@@ -290,15 +291,38 @@ def test_a_move_that_comes_to_nothing_exits_with_1() -> None:
         assert [move["done"] for move in parsed("rebalance", "--yes", code=REFUSED)["moves"]] == [False, False]
 
 
-def test_a_query_that_ends_meanwhile_ends_the_wait() -> None:
-    def end(core: FakeCore) -> None:
-        if core.pending:
-            core.phase, core.error = "ended", None
+def end(core: FakeCore) -> None:
+    if core.numbers:
+        core.phase = "ended"
 
+
+def test_a_query_that_ends_meanwhile_ends_the_wait() -> None:
     with served(tick=end):
         result = run("move", "Worst/1", "--to", "0")
         assert result.exit_code == REFUSED
-        assert "the query is ended, before moves of Worst/1 to worker 0" in result.stderr
+        assert result.stdout == "not moved: Worst/1 from worker 2 to worker 0: the query has come to its end\n"
+
+
+def test_more_workers_are_no_failure_for_a_query_that_comes_to_its_end_before_they_are_there() -> None:
+    with served(tick=end):
+        result = run("scale", "--workers", "5")
+        assert (result.exit_code, result.stdout) == (
+            DONE, "scale to 5 was given up: the query has come to its end\n"
+        ), result.output  # fmt: skip
+    with served(tick=end):
+        document = parsed("scale", "--workers", "5")
+        assert (document["given_up"], document["status"]) == ("the query has come to its end", None)
+
+
+def test_a_query_that_fails_meanwhile_fails_the_wait() -> None:
+    def fail(core: FakeCore) -> None:
+        if core.numbers:
+            core.phase, core.error = "ended", QueryFailed("worker 1 was lost")  # type: ignore[assignment]
+
+    with served(tick=fail):
+        result = run("scale", "--workers", "5")
+        assert result.exit_code == REFUSED
+        assert "scale to 5 was given up: worker 1 was lost" in result.stderr
 
 
 def test_a_worker_is_drained_until_it_has_left(core: FakeCore) -> None:

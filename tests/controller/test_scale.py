@@ -112,3 +112,17 @@ def test_shrinking_below_what_the_replicas_need_is_refused_in_its_own_words() ->
     ):
         c.scale(1)
     assert (c.core.report()["leaving"], c.core.slots) == ([], 3)
+
+
+def test_the_slot_of_a_worker_that_is_about_to_come_back_is_not_closed_where_its_replicas_need_it() -> None:
+    """Nobody had to leave, so nothing was checked; the drain of another worker could then never end."""
+    c = Cluster(slots=3)
+    c.drain(0)
+    c.lose(2)
+    with pytest.raises(
+        UsageError, match="cannot scale to 1 worker: stage Sums has replicas=2: that takes more workers"
+    ):
+        c.scale(1)
+    c.join(2, attempt=1)
+    c.settle()
+    assert sorted(member.about.index for member in c.core.members.workers.values()) == [1, 2]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation import faults as faults_
 from tests.simulation.faults import Faults
+from tests.simulation.operators import STORMY, Habits
 
 #: So many of the runs with several replicas have a mix.
 MIXED_SHARE = 0.2
@@ -22,7 +23,7 @@ class Mix:
     ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is
     lost, again and again, and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have
     positions of their own; ``upstream``: some operators say from where on their rows matter, and have upstream replicas where
-    others have standbys."""
+    others have standbys; ``habits`` of people, who ask for nothing where None and faults are given."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -34,6 +35,7 @@ class Mix:
     lives: int = 0
     numbered: float = 0.0
     upstream: bool = False
+    habits: Habits | None = None
 
 
 #: As the seed has it.
@@ -235,6 +237,15 @@ PROTECTED = Mix(
     ),
     slots=5,
 )  # fmt: skip
+#: Requests of all kinds that contradict each other, and workers that are lost meanwhile and come back.
+STORM = Mix(
+    Faults(calm_after_s=1.0, delay_s=0.005, crashes_per_s=1.0, protects_per_s=4.0, read_s=0.01, patient=True),
+    copies=2,
+    slots=4,
+    habits=STORMY,
+)
+#: The same, and the input ends while requests are open.
+STORM_AT_THE_END = replace(STORM, faults=replace(STORM.faults or Faults(), patient=False))
 #: The same among much that is lost.
 PROTECTED_UNEVEN = replace(
     UNEVEN, faults=replace(UNEVEN.faults or Faults(), protects_per_s=5.0, patient=True), standbys=0.5

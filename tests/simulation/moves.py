@@ -71,6 +71,7 @@ class MoveWatch:
         if lost:
             self._note_losses(lost)
         self._follow_jobs(events)
+        self.sim.outcomes.look()
         self._check_leaving(table)
         self._check_safe(table, bool(lost) or any(event.kind in ("divergence", "drop") for event in events))
         self._note_events(events)

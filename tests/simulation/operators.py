@@ -7,6 +7,7 @@ are in ``moves``.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ class Habits:
 
 #: Nobody asks for anything.
 QUIET = Habits()
+#: Many requests of all kinds, which often contradict each other.
+STORMY = Habits(asks_per_s=40.0, drains=0.2, scales=0.3, rehearsals=0.05, plans=0.05)
 #: So many of the runs stay without.
 QUIET_SHARE = 0.4
 
@@ -105,7 +108,7 @@ class Operators:
             if all((m.stage, m.partition, m.from_worker) != (stage, partition, source) for m in moves):
                 moves.append(move)
         self.sim.counts["moves asked for"] += len(moves)
-        return controller.move(moves, "by hand", self.sim.world.now)
+        return self._ask_for(lambda number: controller.move(moves, "by hand", self.sim.world.now, number))
 
     def _target(self, stage: int, partition: int, source: int) -> int:
         """Mostly one that is possible."""
@@ -119,7 +122,8 @@ class Operators:
 
     def _drain(self) -> list[Tell]:
         controller = self.sim.controller
-        effects = controller.drain(self.rng.choice(list(controller.members.workers)), self.sim.world.now)
+        worker = self.rng.choice(list(controller.members.workers))
+        effects = self._ask_for(lambda number: controller.drain(worker, self.sim.world.now, number))
         self.sim.counts["drains begun"] += 1
         return effects
 
@@ -127,7 +131,8 @@ class Operators:
         controller = self.sim.controller
         before = len(controller.places.open)
         wanted = self.rng.choice([before - 1, before + 1, before + 2])
-        effects = controller.scale(min(wanted, WORKERS_MAX), self.sim.world.now)
+        workers = min(wanted, WORKERS_MAX)
+        effects = self._ask_for(lambda number: controller.scale(workers, self.sim.world.now, number))
         self.sim.counts["queries scaled up"] += len(controller.places.open) > before
         self.sim.counts["queries scaled down"] += len(controller.places.open) < before
         return effects
@@ -138,14 +143,17 @@ class Operators:
         if process is None or not self.sim.strikes.spares(process):
             return []
         self.sim.counts["losses rehearsed"] += 1
-        return self.sim.controller.fail(victim, self.sim.world.now)
+        return self._ask_for(lambda number: self.sim.controller.fail(victim, self.sim.world.now, number))
 
     def _plan(self) -> list[Tell]:
         """What a policy would do, all at once, without a look at whether it is sensible by now."""
         controller, now = self.sim.controller, self.sim.world.now
         moves = controller.suggest(self.rng.choice(["even", "pairing"]), now).moves
         self.sim.counts["moves that a policy wanted"] += len(moves)
-        return controller.move(moves, "by plan", now) if moves else []
+        return self._ask_for(lambda number: controller.move(moves, "by plan", now, number)) if moves else []
+
+    def _ask_for(self, request: Callable[[int], list[Tell]]) -> list[Tell]:
+        return self.sim.outcomes.ask(request)
 
     def start_missing(self) -> list[int]:
         """Spark starts tasks for slots that have none."""

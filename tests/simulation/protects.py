@@ -43,9 +43,11 @@ class Protects:
         if recovery == STANDBY and isinstance(sim.plan.stages[stage].make(), Replaying) and rng.random() < 0.7:
             recovery = UPSTREAM
         before = sim.controller.wished
-        number = sim.controller.next_request()
+        now = sim.world.now
         try:
-            sim.server.perform(sim.controller.protect(stage, replicas, recovery, sim.world.now, number))
+            sim.server.perform(
+                sim.outcomes.ask(lambda number: sim.controller.protect(stage, replicas, recovery, now, number))
+            )
         except UsageError:
             sim.counts["changes of protection refused"] += 1
             return

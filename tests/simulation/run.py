@@ -33,6 +33,7 @@ from tests.simulation.hearts import Hearts
 from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Network
+from tests.simulation.outcomes import Outcomes
 from tests.simulation.outside import Outside
 from tests.simulation.protects import Protects
 from tests.simulation.readers import Reader
@@ -190,6 +191,7 @@ class Simulation:
         self.rivals = Rivals(self)
         self.standing = Standing(self)
         self.protects = Protects(self)
+        self.outcomes = Outcomes(self)
         self.fetches = Fetches(self)
         self.outside = Outside(self) if life is None else life.outside_of(self)
         self.reader = Reader(self)
@@ -348,7 +350,8 @@ class Simulation:
                 and not self.protects.pending
             )
             settled = self.settled or (self._current and self.moves.held_up)
-            if self.all_in and settled and nothing_due and self.divergences.all_noticed():
+            at_rest = self.all_in and settled and nothing_due and self.divergences.all_noticed()
+            if at_rest and self.outcomes.all_over():
                 self.end.check_replicated()
                 self.sources_may_end = True
         return self.sources_may_end
@@ -434,7 +437,7 @@ def run(seed: int, mix: Mix = ANY) -> Result:
     with witnesses(mix.witnesses):
         return outcome(
             Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream,
+                standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
             )
         )  # fmt: skip
 

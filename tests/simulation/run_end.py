@@ -46,6 +46,7 @@ class RunEnd:
         self.counts["take-overs"] += self.controller.repairs.take_overs
         self.counts["repairs"] += self.controller.repairs.done
         self.counts["replicas far behind"] += sum(e.kind == "behind" for e in self.controller.repairs.history)
+        self.sim.outcomes.check_at_the_end()
         error = self.controller.error
         if error is not None:
             if self.sim.divergences.end_it():

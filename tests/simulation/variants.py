@@ -30,6 +30,7 @@ from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_numbers as numbers
 from tests.simulation import broken_protects as protects
+from tests.simulation import broken_requests as asked
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
 from tests.simulation import broken_standbys as standbys
@@ -60,6 +61,8 @@ from tests.simulation.mixes import (
     STANDBY_REPAIRS,
     STANDBYS,
     STANDING,
+    STORM,
+    STORM_AT_THE_END,
     TABLES,
     UNEVEN,
     WAITING,
@@ -476,6 +479,9 @@ VARIANTS = [
         (189, 14),
         PROTECTED,
     ),
+    Variant(asked.a_scale_waits_though_a_worker_was_drained, {"every request ends"}, (4, 13), STORM),
+    Variant(asked.requests_outlive_the_query, {"every request ends"}, (2, 1), STORM_AT_THE_END),
+    Variant(asked.outcomes_are_looked_at_again, {"an outcome stands"}, (18, 31), STORM),
     Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
     Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
     Variant(runs.gathers_what_an_order_waits_for, {"what is ready is applied"}, (3_600_000_019,)),

@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from endless import ROOT, WAIT_S, command, command_elsewhere, endless, parsed, rows_flow, until
+from endless import ROOT, WAIT_S, Nothing, command, command_elsewhere, endless, parsed, rows_flow, until
+
+import flux
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -20,6 +25,28 @@ pytest.importorskip("pyspark")
 def all_have_reported() -> bool:
     status = parsed("status", "clicks")
     return status["stages"][0]["rows_in"] > 0 and all(worker["rss_bytes"] for worker in status["workers"])
+
+
+def test_more_workers_that_are_asked_for_when_the_input_ends_are_no_failure(spark: Any, tmp_path: Path) -> None:
+    """``scale`` raised QueryFailed, though nothing had failed."""
+    gate = str(tmp_path / "gate")
+
+    def read(partition: int) -> Iterator[pa.RecordBatch | None]:
+        while not os.path.exists(gate):
+            yield None
+        yield pa.RecordBatch.from_pydict({"k": [partition]})
+
+    query = Nothing(flux.source(read, "k BIGINT", partitions=2)).start(spark=spark, workers=1, queryName="ends")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            scaled = pool.submit(query.scale, 2, timeout=WAIT_S)
+            until(lambda: parsed("status", "ends")["requests"], "nothing was asked for")
+            Path(gate).touch()
+            assert query.awaitTermination(WAIT_S)
+            assert scaled.result(WAIT_S) is None
+    finally:
+        query.stop()
+    assert query.exception() is None
 
 
 def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(spark: Any) -> None:

@@ -25,6 +25,7 @@ from controller.operate.requests import (
     GetStatus,
     ProtectStage,
     ReplicaStatus,
+    RequestStatus,
     SetWorkers,
     StartMoves,
     Status,
@@ -105,11 +106,12 @@ def _move(call: Invocation, wanted: Sequence[WantedMove], why: str, more: dict[s
                 f"{count(len(accepted.moves), 'move')} begun as request {accepted.request}; look at it with flux status"
             )
         return
-    carried = follow(call.client, "moving", accepted.request, call.timeout).moves
+    followed = follow(call.client, "moving", accepted.request, call.timeout)
+    carried = followed.moves
     if call.as_json:
         document(more | {"request": accepted.request, "moves": [_moved(one) for one in carried], "waited": True})
     else:
-        show(*(_said(one) for one in carried))
+        show(*(_said(one, followed.asked.why) for one in carried))
     if not all(one.done for one in carried):
         undone = sum(not one.done for one in carried)
         print(
@@ -125,9 +127,10 @@ def _moved(one: Carried) -> dict[str, Any]:
     return move | {"done": one.done, "phase": "done" if one.done else "not done"} | measured
 
 
-def _said(one: Carried) -> str:
+def _said(one: Carried, why: str) -> str:
+    """``why``: reason for giving up the request, for a move that has no event of its own."""
     if not one.done:
-        return f"not moved: {one}" + (f": {one.event.why}" if one.event else "")
+        return f"not moved: {one}: {one.event.why if one.event else why}"
     if one.event is None:
         return f"moved: {one}"
     return (
@@ -211,7 +214,7 @@ def fail(call: Invocation, worker: Worker) -> None:
     _confirm(f"Fail worker {worker}?", call)
     request = client.ask(FailWorker(worker=worker), Accepted).request
     followed = client.ask(Follow(request=request), Followed)
-    if followed.phase == "ended":
+    if followed.error:
         raise RequestRefused("failed", f"the query did not survive: {followed.error}")
     _finish(call, f"failing worker {worker}", request, lambda _: f"worker {worker} is out of the query")
 
@@ -250,7 +253,11 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
 def _finish(call: Invocation, title: str, request: int, done: Callable[[Status], str]) -> None:
     """Follow a request to its end and print the outcome. ``done`` describes it, given the status at that time."""
     if call.wait:
-        asked = follow(call.client, title, request, call.timeout).asked
+        followed = follow(call.client, title, request, call.timeout)
+        asked = followed.asked
+        if asked.state == "given up" and followed.phase != "running":
+            _nothing_left_to_do(call, asked)
+            return
         if asked.state == "given up":
             raise RequestRefused("failed", f"{asked.what} was given up: {asked.why}")
     status = call.client.ask(GetStatus(), Status)
@@ -258,6 +265,15 @@ def _finish(call: Invocation, title: str, request: int, done: Callable[[Status],
         document({"request": request, "waited": call.wait, "status": plain(status)})
     else:
         show(done(status) if call.wait else f"asked for as request {request}; look at it with flux status")
+
+
+def _nothing_left_to_do(call: Invocation, asked: RequestStatus) -> None:
+    """Say that the query has come to its end before the request was done, which is no failure. The query may not answer any
+    more, so its status is not shown."""
+    if call.as_json:
+        document({"request": asked.request, "waited": True, "given_up": asked.why, "status": None})
+    else:
+        show(f"{asked.what} was given up: {asked.why}")
 
 
 def _confirm(question: str, call: Invocation) -> None:

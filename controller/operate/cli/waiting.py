@@ -17,7 +17,7 @@ LOOK_S = 0.2
 
 def follow(client: Client, title: str, request: int, timeout_s: float) -> Followed:
     """Wait until the request is done or given up. QueryTimeout names the part that is still to come; QueryFailed says that the
-    query has ended meanwhile."""
+    request was given up because the query has failed."""
     end = time.monotonic() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     screen = console(stderr=True)
@@ -28,11 +28,10 @@ def follow(client: Client, title: str, request: int, timeout_s: float) -> Follow
             asked = followed.asked
             description = f"{title}: {asked.left}" if asked.left else title
             progress.update(task, completed=asked.done, total=asked.total, description=description)
+            if asked.state == "given up" and followed.error:
+                raise QueryFailed(f"{asked.what} was given up: {asked.why}")
             if asked.over:
                 return followed
-            if followed.phase != "running":
-                error = f": {followed.error}" if followed.error else ""
-                raise QueryFailed(f"the query is {followed.phase}, before {asked.left}{error}")
             if time.monotonic() >= end:
                 raise QueryTimeout(
                     f"after {timeout_s:g} s (--timeout) this is still to come: {asked.left}. It goes on; look at it with "

@@ -1,0 +1,43 @@
+"""Variants in which requests of people do not come to an end, or do not stay at it."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.decide.asked import AT_THE_END, Asked, Book, State
+
+Patch = pytest.MonkeyPatch
+
+
+def a_scale_waits_though_a_worker_was_drained(patch: Patch) -> None:
+    """Fewer workers are wanted since, so those that it waits for never come."""
+    wanted_now = Book.wanted_now
+
+    def broken(self: Book, workers: int, why: str) -> None:
+        if "drains" not in why:
+            wanted_now(self, workers, why)
+
+    patch.setattr(Book, "wanted_now", broken)
+
+
+def requests_outlive_the_query(patch: Patch) -> None:
+    give_up = Book._give_up
+
+    def broken(self: Book, asked: Asked, why: str) -> None:
+        if why != AT_THE_END:
+            give_up(self, asked, why)
+
+    patch.setattr(Book, "_give_up", broken)
+
+
+def outcomes_are_looked_at_again(patch: Patch) -> None:
+    """A change of scale that is done waits again as soon as a worker is lost."""
+    look = Book.look
+
+    def broken(self: Book) -> None:
+        look(self)
+        for asked in self._asked.values():
+            if asked.standing.state == State.DONE:
+                asked.standing = asked.look()
+
+    patch.setattr(Book, "look", broken)
