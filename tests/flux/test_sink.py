@@ -61,7 +61,7 @@ def leaving(*replicas: Replica, kept_max: str = "1m") -> tuple[Leaving, Kept, li
         replica.outlets.clear()
         replica.stage = replace(replica.stage, sink=flux.Sink())
     plan = SimpleNamespace(
-        stages=[replica.stage for replica in replicas], settings=Settings.of(sink_max_bytes=kept_max)
+        stages=[replica.stage for replica in replicas], settings=Settings.of(sink_max_bytes=kept_max), durable=False
     )
     found = Leaving(0, plan, {r.key: r for r in replicas}, told.append, told.append)  # type: ignore[arg-type]
     found.outside = outside
