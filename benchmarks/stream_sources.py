@@ -99,7 +99,9 @@ def _come(paths: list[str], folder: Path) -> None:
 def _files_once(spark: SparkSession, source: Any, come: Callable[[], None], total: int) -> tuple[float, int]:
     """Seconds, and rows that the keyed stage has applied."""
     totals: Any = flux.stage(key="key", partitions=32)(Totals)
-    query = totals(source).start(spark=spark, workers=PARTITIONS, progress_interval="100ms", balance_enabled=False)
+    query = totals(source).start(
+        spark=spark, workers=PARTITIONS, progress_interval="100ms", balance_enabled=False, keep_output=False
+    )  # fmt: skip
     try:
         comes = threading.Thread(target=come)
         comes.start()

@@ -19,7 +19,7 @@ from flux.dataflow.api import Flow, FunctionOperator
 from flux.dataflow.chained import Chain
 from flux.dataflow.collect import Collect
 from flux.dataflow.columns import check_key, position
-from flux.dataflow.operator import Operator, says_needs
+from flux.dataflow.operator import Operator, never_gives, says_needs
 from flux.dataflow.plain import plain_schema
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -182,6 +182,11 @@ class _Compiler:
         inputs = [self._input(given) for given in flow.inputs]
         schemas = tuple(schema for _, schema in inputs)
         output = self._output_schema(name, operator, schemas, stage.key)
+        if output is not None and never_gives(operator):
+            raise UsageError(
+                f"stage {name} declares a schema, and no method of its operator gives rows: return or yield batches from "
+                "process, on_timer or finish; leave the schema out if the stage is a sink"
+            )
         read = [_some_of(schema, columns_read(operator, schema, stage.key)) for schema in schemas]
         schemas = tuple(schema for schema, _ in read)
         edges_in = [

@@ -50,3 +50,14 @@ def _gives_at_the_end(stage: StagePlan) -> bool:
     if not isinstance(operator, Aggregate):
         return False
     return type(operator).on_timer is Operator.on_timer and type(operator).process is Aggregate.process
+
+
+def check_taken(plan: Plan) -> None:
+    """UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
+    for stage in plan.terminal:
+        if stage.output_schema is not None and stage.sink is None:
+            raise UsageError(
+                f"stage {stage.name} gives rows ({', '.join(stage.output_schema.names)}) that nothing takes: end the flow in "
+                "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "
+                "or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False throws the rows away"
+            )

@@ -140,7 +140,7 @@ def start(
     *flows: Flow | FlowTo,
     queryName: str | None = None,  # noqa: N803
     spark: SparkSession | None = None,
-    keep_output: bool = False,
+    keep_output: bool | None = None,
     checkpointLocation: str | os.PathLike[str] | None = None,  # noqa: N803
     **options: Any,
 ) -> Query:
@@ -149,9 +149,10 @@ def start(
     checkpointLocation: a directory on a file system of the driver, which must be yours alone (mode 0700), or a URI of an object
     store that ``pyarrow.fs`` opens, such as ``s3://bucket/query``. Started again with the same one, the query goes on where it
     was, exactly once, whatever was lost meanwhile: workers, executors, the driver.
-    keep_output: keep the output of the flow in the workers, for ``query.toDF()``. Other options are those of
-    ``spark.flux.*`` with underscores, for example ``log_max_bytes="64m"``. UsageError and SchemaError are raised
-    before anything runs."""
+    keep_output: True keeps the output of the flow in the workers, for ``query.toDF()``; False throws away rows that no sink
+    takes. If neither is said, such a flow is refused. Other options are those of ``spark.flux.*`` with underscores, for example
+    ``log_max_bytes="64m"``. UsageError and SchemaError are raised before anything
+    runs."""
     from spark_integration.start import start_query
 
     return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, **options)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 import flux
 from flux.dataflow.api import Stage
+from flux.dataflow.attributes import open_operator
 from flux.dataflow.batches import conform, given_batches
 from flux.dataflow.columns import check_key
 from flux.dataflow.ddl import parse_ddl
@@ -80,8 +81,8 @@ def apply(
 
 
 def _stage(given: Any) -> Stage:
-    if isinstance(given, Operator) and given._stage is not None:
-        stage: Stage = given._stage  # made by calling a stage with the operator's arguments
+    if isinstance(given, Operator) and given._flux_stage is not None:
+        stage: Stage = given._flux_stage  # made by calling a stage with the operator's arguments
         return stage
     if not isinstance(given, Stage):
         raise UsageError(f"expected a class or function decorated with flux.stage, got {type(given).__name__}")
@@ -132,7 +133,7 @@ class _Run:
         self.schema = self._checked()
         self.out: list[pa.RecordBatch] = []
         self.kept: bytes | memoryview | None = None
-        self.operator.open(self.context)
+        open_operator(self.operator, self.context)
 
     def _checked(self) -> pa.Schema | None:
         """The schema of the output, as a plan would have it."""
@@ -160,7 +161,7 @@ class _Run:
         pending = dict(self.context.timers.pending)
         self.operator.close()
         self.operator = self.stage.make()
-        self.operator.open(self.context)
+        open_operator(self.operator, self.context)
         classes = self.operator.snapshot_classes
         self.operator.restore(decode_snapshot(state, classes=classes))
         if changes is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.dag import check_durable, compile_plan, topological
-from controller.ends import check_ends
+from controller.ends import check_ends, check_taken
 from flux.dataflow.api import Flow
 from flux.dataflow.files import ParquetFiles
 from flux.dataflow.plan import Plan
@@ -60,7 +60,7 @@ def start_query(
     flows: list[Flow | FlowTo],
     name: str | None = None,
     spark: SparkSession | None = None,
-    keep_output: bool = False,
+    keep_output: bool | None = None,
     checkpoint_location: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Query:
@@ -74,7 +74,7 @@ def _started(
     flows: list[Flow | FlowTo],
     name: str | None,
     spark: SparkSession | None,
-    keep_output: bool,
+    keep_output: bool | None,
     checkpoint_location: str | os.PathLike[str] | None,
     options: dict[str, Any],
 ) -> Query:
@@ -87,7 +87,7 @@ def _started(
     settings = read_settings(spark, options)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, Readers) for flow in flows)  # perhaps by Spark
     fed = any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
-    spark_tasks = keep_output or read or fed
+    spark_tasks = bool(keep_output) or read or fed
     shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
     if shared:
         settings = replace(settings, same_executor=True)
@@ -134,6 +134,8 @@ def _started(
         )
         check_shipping(plan)
         check_copies(plan, need.workers, executors_at_most(spark))
+        if keep_output is None:
+            check_taken(plan)
         if read or any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
             register(spark)
         if is_local(spark):

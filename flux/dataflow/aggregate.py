@@ -8,7 +8,8 @@ Law: the output depends on the rows and their order alone, not on how they were 
 snapshot and restore in between. Output columns are the key, then the measures in the order of their
 definition.
 
-State is one accumulator per measure over the slots of a key index (``partitioning.keyed_state``).
+State is one accumulator per measure over the slots of a key index (``partitioning.keyed_state``). Attributes that a subclass
+sets are state, too (``attributes``), and travel whole with each copy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.calls import checked
+from flux.dataflow.attributes import put_state, state_of
 from flux.dataflow.columns import position, positions
 from flux.dataflow.operator import Batches, Context, Operator
 from flux.errors import SchemaError, UsageError
@@ -98,6 +100,11 @@ class Aggregate(Operator):
     _told_share = 1 / 2
     _index: KeyIndex | None
     _told: int
+    #: Attributes that this class sets itself. A subclass's own are state beside the groups.
+    _set_here = frozenset((
+        "schema", "_output", "_updates", "_keys_at", "_columns_at", "_accumulators", "_index", "_size", "_changed", "_told",
+        "_marks", "_mark", "_places",
+    ))  # fmt: skip
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -193,8 +200,17 @@ class Aggregate(Operator):
             self._reserve(1)  # like Spark: the aggregate of no rows is one row
         return self._all_results()
 
-    def snapshot(self) -> pa.Table:
-        """One row per key: its columns, then the state of each measure."""
+    def snapshot(self) -> pa.Table | dict[str, Any]:
+        """One row per key: its columns, then the state of each measure. With attributes of a subclass that defines no
+        ``snapshot``: a dictionary of both."""
+        own = self._own_attributes()
+        return self._groups() if own is None else {"groups": self._groups(), "attributes": own}
+
+    def _own_attributes(self) -> Any:
+        """Those of a subclass. None: it has none, or gives its state in its own way."""
+        return state_of(self, self._set_here) if type(self).snapshot is Aggregate.snapshot else None
+
+    def _groups(self) -> pa.Table:
         columns: dict[str, pa.Array | pa.ChunkedArray] = {}
         if self._index is not None:
             for i, column in enumerate(self._index.to_arrow().columns):
@@ -204,11 +220,14 @@ class Aggregate(Operator):
                 columns[f"{name}.{part}"] = values
         return pa.table(columns)
 
-    def restore(self, snapshot: pa.Table | pa.RecordBatch) -> None:
+    def restore(self, snapshot: pa.Table | pa.RecordBatch | dict[str, Any]) -> None:
+        if isinstance(snapshot, dict):
+            put_state(self, snapshot["attributes"])
+            snapshot = snapshot["groups"]
         if isinstance(snapshot, pa.RecordBatch):
             snapshot = pa.Table.from_batches([snapshot])
         self._clear()
-        expected = self.snapshot().schema.names
+        expected = self._groups().schema.names
         if snapshot.schema.names != expected:
             raise SchemaError(
                 f"the snapshot has columns {snapshot.schema.names}, {type(self).__name__} has {expected}; "
@@ -239,9 +258,13 @@ class Aggregate(Operator):
             for name, made in zip(self._measures, self._accumulators, strict=True)
             for part, values in made.state(rows)
         }
-        return {"first": first, "size": self._size, "slots": old, "keys": keys, "state": pa.table(state)}
+        own = self._own_attributes()
+        more = {} if own is None else {"attributes": own}
+        return {"first": first, "size": self._size, "slots": old, "keys": keys, "state": pa.table(state)} | more
 
     def apply_changes(self, changes: dict[str, Any]) -> None:
+        if "attributes" in changes:
+            put_state(self, changes["attributes"])
         first, size, old, keys = (changes[part] for part in ("first", "size", "slots", "keys"))
         new = np.arange(first, size, dtype=np.int32)
         if self._size != first:
@@ -301,6 +324,14 @@ class Aggregate(Operator):
         keys = self._index.keys(slots) if self._index is not None else []
         values = [made.result(slots) for made in self._accumulators]
         return pa.RecordBatch.from_arrays([*keys, *values], schema=self._output)
+
+
+def keeps_attributes(operator: Operator) -> bool:
+    """Whether what its attributes hold is its state, or part of it."""
+    kind = type(operator)
+    if isinstance(operator, Aggregate):
+        return kind.snapshot is Aggregate.snapshot and _has_methods(type(operator))
+    return kind.snapshot is Operator.snapshot
 
 
 def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) -> tuple[int, ...] | None:

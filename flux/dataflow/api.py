@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import flux
 from flux.calls import checked
-from flux.dataflow.given import check_columns, named, signature, takes
+from flux.dataflow.given import check_columns, gives_nothing, named, signature, takes
 from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.sources import DataFrameSource, Source
@@ -48,6 +48,12 @@ class FunctionOperator(Operator):
     def process(self, batch: pa.RecordBatch) -> Batches:
         given: Batches = self._function(batch)
         return given
+
+    def snapshot(self) -> None:
+        """No state."""
+
+    def restore(self, snapshot: Any) -> None:
+        """No state."""
 
     def needs_from(self) -> int:
         """No earlier row matters."""
@@ -119,7 +125,7 @@ class Stage:
             self._refuse_arguments(inputs)
         made = self.target(*inputs, **kwargs)
         if isinstance(made, Operator):
-            object.__setattr__(made, "_stage", StageWith(self, inputs, kwargs))
+            object.__setattr__(made, "_flux_stage", StageWith(self, inputs, kwargs))
         return made
 
     def in_mode(self, output_mode: str) -> Stage:
@@ -294,11 +300,31 @@ def _check_decorated(decorated: Any) -> None:
             "given by name: @flux.stage(key='user')"
         )
     if inspect.isclass(decorated):
-        if issubclass(decorated, Operator) and decorated.process is Operator.process:
-            raise UsageError(f"class {decorated.__name__} must define process(self, batch)")
+        kind: Any = decorated
+        if kind.process is Operator.process:
+            raise UsageError(f"class {kind.__name__} must define process(self, batch)")
+        _check_both(kind)
     elif (said := signature(decorated)) is not None and not takes(said, 1):
         raise UsageError(
             f"a function must take exactly one argument, the batch, to be a stage; got {named(decorated)}{said}"
+        )
+    elif gives_nothing(decorated):
+        raise UsageError(
+            f"function {named(decorated)} returns nothing, so the stage would lose all rows: return a batch, or yield batches. "
+            "To bring rows outside, end a flow in a sink: flow.foreach_batch(function)"
+        )
+
+
+def _check_both(decorated: type[Operator]) -> None:
+    """UsageError: a class defines one of two methods that need each other."""
+    gives, takes_ = decorated.snapshot is not Operator.snapshot, decorated.restore is not Operator.restore
+    if gives != takes_:
+        has, lacks = (
+            ("snapshot(self)", "restore(self, snapshot)") if gives else ("restore(self, snapshot)", "snapshot(self)")
+        )
+        raise UsageError(
+            f"class {decorated.__name__} defines {has} and not {lacks}: define both, so that the state comes back as it was "
+            "given, or neither: then it is what the attributes hold"
         )
 
 
@@ -320,9 +346,10 @@ class Flow(Outputs):
         return self
 
     def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
-        """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``, where the input ends. Other
-        options are those of ``spark.flux.*`` with underscores. Returns before the workers have joined:
-        ``query.wait_until_running(60)`` waits for them."""
+        """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``, where the input ends. A flow
+        that gives rows and ends in no sink is refused without it; ``keep_output=False`` throws the rows away. Other options are
+        those of ``spark.flux.*`` with underscores. Returns before the workers have joined: ``query.wait_until_running(60)`` waits
+        for them."""
         return flux.start(self, queryName=queryName, spark=spark, **options)
 
     def toDF(self, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:  # noqa: N802

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flux.dataflow.attributes import open_operator
 from flux.dataflow.batches import conform, given_batches
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.errors import SchemaError, UserCodeError
@@ -30,8 +31,8 @@ class Chained(Operator):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self.first.open(context)
-        self.then.open(context)
+        open_operator(self.first, context)
+        open_operator(self.then, context)
 
     def process(self, batch: pa.RecordBatch) -> Batches:
         return self.through(self.first.process(batch))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
+from types import CodeType
 from typing import Any
 
 from flux.dataflow.ddl import parse_ddl
@@ -28,6 +31,33 @@ def takes(signature: inspect.Signature, arguments: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def gives_nothing(function: Any) -> bool:
+    """Whether it is known that a function returns None from each call: it has no ``return`` with a value, and no ``yield``. A
+    function that does not return at all, but raises, is none of these."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):  # methods have their function's
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or code.co_flags & _GIVES_LATER:
+        return False
+    found = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "NOP")]
+    returns = [at for at, each in enumerate(found) if each.opname in ("RETURN_VALUE", "RETURN_CONST")]
+    return bool(returns) and all(_is_none(found, at) for at in returns)
+
+
+#: Flags of code that gives something when it is asked for it.
+_GIVES_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _is_none(found: list[dis.Instruction], at: int) -> bool:
+    """Whether the value that is returned there is None whatever came before."""
+    if found[at].opname == "RETURN_CONST":
+        return found[at].argval is None
+    before = found[at - 1]
+    return before.opname == "LOAD_CONST" and before.argval is None and not found[at].is_jump_target
 
 
 def check_columns(what: str, declared: Any) -> None:

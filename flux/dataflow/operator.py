@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flux.dataflow.attributes import check_transient, empty_containers, put_state, state_of
+from flux.dataflow.given import gives_nothing
 from flux.dataflow.timers import Timers
 from flux.errors import UsageError
 
@@ -81,9 +83,16 @@ class Operator:
     #: numpy, pyarrow). None: any. Whoever reads a copy of state calls what it names, so fewer is safer. They may be of
     #: a notebook.
     snapshot_classes: tuple[type, ...] | None = None
+    #: Names of attributes that are no state, where the class defines neither ``snapshot`` nor ``restore``: ``open`` makes them at
+    #: each worker. They must not keep what other attributes held when ``open`` ran: those are replaced when a state comes.
+    transient: tuple[str, ...] = ()
+    #: Set before ``open`` is called.
+    context: Context
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        check_transient(cls)
+        cls._flux_empty = empty_containers(cls)
         listed = cls.__dict__.get("snapshot_classes")
         if listed is not None and not (isinstance(listed, tuple) and all(isinstance(kind, type) for kind in listed)):
             raise UsageError(
@@ -106,22 +115,26 @@ class Operator:
             )
 
     #: The stage that it was made by when it was made by calling one, as in ``Sessions(gap=30)``.
-    _stage: Any = None
+    _flux_stage: Any = None
+    #: Its attributes when it had been opened (``attributes``).
+    _flux_opened: Any = None
+    #: Names of containers that the class was made with and that were empty.
+    _flux_empty: tuple[str, ...] = ()
 
     def __call__(self, *inputs: Any) -> Any:
         """Add a stage to a flow, whose operators are made with the arguments of this one: ``Sessions(gap=30)(clicks)``."""
-        if self._stage is None:
+        if self._flux_stage is None:
             raise UsageError(
                 f"{type(self).__name__} is no stage of a flow: decorate the class with @flux.stage and call that, as in "
                 f"{type(self).__name__}(...)(input)"
             )
         from flux.dataflow.api import Flow, node  # it imports this module
 
-        return Flow(self._stage, [node(given) for given in inputs])
+        return Flow(self._flux_stage, [node(given) for given in inputs])
 
     def open(self, context: Context) -> None:
         """Called once, before any row. Keep the context: it tells input, time and randomness of each step."""
-        self.context = context
+        object.__setattr__(self, "context", context)  # also where the class is frozen
 
     def process(self, batch: pa.RecordBatch) -> Batches:
         """Apply rows of this partition, in their stream's order; return or yield zero or more output batches.
@@ -146,11 +159,15 @@ class Operator:
 
     def snapshot(self) -> Any:
         """The whole state, as bytes, pyarrow data or anything picklable. None: no state. It may refer to the state itself:
-        bytes are made of it before the next batch is processed, perhaps in another thread."""
-        return None
+        bytes are made of it before the next batch is processed, perhaps in another thread.
+
+        By default the values of all attributes but the context and those named in ``transient``. Define it for a form that is
+        smaller or quicker to make, and ``restore`` with it."""
+        return state_of(self)
 
     def restore(self, snapshot: Any) -> None:
         """Replace the state by that of an earlier ``snapshot``; called after ``open`` on a fresh instance."""
+        put_state(self, snapshot)
 
     def changes(self) -> Any:
         """What has changed since the last call of ``changes``, in any form that a snapshot may have: for states that are large
@@ -195,6 +212,14 @@ class Operator:
 def gives_changes(operator: Operator) -> bool:
     """Whether it defines ``changes`` and ``apply_changes``."""
     return type(operator).changes is not Operator.changes
+
+
+def never_gives(operator: Operator) -> bool:
+    """Whether it is known that none of its methods gives rows."""
+    kind = type(operator)
+    methods = (kind.process, kind.on_timer, kind.finish)
+    known = (Operator.process, Operator.on_timer)
+    return all(any(method is none for none in known) or gives_nothing(method) for method in methods)
 
 
 def says_needs(operator: Operator) -> bool:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from flux.dataflow.attributes import open_operator
 from flux.dataflow.operator import Context
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.timers import Timers
@@ -58,7 +59,7 @@ class Blame:
         def fails(rows: int) -> bool:
             try:
                 operator = self.stage.make()
-                operator.open(replace(self.context, timers=Timers()))
+                open_operator(operator, replace(self.context, timers=Timers()))
                 for _ in operator.process(batch.slice(0, rows)) or ():
                     pass
             except BaseException as error:

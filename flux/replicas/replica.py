@@ -20,6 +20,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from flux.dataflow.aggregate import keeps_attributes
+from flux.dataflow.attributes import attribute_count, open_operator
+from flux.dataflow.chained import chain_of
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.together import goes_together
@@ -109,7 +112,10 @@ class Replica:
         self.operator: Operator = self.blame.guard("open", None, self._open)
         self.gives_changes = gives_changes(self.operator)
         # A state that cannot travel cannot be repaired or moved: say so before there is any.
-        check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
+        self.check_state()
+        # Most attributes that cannot travel are there after the first rows, if not before.
+        first = chain_of(self.operator)[0]
+        self._proven = attribute_count(first) if keeps_attributes(first) else None
         self.goes_together = goes_together(self.operator)
         self.timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
 
@@ -146,9 +152,13 @@ class Replica:
         self.waits.validate()
         self.cuts.validate()
 
+    def check_state(self) -> None:
+        """SnapshotError: the state cannot travel."""
+        check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
+
     def _open(self) -> Operator:
         operator = self.stage.make()
-        operator.open(self.context)
+        open_operator(operator, self.context)
         return operator
 
     # ---- input
@@ -399,6 +409,8 @@ class Replica:
 
     def _complete(self) -> list[Slice]:
         if self.applying:
+            if self._proven is not None:
+                self._prove()
             self.rows_in += rows_of(self.applying)
         elif self.kind is _FINISH:
             for outlet in self.outlets:
@@ -414,6 +426,14 @@ class Replica:
             self._note_repeated()
         self.order.trim(self.applied)
         return self.applying
+
+    def _prove(self) -> None:
+        """Whether attributes that a step has made, and what the first rows have put into the others, can travel: a loss is no
+        time to find out."""
+        count = attribute_count(chain_of(self.operator)[0])
+        if not self.rows_in or count != self._proven:
+            self._proven = count
+            self.check_state()
 
     @property
     def checked(self) -> int:

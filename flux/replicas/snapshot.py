@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flux.dataflow.attributes import AttributeState, PickledAttributes
 from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError
 from flux.wire.unpickle import dumps, loads
@@ -21,7 +22,7 @@ from flux.wire.unpickle import dumps, loads
 #: Arrow data begins at a multiple of this, as it likes to, and is read in place where words are aligned.
 ALIGNMENT, WORD = 64, 8
 _LENGTH = struct.Struct("<Q")
-_NONE, _BYTES, _BATCH, _TABLE, _PICKLE = b"N", b"B", b"R", b"T", b"P"
+_NONE, _BYTES, _BATCH, _TABLE, _PICKLE, _ATTRIBUTES = b"N", b"B", b"R", b"T", b"P", b"A"
 
 
 def encode_snapshot(
@@ -47,17 +48,18 @@ def encode_snapshot(
         return buffer.data
     arrays: list[pickle.PickleBuffer] = []
     try:
-        pickled = dumps(state, classes, arrays.append)
+        of_attributes = isinstance(state, AttributeState)
+        pickled = state.pickled(arrays.append) if of_attributes else dumps(state, classes, arrays.append)
         raw = [memoryview(array.raw()) for array in arrays]
     except SnapshotError as error:
-        raise SnapshotError(f"{where}: {error}") from error
+        raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error
     except BaseException as error:
         raise SnapshotError(
             f"{where}: the snapshot, a {type(state).__name__}, cannot be serialised ({described(error)}). "
             "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",
             user_traceback(error),
         ) from error
-    return laid_out(head + _PICKLE, [memoryview(pickled), *raw], room)
+    return laid_out(head + (_ATTRIBUTES if of_attributes else _PICKLE), [memoryview(pickled), *raw], room)
 
 
 def laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None = None) -> memoryview:
@@ -119,20 +121,21 @@ def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             table = reader.read_all()
         return table if kind == _TABLE else (table.combine_chunks().to_batches() or [_empty(table.schema)])[0]
-    if kind == _PICKLE:
-        pickled, *arrays = laid_pieces(view, start + 1)
+    if kind in (_PICKLE, _ATTRIBUTES):
+        pickled, *pieces = laid_pieces(view, start + 1)
         # What is restored may be changed in place.
-        return loads(pickled, classes, [memoryview(bytearray(a)) if a.readonly else a for a in arrays])
+        arrays = [memoryview(bytearray(piece)) if piece.readonly else piece for piece in pieces]
+        return PickledAttributes(pickled, arrays) if kind == _ATTRIBUTES else loads(pickled, classes, arrays)
     raise SnapshotError(f"not a snapshot: it starts with {kind!r}")
 
 
 def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> None:
     """Whether it would come back at another worker, as far as can be seen here. SnapshotError: why not."""
-    data = encode_snapshot(state, where, classes=classes)
+    data = b"" if isinstance(state, AttributeState) else encode_snapshot(state, where, classes=classes)
     try:
-        decode_snapshot(data, classes=classes)
+        state.check() if isinstance(state, AttributeState) else decode_snapshot(data, classes=classes)
     except SnapshotError as error:
-        raise SnapshotError(f"{where}: {error}") from error
+        raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error
     except Exception as error:
         raise SnapshotError(
             f"{where}: the snapshot, a {type(state).__name__}, cannot be read again ({described(error)})",

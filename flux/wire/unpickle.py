@@ -83,8 +83,11 @@ class Plain(pickle.Unpickler):
 
     SnapshotError: the pickle sets attributes of an object that it did not make. These have their earlier values then."""
 
-    def __init__(self, data: bytes | memoryview, classes: Sequence[type] = (), buffers: Any = None) -> None:
+    def __init__(
+        self, data: bytes | memoryview, classes: Sequence[type] = (), buffers: Any = None, anchors: Sequence[Any] = ()
+    ) -> None:
         super().__init__(io.BytesIO(data), buffers=buffers)
+        self._anchors = tuple(anchors)
         self._listed = tuple(classes)
         self._classes = {(kind.__module__, kind.__qualname__): kind for kind in classes}
         self._shared: list[tuple[Any, dict[str, Any]]] = []  # objects that other code uses, too, with their attributes
@@ -109,6 +112,8 @@ class Plain(pickle.Unpickler):
             return self._guarded(super().find_class(module, name))
         if (module, name) == (__name__, listed.__name__):
             return self._at
+        if (module, name) == (__name__, anchor.__name__):
+            return self._anchors.__getitem__
         raise _refusal(f"{module}.{name}")
 
     def _guarded(self, named: Any) -> Any:
@@ -153,6 +158,24 @@ def listed(place: int) -> NoReturn:
     raise SnapshotError("a copy of state was written with snapshot_classes, and this operator has none")
 
 
+def anchor(place: int) -> NoReturn:
+    """Stand in a pickle for the object at an index of ``anchors``. The reader of the pickle puts its own there."""
+    raise SnapshotError("a copy of state refers to its operator, and is read without one")
+
+
+class Anchored(pickle.Unpickler):
+    """Unpickler of objects of any class, with ``anchors`` in their places."""
+
+    def __init__(self, data: bytes | memoryview, buffers: Any, anchors: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._anchors = tuple(anchors)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, anchor.__name__):
+            return self._anchors.__getitem__
+        return super().find_class(module, name)
+
+
 def _refusal(name: str) -> SnapshotError:
     return SnapshotError(
         f"a copy of state holds a {name}, which is neither plain data nor one of the operator's snapshot_classes. List its "
@@ -165,16 +188,24 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     travel."""
 
     def __init__(
-        self, file: io.BytesIO, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]
+        self,
+        file: io.BytesIO,
+        classes: Sequence[type] | None,
+        keep: Callable[[pickle.PickleBuffer], Any] | None,
+        anchors: Sequence[Any] = (),
     ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         self._listed = None if classes is None else tuple(classes)
         self._places = {id(kind): place for place, kind in enumerate(self._listed or ())}
+        self._anchors = {id(thing): place for place, thing in enumerate(anchors)}
 
     def reducer_override(self, obj: Any) -> Any:
         place = self._places.get(id(obj))
         if place is not None:
             return listed, (place,)
+        place = self._anchors.get(id(obj))
+        if place is not None:
+            return anchor, (place,)
         if type(obj) is ZoneInfo and obj.key is not None:
             return ZoneInfo, (obj.key,)  # its own pickling looks up an attribute by name
         if self._listed is not None and isinstance(obj, Enum) and type(obj).__reduce_ex__ is Enum.__reduce_ex__:
@@ -187,18 +218,27 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
 
-def dumps(value: Any, classes: Sequence[type] | None, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+def dumps(
+    value: Any,
+    classes: Sequence[type] | None,
+    keep: Callable[[pickle.PickleBuffer], Any] | None,
+    anchors: Sequence[Any] = (),
+) -> bytes:
     """Pickle a value for ``loads`` with the same ``classes``. ``keep`` is called with the memory of each large array, which
-    travels beside the pickle.
+    travels beside the pickle; without ``keep`` it is part of the pickle. ``anchors``: objects that do not travel, because the
+    reader has others in their places.
 
     SnapshotError: the value holds code, or objects of a class that would have to travel as code."""
     with io.BytesIO() as file:
-        Pickler(file, classes, keep).dump(value)
+        Pickler(file, classes, keep, anchors).dump(value)
         return file.getvalue()
 
 
-def loads(data: bytes | memoryview, classes: Sequence[type] | None, buffers: Any = None) -> Any:
-    """Read a pickle that may name plain data and ``classes``. With None it may name anything, and run any code."""
-    if classes is None:
-        return pickle.loads(data, buffers=buffers)
-    return Plain(data, classes, buffers).load()
+def loads(
+    data: bytes | memoryview, classes: Sequence[type] | None, buffers: Any = None, anchors: Sequence[Any] = ()
+) -> Any:
+    """Read a pickle that may name plain data and ``classes``. With None it may name anything, and run any code. ``anchors``: as
+    for ``dumps``."""
+    if classes is not None:
+        return Plain(data, classes, buffers, anchors).load()
+    return Anchored(data, buffers, anchors).load() if anchors else pickle.loads(data, buffers=buffers)

@@ -67,6 +67,9 @@ class Plain(flux.Operator):
         if batch.column("x")[0].as_py() < 0:
             self.context.set_timer(0)
 
+    def finish(self) -> list[pa.RecordBatch]:
+        return []
+
 
 def scripted(**script: Any) -> Any:
     return type("Scripted", (Scripted,), {name: staticmethod(do) for name, do in script.items()})

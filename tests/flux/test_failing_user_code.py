@@ -30,7 +30,10 @@ def failure(stage: flux.Stage, *batches: pa.RecordBatch) -> flux.FluxError:
 
 
 def operator(**methods: Callable[..., Any]) -> flux.Stage:
-    given = {"schema": pa.schema([("v", pa.int64())]), "process": lambda self, rows: None} | methods
+    schema = pa.schema([("v", pa.int64())])
+    given = {"schema": schema, "process": lambda self, rows: None, "finish": lambda self: []} | methods
+    if "snapshot" in methods:
+        given |= {"restore": lambda self, snapshot: None}
     return flux.stage(key="k", partitions=1)(type("Mine", (flux.Operator,), given))
 
 
@@ -145,6 +148,34 @@ def test_a_snapshot_that_cannot_travel_is_refused_before_any_row() -> None:
     assert isinstance(error, flux.SnapshotError)
     assert re.match(r"stage Mine, partition 0: the snapshot, a dict, cannot be serialised .*lock", str(error))
     assert seen == []
+
+
+def test_an_attribute_that_cannot_travel_is_refused_before_any_row() -> None:
+    seen: list[int] = []
+
+    def opens(self: Any, context: flux.Context) -> None:
+        self.lock = threading.Lock()
+
+    error = failure(operator(open=opens, process=lambda self, rows: seen.append(rows.num_rows)), batch(1))
+    assert isinstance(error, flux.SnapshotError)
+    assert str(error).startswith("stage Mine, partition 0: attribute 'lock' of Mine, a lock, cannot travel as state (")
+    assert seen == []
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_attribute_that_comes_with_the_rows_and_cannot_travel_is_refused_at_once(nested: bool) -> None:
+    def process(self: Any, rows: pa.RecordBatch) -> None:
+        if nested:
+            self.seen[5] = (value for value in (1, 2))
+        elif rows.column("v")[0].as_py() == 2:
+            self.numbers = iter(range(3)), (value for value in (1, 2))
+
+    def opens(self: Any, context: flux.Context) -> None:
+        self.seen = {}
+
+    error = failure(operator(open=opens, process=process), batch(1), batch(2), batch(3))
+    assert f"attribute {'seen' if nested else 'numbers'!r} of Mine" in str(error)
+    assert "generator" in str(error)
 
 
 def test_a_source_that_raises_is_named_with_its_partition() -> None:

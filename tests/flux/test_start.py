@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import flux
 from controller.dag import compile_plan
+from controller.ends import check_taken
 from controller.server import Server
 from flux.settings import Settings
 from spark_integration import active, query, start
@@ -216,6 +217,27 @@ def test_a_change_is_made_once_the_workers_have_joined() -> None:
     counts = flux.stage(key="k", partitions=2, name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()}))
     with ThreadQuery(Rows().stage(counts(dataframe(SCHEMA))), replicas_allow_same_executor=True) as query:
         assert Operating(query.plan, query.server).rebalance("even", dry_run=True) == []
+
+
+class Sums(flux.Aggregate):
+    total = flux.sum("k")
+
+
+def test_rows_that_no_sink_takes_are_refused_with_all_that_can_be_done() -> None:
+    sums = flux.stage(key="k", name="Sums")(Sums)
+    with pytest.raises(
+        flux.UsageError, match=r"stage Sums gives rows \(k, total\) that nothing takes.*keep_output=True"
+    ):
+        check_taken(plan(sums))
+    to_arrow = lambda schema: schema  # noqa: E731
+    first = sums(dataframe(SCHEMA))
+    kept = compile_plan([first], Settings.of(), to_arrow, "q", b"s", collect=2)
+    sink = compile_plan([first.foreach_batch(lambda batch, position: None)], Settings.of(), to_arrow, "q", b"s")
+    feeds = compile_plan([first, Rows().stage(first)], Settings.of(), to_arrow, "q", b"s")
+    for each in (kept, sink, feeds):
+        check_taken(each)
+    with pytest.raises(flux.UsageError, match="stage Sums gives rows"):
+        check_taken(compile_plan([sums(dataframe(SCHEMA)), Rows().stage(first)], Settings.of(), to_arrow, "q", b"s"))
 
 
 def test_what_cannot_travel_is_refused_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,65 @@ def test_what_is_neither_dataframe_nor_flow_nor_source_is_no_input(given: Any) -
         Sums(dataframe(SCHEMA)).connect(given)
 
 
+def forgets_return(batch: pa.RecordBatch) -> None:
+    batch.filter(pa.array([True] * batch.num_rows))
+
+
+def wraps(function: Any) -> Any:
+    def wrapper(*given: Any) -> None:
+        function(*given)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "function", [forgets_return, functools.partial(forgets_return), wraps(lambda batch: batch), lambda batch: None]
+)
+def test_a_function_without_return_is_refused(function: Any) -> None:
+    with pytest.raises(flux.UsageError, match=r"returns nothing, so the stage would lose all rows.*foreach_batch"):
+        flux.stage(function)
+
+
+def raises(batch: Any) -> None:
+    raise ValueError(batch)
+
+
+def gives_some(batch: Any) -> Any:
+    if batch.num_rows > 1:
+        return batch
+    return None
+
+
+def yields(batch: Any) -> Any:
+    yield batch
+
+
+@pytest.mark.parametrize(
+    "function", [raises, gives_some, yields, lambda batch: batch or None, lambda batch: None if batch else batch]
+)
+def test_a_function_that_may_give_something_is_a_stage(function: Any) -> None:
+    assert isinstance(flux.stage(function), flux.Stage)
+
+
+def test_an_operator_with_a_schema_that_never_gives_rows_is_refused() -> None:
+    class Lost(flux.Operator):
+        schema = SCHEMA
+
+        def process(self, batch: pa.RecordBatch) -> None:
+            batch.filter(batch.column("v"))
+
+        def finish(self) -> None:
+            pass
+
+    class Kept(Lost):
+        def on_timer(self, name: str) -> Any:
+            return []
+
+    with pytest.raises(flux.UsageError, match="stage Lost declares a schema, and no method of its operator gives rows"):
+        compiled(flux.stage(Lost)(dataframe(SCHEMA)))
+    compiled(flux.stage(Kept)(dataframe(SCHEMA)))
+
+
 def test_a_class_that_is_no_operator_cannot_be_a_stage() -> None:
     with pytest.raises(flux.UsageError, match=r"class Plain must derive from flux\.Operator"):
 

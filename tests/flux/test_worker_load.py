@@ -51,6 +51,8 @@ class Unsized(flux.Operator):
     def snapshot(self) -> bytes:
         return b"x" * 500
 
+    def restore(self, snapshot: bytes) -> None: ...
+
 
 def hosting(operator: Any, seeks: bool = False) -> StageWorker:
     """A worker with one partition of a stage and the two partitions of its source."""

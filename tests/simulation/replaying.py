@@ -24,6 +24,8 @@ REMEMBERED = 3
 class Replaying(Watched):
     """Remembers nothing but, for the order of rows, what it has seen since it began."""
 
+    transient = ("_seen", "_stamped")
+
     def open(self, context: flux.Context) -> None:
         super().open(context)
         self._seen, self.state = self.state["seen"], {}

@@ -40,6 +40,8 @@ class Watched(flux.Operator):
     stage_name: str
     schema: Any = ROW
     restores_in_background = True
+    #: Methods that faults replace at one replica.
+    transient = ("stamped", "through")
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -64,12 +66,6 @@ class Watched(flux.Operator):
 
     def through(self, rows: list[Row]) -> Any:
         return [self.stamped(rows)]
-
-    def snapshot(self) -> Any:
-        return self.state
-
-    def restore(self, snapshot: Any) -> None:
-        self.state = snapshot
 
     def state_bytes(self) -> int:
         return 1  # known, and not to be relied on
@@ -209,12 +205,6 @@ class TotalsSink(flux.Operator):
                     f"{self.stage_name}: count of {row['key']} fell from {before} to {row['n']}",
                 )
             totals[row["key"]] = (row["n"], row["total"])
-
-    def snapshot(self) -> Any:
-        return self.state
-
-    def restore(self, snapshot: Any) -> None:
-        self.state = snapshot
 
 
 MODELS = {

@@ -22,7 +22,7 @@ SEEN = "key long, sequence long, seen long"
 
 class Seen(flux.Operator):
     """How many rows of its key have come before each row, as far as this state knows: a row that is lost, doubled or out of
-    order shows in all that follow."""
+    order shows in all that follow. Its state is what its attributes hold."""
 
     def open(self, context: flux.Context) -> None:
         self.counts: dict[int, int] = {}
@@ -33,12 +33,6 @@ class Seen(flux.Operator):
             before.append(self.counts.get(key, 0))
             self.counts[key] = before[-1] + 1
         return pa.record_batch([*batch.columns, pa.array(before, pa.int64())], names=["key", "sequence", "seen"])
-
-    def snapshot(self) -> object:
-        return self.counts
-
-    def restore(self, snapshot: object) -> None:
-        self.counts = dict(snapshot)  # type: ignore[call-overload]
 
 
 def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:

@@ -33,6 +33,8 @@ def slowed(folder: Path, slices: int) -> flux.Stage:
 
     @flux.stage(key="k", partitions=2)
     class Slowed(flux.Operator):
+        transient = ("file",)
+
         def open(self, context: flux.Context) -> None:
             self.context = context
             self.rows = self.slices = 0

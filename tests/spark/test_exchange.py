@@ -55,6 +55,8 @@ def file_sink(folder: Path, key: str | None = None, partitions: int = 2) -> flux
 
     @flux.stage(key=key, partitions=partitions)
     class Sink(flux.Operator):
+        transient = ("file",)
+
         def open(self, context: flux.Context) -> None:
             self.file = open(f"{name}/{context.stage}-{context.partition}", "x")  # noqa: SIM115
 

@@ -30,6 +30,8 @@ def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @flux.stage(key="key", partitions=3, replicas=2)
 class Detector(flux.Operator):
+    """Its state is what its attributes hold."""
+
     schema = pa.schema([(name, pa.int64()) for name in ("key", "rows", "wrong", "s1", "s2", "s3", "s4")])
 
     def open(self, context: flux.Context) -> None:
@@ -46,12 +48,6 @@ class Detector(flux.Operator):
     def finish(self) -> Iterator[pa.RecordBatch]:
         rows = np.array([[key, *known] for key, known in sorted(self.seen.items())], np.int64).reshape(-1, 7)
         yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T], schema=self.schema)
-
-    def snapshot(self) -> dict[int, list[int]]:
-        return self.seen
-
-    def restore(self, snapshot: dict[int, list[int]]) -> None:
-        self.seen = snapshot
 
 
 @pytest.mark.usefixtures("nothing_left_behind")

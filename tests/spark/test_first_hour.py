@@ -31,7 +31,7 @@ def test_a_flow_is_shown_collected_and_explained_like_a_dataframe(spark: Any, ca
     shown = capsys.readouterr().out
     assert "source DataFrame" in shown
     assert "    reads source DataFrame, rows by hash of k" in shown
-    query = flow.start(workers=1)
+    query = flow.start(workers=1, keep_output=False)
     query.explain()
     assert "    workers: 1" in capsys.readouterr().out
     query.awaitTermination()

@@ -77,10 +77,13 @@ class SlowToCopy(Detector.target):  # type: ignore[name-defined, misc]
     def __init__(self, hold: str) -> None:
         self.hold = hold
 
-    def snapshot(self) -> dict[int, list[int]]:
+    def snapshot(self) -> Any:
         while self.context.partition == 0 and os.path.exists(self.hold):
             time.sleep(0.02)
         return super().snapshot()
+
+    def restore(self, snapshot: Any) -> None:
+        super().restore(snapshot)
 
 
 class Run:

@@ -43,14 +43,14 @@ class Counts(flux.Aggregate):
 
 spark = session()
 say("an input that fails")
-query = Counts(spark.range(9).mapInArrow(bad, "k long")).start(queryName="failing", workers=2)
+query = Counts(spark.range(9).mapInArrow(bad, "k long")).start(queryName="failing", workers=2, keep_output=True)
 try:
     query.awaitTermination()
 except flux.FluxError as error:
     say(error)
 
 say("spark.stop()")
-query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(workers=2)
+query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(workers=2, keep_output=False)
 while not (query.lastProgress and query.lastProgress["totalInputRows"]):
     time.sleep(0.05)
 time.sleep(1.5)
@@ -70,7 +70,7 @@ exec(open(sys.argv[1]).read().partition("```python\n")[2].partition("```")[0])
 say(sorted(tuple(row) for row in result.collect()))
 
 say("a program that ends")
-query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2)
+query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2, keep_output=False)
 while not (query.lastProgress and query.lastProgress["totalInputRows"]):
     time.sleep(0.05)
 """

@@ -81,7 +81,7 @@ def test_limits_of_time_hold_in_the_middle_of_a_batch(
 
     files(spark, tmp_path / "in", count=1)
     flow = held(flux.stream(streaming(spark, tmp_path / "in", 1)))
-    query = flow.start(spark=spark, workers=1, stop_timeout=WAIT_S, step_timeout=WAIT_S)
+    query = flow.start(spark=spark, workers=1, stop_timeout=WAIT_S, step_timeout=WAIT_S, keep_output=False)
     try:
         running = query._run.streams._running
         until(lambda: running and running[0].status["isTriggerActive"], "Spark's query has not begun")
@@ -118,7 +118,7 @@ def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path)
 
     files(spark, tmp_path / "in", count=2)
     flow = PerKey(not_mixed_up(flux.stream(COLUMNS, name="clicks")))
-    query = flow.start(spark=spark, workers=2, queryName="running totals")
+    query = flow.start(spark=spark, workers=2, queryName="running totals", keep_output=False)
     try:
         query.wait_until_running(WAIT_S)
         with pytest.raises(Exception, match="has no option 'inputs'; it has query, input"):

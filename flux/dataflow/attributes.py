@@ -1,0 +1,246 @@
+"""State of operators that define neither ``snapshot`` nor ``restore``: the values of their attributes (design: attribute-state).
+
+Law: a fresh operator that has been opened, and has got the attributes of another one, gives for the same rows what the other
+one would give.
+
+Some attributes do not travel: the context, those that the class names in ``transient``, and those that still have the number,
+text or function that ``__init__`` gave them. The last kind is what the arguments of an operator end in: a query that is started
+again with other arguments works with the new ones.
+
+Attributes may refer to their operator and its context, as ``self.handlers = {"a": self.on_a}`` does. A pickle names both by
+place, and the reader puts its own there: a copy of the operator would have a state of its own, which nobody would see.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import pickle
+import types
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from flux.dataflow.user_code import described, user_traceback
+from flux.errors import SnapshotError, UsageError
+from flux.wire.unpickle import dumps, loads
+
+#: Set by Flux on an operator.
+_OURS = frozenset(("context", "_flux_stage", "_flux_opened"))
+#: Types of values that nothing changes in place.
+_CONSTANT = (
+    types.NoneType, bool, int, float, complex, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
+    uuid.UUID, Enum, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
+)  # fmt: skip
+#: Types of values that are often meant as the first state of each operator, and made once for all of them.
+_CONTAINERS = (dict, list, set, deque, bytearray)
+#: Begins attributes as bytes within another snapshot.
+_MAGIC = b"flux attributes\n"
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The attributes of an operator when its ``open`` had returned. ``constants``: those that ``__init__`` had set, which
+    do not travel while they are the same objects."""
+
+    context: Any
+    names: frozenset[str]
+    constants: dict[str, Any]
+
+
+def open_operator(operator: Any, context: Any) -> None:
+    """Call ``open``. The context is there before it, so that an ``open`` without ``super().open(context)`` does no harm."""
+    made = {
+        name: value for name, value in attributes(operator).items() if isinstance(value, _CONSTANT) or name == "schema"
+    }
+    object.__setattr__(operator, "context", context)
+    operator.open(context)
+    now = attributes(operator)
+    constants = {name: value for name, value in made.items() if now.get(name, _ABSENT) is value}
+    object.__setattr__(operator, "_flux_opened", Opened(context, frozenset(now), constants))
+
+
+def attributes(operator: Any) -> dict[str, Any]:
+    """The values of all attributes of an object, those in slots included, without those that Flux sets."""
+    found = {name: member.__get__(operator) for name, member in _slots(type(operator)) if _is_set(member, operator)}
+    return {name: value for name, value in (found | vars(operator)).items() if name not in _OURS}
+
+
+def attribute_count(operator: Any) -> int:
+    """Cheap: to see whether there are new ones."""
+    return len(vars(operator))
+
+
+def _slots(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType):
+                yield name, member
+
+
+def _is_set(member: types.MemberDescriptorType, operator: Any) -> bool:
+    try:
+        member.__get__(operator)
+    except AttributeError:
+        return False
+    return True
+
+
+class AttributeState:
+    """The state of an operator, as it is now: it refers to the values. ``gone``: attributes that ``open`` makes and that have
+    been deleted since."""
+
+    __slots__ = ("gone", "operator", "values")
+
+    def __init__(self, operator: Any, values: dict[str, Any], gone: tuple[str, ...]) -> None:
+        self.operator, self.values, self.gone = operator, values, gone
+
+    def pickled(self, keep: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
+        """For ``PickledAttributes``. ``keep``: see ``dumps``; None: large arrays are part of the pickle. SnapshotError names
+        the attribute that cannot be pickled."""
+        try:
+            return self._dumps((self.values, self.gone), keep)
+        except BaseException as error:
+            raise self._error(error, self._dumps) from error
+
+    def check(self) -> None:
+        """SnapshotError: an attribute can be pickled, and the pickle cannot be read."""
+        classes, places = self.operator.snapshot_classes, places_of(self.operator)
+
+        def comes_back(value: Any, _: Any) -> Any:
+            return loads(self._dumps(value, None), classes, anchors=places)
+
+        try:
+            comes_back((self.values, self.gone), None)
+        except BaseException as error:
+            raise self._error(error, comes_back) from error
+
+    def _dumps(self, value: Any, keep: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
+        return dumps(value, self.operator.snapshot_classes, keep, places_of(self.operator))
+
+    def _error(self, error: BaseException, call: Callable[[Any, Any], Any]) -> SnapshotError:
+        """Look for the first attribute that fails alone."""
+        for name, value in self.values.items():
+            try:
+                call(value, None)
+            except BaseException as reason:
+                return SnapshotError(self._text(name, value, reason), user_traceback(reason))
+        whole = f"the attributes {', '.join(self.values)} cannot be pickled together ({described(error)})"
+        return SnapshotError(whole, user_traceback(error))
+
+    def _text(self, name: str, value: Any, reason: BaseException) -> str:
+        kind = type(self.operator).__name__
+        why = reason.summary if isinstance(reason, SnapshotError) else described(reason)
+        return (
+            f"attribute {name!r} of {kind}, a {type(value).__name__}, cannot travel as state ({why}). If open() can make "
+            f"it again, name it in the class: transient = ({name!r},). Else define snapshot() and restore(), which give and "
+            "take the state in another form"
+        )
+
+    def __reduce__(self) -> Any:
+        """As bytes, where it is part of another snapshot."""
+        return bytes, (_MAGIC + self.pickled(None),)
+
+    def __repr__(self) -> str:
+        return f"<attributes {', '.join(self.values)} of {type(self.operator).__name__}>"
+
+
+class PickledAttributes:
+    """The state of an operator as it has come. It is read when there is an operator for it."""
+
+    __slots__ = ("_arrays", "_data")
+
+    def __init__(self, data: bytes | memoryview, arrays: Sequence[Any] = ()) -> None:
+        self._data, self._arrays = data, arrays
+
+    def read(self, operator: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Values and names of what is gone."""
+        values, gone = loads(self._data, operator.snapshot_classes, self._arrays, places_of(operator))
+        return values, gone
+
+    def __repr__(self) -> str:
+        return "<attributes of an operator that defines neither snapshot() nor restore()>"
+
+
+def places_of(operator: Any) -> tuple[Any, ...]:
+    """The objects that a pickle names by place: those that each operator has of its own."""
+    context = getattr(operator, "context", None)
+    return (operator,) if context is None else (operator, context, context.timers)
+
+
+def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeState | None:
+    """None: it has no attributes. ``without``: names that are not part of it."""
+    _check_shared(operator)
+    opened = getattr(operator, "_flux_opened", None)
+    left_out = without | transient_names(type(operator))
+    now = attributes(operator)
+    constants = {} if opened is None else opened.constants
+    values = {
+        name: value for name, value in now.items() if name not in left_out and constants.get(name, _ABSENT) is not value
+    }
+    gone = () if opened is None else tuple(sorted(opened.names - now.keys() - left_out))
+    return AttributeState(operator, values, gone) if values or gone else None
+
+
+def put_state(operator: Any, state: Any) -> None:
+    """Give an operator the attributes of ``state``, in any form in which ``state_of`` arrives."""
+    if isinstance(state, bytes) and state.startswith(_MAGIC):
+        state = PickledAttributes(memoryview(state)[len(_MAGIC) :])
+    if isinstance(state, AttributeState):
+        values, gone = state.values, state.gone
+    elif isinstance(state, PickledAttributes):
+        values, gone = state.read(operator)
+    else:
+        kind = type(operator).__name__
+        raise SnapshotError(
+            f"{kind} defines neither snapshot() nor restore(), so its state is what its attributes hold; it got a "
+            f"{type(state).__name__}, which a snapshot() has made. Give {kind} the snapshot() and restore() that it had when "
+            "this state was kept"
+        )
+    stays = transient_names(type(operator))
+    slots = dict(_slots(type(operator)))
+    for name in set(gone) - stays:
+        slots[name].__delete__(operator) if name in slots else vars(operator).pop(name, None)
+    for name in values.keys() - stays:
+        if name in slots:
+            slots[name].__set__(operator, values[name])
+        else:
+            vars(operator)[name] = values[name]
+
+
+def transient_names(kind: type) -> frozenset[str]:
+    """Those that a class and its bases name."""
+    return frozenset(name for base in kind.__mro__ for name in vars(base).get("transient", ()))
+
+
+def check_transient(kind: type) -> None:
+    """UsageError: what a class gives as ``transient`` is no tuple of names."""
+    given = vars(kind).get("transient", ())
+    if not isinstance(given, tuple | list | set | frozenset) or not all(isinstance(name, str) for name in given):
+        one = given if isinstance(given, str) else "connection"
+        raise UsageError(
+            f"{kind.__name__}.transient must be a tuple of names of attributes, as in ({one!r},), not {given!r}"
+        )
+
+
+def empty_containers(kind: type) -> tuple[str, ...]:
+    """Names of the empty dictionaries, lists and sets that a class has just been made with."""
+    return tuple(name for name, value in vars(kind).items() if isinstance(value, _CONTAINERS) and not value)
+
+
+def _check_shared(operator: Any) -> None:
+    """SnapshotError: the operator fills a container of its class."""
+    kind = type(operator)
+    for base in kind.__mro__:
+        for name in vars(base).get("_flux_empty", ()):
+            value = vars(base).get(name)
+            if isinstance(value, _CONTAINERS) and value and name not in transient_names(kind):
+                raise SnapshotError(
+                    f"{base.__name__}.{name} is one {type(value).__name__} of the class, which is filled while the query runs: "
+                    f"all partitions of a worker share it, and it does not travel with any of them. Make one for each in "
+                    f"open(): self.{name} = {type(value).__name__}()"
+                )
