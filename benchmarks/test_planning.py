@@ -14,8 +14,8 @@ import flux
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
 from controller.balance.policies import Policy, PolicySettings, make
 from controller.dag import compile_plan
-from controller.replicas.apart import Place
-from controller.replicas.next_additions import Census, Wanted, all_additions, next_additions
+from controller.replicas.apart import WorkerPlace
+from controller.replicas.next_additions import Census, WantedAddition, all_additions, next_additions
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import retain, without_worker
 from controller.replicas.wishes import Wishes
@@ -36,13 +36,13 @@ class Large:
         for number in range(STAGES):
             flow = flux.stage(partitions=PARTITIONS, replicas=2, name=f"s{number}")(lambda batch: batch)(flow)
         self.plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0)
-        self.placement = FarApart({worker: Place.of("", "", f"e{worker}") for worker in range(WORKERS)})
+        self.placement = FarApart({worker: WorkerPlace.of("", "", f"e{worker}") for worker in range(WORKERS)})
         self.table = self.place()
 
     def place(self) -> Table:
         return self.placement.first_table(self.plan, dict.fromkeys(range(WORKERS), ""))
 
-    def plan_for_losses(self) -> tuple[Table, list[Wanted]]:
+    def plan_for_losses(self) -> tuple[Table, list[WantedAddition]]:
         """Ten workers, none of which holds both copies of a partition with another, and all that must be added then."""
         table = self.table
         for worker in range(0, WORKERS, WORKERS // LOST):
@@ -50,7 +50,7 @@ class Large:
             assert not orphans
         return table, all_additions(self.plan, table, self.placement)
 
-    def held(self, table: Table, wanted: list[Wanted]) -> list[int]:
+    def held(self, table: Table, wanted: list[WantedAddition]) -> list[int]:
         counts = Counter(replica.worker for rows in table.stages for replicas in rows for replica in replicas)
         counts.update(addition.worker for addition in wanted)
         return list(counts.values())

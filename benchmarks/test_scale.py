@@ -19,7 +19,7 @@ import pytest
 import flux
 from benchmarks.one_loss import LargeCluster
 from controller.dag import compile_plan
-from controller.replicas.apart import Place
+from controller.replicas.apart import WorkerPlace
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import retain
 from flux.dataflow.plan import Plan
@@ -54,7 +54,7 @@ def plan_of(partitions: int, stages: int = 2) -> Plan:
 
 
 def table_of(plan: Plan, workers: int) -> Table:
-    placement = FarApart({worker: Place.of("", "", f"e{worker}") for worker in range(workers)})
+    placement = FarApart({worker: WorkerPlace.of("", "", f"e{worker}") for worker in range(workers)})
     return placement.first_table(plan, {worker: f"tcp://127.0.0.1:{worker}" for worker in range(workers)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from controller.replicas.apart import Place
+from controller.replicas.apart import WorkerPlace
 from partitioning.ids import PartitionKey
 
 
@@ -64,8 +64,8 @@ class WorkerLoad:
     domain: str = ""
 
     @property
-    def place(self) -> Place:
-        return Place.of(self.domain, self.host, self.executor)
+    def place(self) -> WorkerPlace:
+        return WorkerPlace.of(self.domain, self.host, self.executor)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from controller.balance.load import WorkerLoad
 from controller.balance.load_table import LoadTable
-from controller.replicas.columns import Columns
+from controller.replicas.columns import TableColumns
 from controller.replicas.lags import Life
 from controller.replicas.membership import Member, Membership
 from flux.dataflow.plan import Plan
@@ -36,7 +36,7 @@ class Report:
     rested_s: float | None
     cpu_s: float
     rss_bytes: int
-    #: The partition of each replica, as a row of ``Columns``.
+    #: The partition of each replica, as a row of ``TableColumns``.
     rows: np.ndarray
     #: The incarnation of each replica.
     incarnations: np.ndarray
@@ -121,7 +121,7 @@ class LoadBook:
 
     def make(
         self,
-        columns: Columns,
+        columns: TableColumns,
         members: Membership,
         unsafe: Iterable[Life],
         low: Sequence[Sequence[int]],
@@ -158,7 +158,7 @@ class LoadBook:
             movable=self._movable(columns, unsafe, low, busy_with),
         )
 
-    def _spread(self, columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _spread(self, columns: TableColumns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return queues, bytes of state (0: not known) and rates (NaN: not known), of partitions by places."""
         shape = columns.workers.shape
         queued, state_bytes, rates = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full((3, *shape), np.nan)
@@ -170,7 +170,7 @@ class LoadBook:
                 of_places[found.at] = of_report[found.which]
         return queued, state_bytes, rates
 
-    def _find(self, worker: int, report: Report, columns: Columns) -> ReportPlaces:
+    def _find(self, worker: int, report: Report, columns: TableColumns) -> ReportPlaces:
         known = self._found.get(worker)
         if known is None or known.version != columns.version or known.rows is not report.rows:
             holds = (columns.workers[report.rows] == worker) & (
@@ -193,7 +193,7 @@ class LoadBook:
 
     @staticmethod
     def _movable(
-        columns: Columns,
+        columns: TableColumns,
         unsafe: Iterable[Life],
         low: Sequence[Sequence[int]],
         busy_with: Iterable[PartitionKey],

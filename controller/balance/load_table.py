@@ -1,4 +1,4 @@
-"""The loads of all replicas as arrays, one value for each place of ``Columns``, and the loads of the workers.
+"""The loads of all replicas as arrays, one value for each place of ``TableColumns``, and the loads of the workers.
 
 People and metrics are told sums over these arrays, without an object for each replica. Policies get ``Loads``.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
-from controller.replicas.columns import Columns
+from controller.replicas.columns import TableColumns
 
 
 @dataclass(frozen=True)
 class LoadTable:
     """The loads of all replicas at one time. Read it before the table of its columns changes."""
 
-    columns: Columns
+    columns: TableColumns
     workers: dict[int, WorkerLoad]
     #: See ``Loads``.
     seconds: float

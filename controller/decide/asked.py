@@ -19,7 +19,7 @@ from controller.decide.departures import Departures
 from controller.decide.phases import QueryPhase
 from controller.replicas.elastic import held_by
 from controller.replicas.move_phases import MovePhase
-from controller.replicas.move_queue import Job, copies_by_worker
+from controller.replicas.move_queue import MoveJob, replicas_by_worker
 from controller.replicas.repairs import Repairs
 from controller.replicas.wishes import Change, ChangePhase, in_words
 from controller.wording import count, named
@@ -58,7 +58,7 @@ class Standing:
     why: str = ""
 
 
-def of_moves(jobs: Sequence[Job], name: Callable[[Move], str], phases: Mapping[PartitionKey, str]) -> Standing:
+def of_moves(jobs: Sequence[MoveJob], name: Callable[[Move], str], phases: Mapping[PartitionKey, str]) -> Standing:
     """How a request for moves stands. ``phases``: of the additions under way."""
     still = [job for job in jobs if job.phase in (MovePhase.WAITING, MovePhase.UNDER_WAY)]
     done = len(jobs) - len(still)
@@ -123,7 +123,7 @@ class Asked:
     number: int
     what: str
     look: Callable[[], Standing]
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[MoveJob] = field(default_factory=list)
     workers: int | None = None
     standing: Standing = field(default_factory=lambda: Standing(State.WAITING))
 
@@ -159,7 +159,7 @@ class Book:
         self._numbers += 1
         return self._numbers
 
-    def moves(self, number: int, jobs: list[Job]) -> None:
+    def moves(self, number: int, jobs: list[MoveJob]) -> None:
         def look() -> Standing:
             phases = {key: str(addition.phase) for key, addition in self._repairs.under_way.items()}
             return of_moves(jobs, self._name, phases)
@@ -180,7 +180,7 @@ class Book:
     def scale(self, number: int, workers: int) -> None:
         def look() -> Standing:
             members, table = self._board.members.workers, self._board.table
-            held = copies_by_worker(table) if table is not None and self._rounds().evening_out else {}
+            held = replicas_by_worker(table) if table is not None and self._rounds().evening_out else {}
             shares = [held.get(worker, 0) for worker in members] if held else []
             return of_scale(workers, len(members), list(self._departures.drains), self._missing_slots(), shares)
 

@@ -13,14 +13,14 @@ from controller.balance.load_reports import LoadBook
 from controller.balance.load_table import LoadTable
 from controller.balance.rounds import Rounds
 from controller.decide.board import Board
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 
 
 class Balancer:
     """``rounds``: which policy is asked next, and what became of its suggestions."""
 
-    def __init__(self, board: Board, repairs: Repairs, moving: Moving) -> None:
+    def __init__(self, board: Board, repairs: Repairs, moving: MoveQueue) -> None:
         self.rounds = Rounds(board.plan.settings)
         self._board = board
         self._repairs = repairs

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from controller.decide.phases import QueryEvent, QueryPhase, after
-from controller.replicas.columns import Columns
+from controller.replicas.columns import TableColumns
 from controller.replicas.disks import Disks
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
@@ -54,7 +54,7 @@ class Board:
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
         self.changed = True
-        self._columns = Columns(plan)
+        self._columns = TableColumns(plan)
         self._effects: list[Tell] = []
         self._late: list[Member] = []  # that had not confirmed some table; others may have joined since
 
@@ -82,7 +82,7 @@ class Board:
         assert self.table is not None
         return self.disks.shown(self.table)
 
-    def columns(self) -> Columns | None:
+    def columns(self) -> TableColumns | None:
         """The table as arrays, None before the first. Ask for it again after every change."""
         return None if self.table is None else self._columns.look(self.table)
 

@@ -12,7 +12,7 @@ from controller.decide.balancing import Balancer
 from controller.decide.board import Board
 from controller.replicas.elastic import Drain, Slots, held_by, reads
 from controller.replicas.membership import Member
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import read_elsewhere, without_worker
 from flux.errors import UsageError
@@ -28,7 +28,7 @@ class Departures:
     """``drains``: workers that are being emptied; ``dismissed``: workers that were emptied and told to stop; ``slots``:
     the Spark tasks that may bring workers."""
 
-    def __init__(self, board: Board, slots: Slots, repairs: Repairs, moving: Moving, balancer: Balancer) -> None:
+    def __init__(self, board: Board, slots: Slots, repairs: Repairs, moving: MoveQueue, balancer: Balancer) -> None:
         self.slots = slots
         self.drains: dict[int, Drain] = {}
         self.dismissed: set[int] = set()

@@ -10,7 +10,7 @@ from controller.decide.phases import QueryPhase
 from controller.decide.sweeping import Sweeper
 from controller.replicas.disks import revived
 from controller.replicas.membership import Member, goes_on
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import AfterLoss, Judge, without_worker
 from controller.wording import some
@@ -30,7 +30,7 @@ class Losses:
         self,
         board: Board,
         repairs: Repairs,
-        moving: Moving,
+        moving: MoveQueue,
         balancer: Balancer,
         departures: Departures,
         sweeper: Sweeper,

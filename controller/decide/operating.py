@@ -17,7 +17,7 @@ from controller.decide.phases import QueryPhase
 from controller.decide.protecting import Protecting
 from controller.decide.sweeping import Sweeper
 from controller.replicas.elastic import Slots, held_by
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 from controller.wording import count, listed, named
 from flux.errors import UsageError
@@ -34,7 +34,7 @@ class People:
         board: Board,
         slots: Slots,
         repairs: Repairs,
-        moving: Moving,
+        moving: MoveQueue,
         departures: Departures,
         losses: Losses,
         sweeper: Sweeper,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from controller.decide.board import Board
 from controller.replicas.batches import LISTED_EVERY_S
 from controller.replicas.kinds import NEEDS_UNKNOWN, missing, surplus
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import Changes, dropped
 from controller.replicas.wishes import Change, in_words, places_needed, wished
@@ -26,7 +26,7 @@ Replicas = tuple[ReplicaAt, ...]
 
 
 class Protecting:
-    def __init__(self, board: Board, repairs: Repairs, moving: Moving) -> None:
+    def __init__(self, board: Board, repairs: Repairs, moving: MoveQueue) -> None:
         self._board = board
         self._repairs = repairs
         self._moving = moving

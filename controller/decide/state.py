@@ -28,7 +28,7 @@ from controller.decide.sweeping import Sweeper
 from controller.replicas.apart import APART, Shared, closest
 from controller.replicas.elastic import Drain, Slots
 from controller.replicas.membership import Member, Membership
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 from controller.report.inputs import InputRows
 from controller.report.replication import Level, levels
@@ -78,7 +78,7 @@ class Controller:
         self.board = board = Board(plan)
         self.places = places = Slots(slots)
         self.repairs = repairs = Repairs(plan, board.events, board.wishes)
-        self.moving = moving = Moving(plan, repairs)
+        self.moving = moving = MoveQueue(plan, repairs)
         self.balancer = balancer = Balancer(board, repairs, moving)
         self.departures = departures = Departures(board, places, repairs, moving, balancer)
         self.protecting = protecting = Protecting(board, repairs, moving)

@@ -11,10 +11,10 @@ from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.phases import QueryPhase
 from controller.decide.protecting import Protecting
-from controller.replicas.addition_phases import Heard, Phase
+from controller.replicas.addition_phases import AdditionEvent, Phase
 from controller.replicas.batches import LISTED_EVERY_S
-from controller.replicas.move_queue import Moving
-from controller.replicas.next_additions import Addition, Wanted
+from controller.replicas.move_queue import MoveQueue
+from controller.replicas.next_additions import Addition, WantedAddition
 from controller.replicas.placement import Placement
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import Changes, added, drop, dropped, in_place_of, made_live
@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.25
 
 class Sweeper:
     def __init__(
-        self, board: Board, repairs: Repairs, moving: Moving, departures: Departures, protecting: Protecting
+        self, board: Board, repairs: Repairs, moving: MoveQueue, departures: Departures, protecting: Protecting
     ) -> None:
         self.board = board
         self.repairs = repairs
@@ -63,7 +63,7 @@ class Sweeper:
             self._departures.empty(now)
         self._next_table(looks, now)
         for addition in repairs.turns(board.is_confirmed):
-            addition.on(Heard.TURN, now)
+            addition.on(AdditionEvent.TURN, now)
         self._order_copies(now)
 
     def _order_copies(self, now: float) -> None:
@@ -94,7 +94,7 @@ class Sweeper:
 
     def _confirm(self, now: float) -> None:
         for addition in self.repairs.confirmed(self.board.is_confirmed):
-            addition.on(Heard.CONFIRMED, now)
+            addition.on(AdditionEvent.CONFIRMED, now)
 
     # ---- the next table
 
@@ -136,7 +136,7 @@ class Sweeper:
     def _list(self, waiting: list[Addition], changes: Changes, now: float) -> None:
         for addition in waiting:
             if addition.phase == Phase.FOLLOWS:
-                addition.on(Heard.LISTED, now)
+                addition.on(AdditionEvent.LISTED, now)
                 changes.add(addition.key, made_live(addition.worker))
             else:
                 self._end(addition, changes, now)
@@ -177,7 +177,7 @@ class Sweeper:
             repairs.batches.begun(stage, len(repairs.under_way) - before)
         return len(repairs.under_way) > before
 
-    def _add(self, wanted: Wanted, changes: Changes, epoch: int, now: float) -> None:
+    def _add(self, wanted: WantedAddition, changes: Changes, epoch: int, now: float) -> None:
         self.repairs.begin(wanted, epoch, now)
         changes.add(wanted.key, added(wanted.worker, epoch, wanted.kind))
 

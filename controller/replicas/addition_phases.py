@@ -6,8 +6,8 @@
     RETAIN, READY, COPY, FOLLOWS, LIVE --dropped--> DROPPED
 
 An addition begins in RETAIN with the table that lists the new replica, or in READY if producers keep nothing for its
-kind. Additions of a batch begin with one table, and one table lists them as live; only the copies go one by one. Any
-event that is not in the table of steps is a mistake of the caller: it checks first whether a report is meant for this
+kind. Additions of a batch begin with one table, and one table lists them as live; only the copies go one by one. An
+event that is not in the table of steps is a mistake of the caller, which has to check first whether a report is meant for this
 phase.
 """
 
@@ -22,9 +22,11 @@ from flux.wire.control import CopyState, TableChanged
 
 
 class Phase(StrEnum):
+    """The phases of an addition. Each comment tells how long the phase lasts."""
+
     #: Until every process goes by the table that lists the replica.
     RETAIN = "retain"
-    #: Until it is its turn: few partitions stand still for a copy at the same time.
+    #: Until its turn comes: few partitions stand still for a copy at the same time.
     READY = "ready"
     #: Until the replica follows the order of its primary.
     COPY = "copy"
@@ -38,7 +40,7 @@ class Phase(StrEnum):
     DROPPED = "dropped"
 
 
-class Heard(Enum):
+class AdditionEvent(Enum):
     """The events of an addition."""
 
     CONFIRMED = "every process goes by the table that lists the replica"
@@ -50,29 +52,31 @@ class Heard(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """``to``: the next phase; ``tells``: the message that goes out with it, None: none has to; ``limit_s``: the longest
-    time in it."""
+class AdditionStep:
+    """A step from one phase to the next."""
 
+    #: The next phase.
     to: Phase
+    #: The message that goes out with it, if any.
     tells: type | None
+    #: The longest time in the next phase.
     limit_s: float = math.inf
 
 
-STEPS: dict[tuple[Phase, Heard], Step] = {
-    (Phase.RETAIN, Heard.CONFIRMED): Step(Phase.READY, None, READY_MAX_S),
-    # The phase COPY has another limit: the number of copies that are ordered (``attempts.COPIES_MAX``), each with more
-    # patience.
-    (Phase.READY, Heard.TURN): Step(Phase.COPY, CopyState),
-    # The controller itself ends the phase FOLLOWS, after ``batches.LISTED_EVERY_S`` at most.
-    (Phase.COPY, Heard.FOLLOWS): Step(Phase.FOLLOWS, None),
-    # Of a kind without a state, before anybody asks for a copy.
-    (Phase.READY, Heard.FOLLOWS): Step(Phase.FOLLOWS, None),
-    (Phase.FOLLOWS, Heard.LISTED): Step(Phase.LIVE, TableChanged, SAFE_MAX_S),
-    # Of a move there is a table without the source.
-    (Phase.LIVE, Heard.COMPLETE): Step(Phase.SAFE, None),
+STEPS: dict[tuple[Phase, AdditionEvent], AdditionStep] = {
+    (Phase.RETAIN, AdditionEvent.CONFIRMED): AdditionStep(Phase.READY, None, READY_MAX_S),
+    # The phase COPY has another limit: the number of copies that are ordered (``attempts.COPIES_MAX``), with more patience
+    # each time.
+    (Phase.READY, AdditionEvent.TURN): AdditionStep(Phase.COPY, CopyState),
+    # The controller itself ends the phase FOLLOWS, after at most ``batches.LISTED_EVERY_S``.
+    (Phase.COPY, AdditionEvent.FOLLOWS): AdditionStep(Phase.FOLLOWS, None),
+    # A kind without a state needs no copy.
+    (Phase.READY, AdditionEvent.FOLLOWS): AdditionStep(Phase.FOLLOWS, None),
+    (Phase.FOLLOWS, AdditionEvent.LISTED): AdditionStep(Phase.LIVE, TableChanged, SAFE_MAX_S),
+    # If the addition is a move, a table without the source goes out.
+    (Phase.LIVE, AdditionEvent.COMPLETE): AdditionStep(Phase.SAFE, None),
 } | {
-    (phase, Heard.DROPPED): Step(Phase.DROPPED, TableChanged)
+    (phase, AdditionEvent.DROPPED): AdditionStep(Phase.DROPPED, TableChanged)
     for phase in (Phase.RETAIN, Phase.READY, Phase.COPY, Phase.FOLLOWS, Phase.LIVE)
 }
 
@@ -82,7 +86,7 @@ LIMIT_S: dict[Phase, float] = {Phase.RETAIN: CONFIRM_MAX_S} | {
 }
 
 
-def after(phase: Phase, heard: Heard) -> Phase:
-    """The phase that follows."""
+def after(phase: Phase, heard: AdditionEvent) -> Phase:
+    """Return the phase that follows."""
     assert (phase, heard) in STEPS, f"{heard.name} of an addition in phase {phase}"
     return STEPS[phase, heard].to

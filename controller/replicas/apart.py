@@ -1,9 +1,8 @@
-"""How far apart the replicas of a partition are: in different domains (racks, zones), on different hosts and executors
+"""Distance between the replicas of a partition: different domains (racks, zones), different hosts and executors
 (design: apart).
 
-One rule for all placements: of the workers that may hold a replica, those come first that share least with the other
-replicas. This is a preference. ``Placement.obstacle`` forbids to share an executor, the only thing that can be
-forbidden.
+One rule for all placements: of the workers that may hold a replica, the first choice is the one that shares least with the
+other replicas. This is a preference. Only sharing an executor can be forbidden, by ``Placement.obstacle``.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controller.replicas.columns import NOBODY, Columns
+from controller.replicas.columns import NOBODY, TableColumns
 from flux.dataflow.plan import Plan
 from flux.replicas.kinds import replicated
 
 
-class Place(NamedTuple):
-    """Where a worker is. ``domain``: its label; a host without one is a domain of its own."""
+class WorkerPlace(NamedTuple):
+    """The place of a worker: its domain, host and executor. A host without a domain's label is a domain of its own."""
 
     domain: str
     host: str
     executor: str
 
     @classmethod
-    def of(cls, domain: str, host: str, executor: str) -> Place:
+    def of(cls, domain: str, host: str, executor: str) -> WorkerPlace:
         domain = domain or f"host {host}"
-        # Equal names of hosts in two domains are two hosts, and equal names of executors on two hosts two executors.
+        # Names are qualified, because hosts in two domains may have equal names, and so may executors on two hosts.
         return cls(domain, f"{domain}, {host}", f"{domain}, {host}, {executor}")
 
 
 class Shared(IntEnum):
-    """The largest thing that two workers share, and lose together."""
+    """The largest unit that two workers share, and lose together."""
 
     NOTHING = 0
     DOMAIN = 1
@@ -43,7 +42,7 @@ class Shared(IntEnum):
     EXECUTOR = 3
 
 
-#: What the replicas of every partition are on, if this is the most that two of them share.
+#: The places of the replicas of every partition, by the most that two of them share.
 APART = {
     Shared.NOTHING: "different domains",
     Shared.DOMAIN: "different hosts",
@@ -52,7 +51,7 @@ APART = {
 }
 
 
-def shared(one: Place, other: Place) -> Shared:
+def shared(one: WorkerPlace, other: WorkerPlace) -> Shared:
     if one.executor == other.executor:
         return Shared.EXECUTOR
     if one.host == other.host:
@@ -61,9 +60,9 @@ def shared(one: Place, other: Place) -> Shared:
 
 
 class Spread:
-    """The workers of a moment. ``open_to``: workers that may be given replicas."""
+    """The workers of a moment and their places. ``open_to`` are workers that may be given replicas."""
 
-    def __init__(self, places: Mapping[int, Place], open_to: Iterable[int]) -> None:
+    def __init__(self, places: Mapping[int, WorkerPlace], open_to: Iterable[int]) -> None:
         self._places = places
         self.open_to = list(open_to)
         found = [places[worker] for worker in self.open_to]
@@ -73,13 +72,13 @@ class Spread:
 
     @property
     def alike(self) -> bool:
-        """Whether all pairs of workers share the same."""
+        """All pairs of workers share the same unit."""
         workers, domains = len(self.open_to), len(self._domains)
         hosts, executors = len(self._hosts), len(self._executors)
         return domains == workers or (domains == 1 and (hosts in (1, workers)) and executors in (1, workers))
 
     def shared(self, worker: int, others: Iterable[int]) -> Shared:
-        """The most that a worker shares with one of the others."""
+        """Return the most that a worker shares with one of the others."""
         place = self._places.get(worker)
         beside = [self._places[other] for other in others if other in self._places]
         if place is None or not beside:
@@ -87,7 +86,7 @@ class Spread:
         return max(shared(place, other) for other in beside)
 
     def least(self, others: Iterable[int]) -> Shared:
-        """The least that the best worker would share with these."""
+        """Return the least that the best worker would share with these."""
         beside = [self._places[other] for other in others if other in self._places]
         if _has_others(self._domains, {place.domain for place in beside}):
             return Shared.NOTHING
@@ -98,12 +97,12 @@ class Spread:
 
 
 def _has_others(names: AbstractSet[str], known: AbstractSet[str]) -> bool:
-    """Whether there are names beside the known ones. Asked for every partition: a difference would copy all names."""
+    """Tell whether there are names beside the known ones. A difference of sets would copy all names, for every partition."""
     return any(name not in known for name in names)
 
 
-def closest(plan: Plan, columns: Columns, places: Mapping[int, Place]) -> Shared | None:
-    """The most that two replicas of any partition share; None: no partition has two."""
+def closest(plan: Plan, columns: TableColumns, places: Mapping[int, WorkerPlace]) -> Shared | None:
+    """Return the most that two replicas of any partition share; None: no partition has two."""
     wanted = np.repeat([replicated(stage) for stage in plan.stages], columns.sizes)
     workers = columns.workers[wanted & (columns.count(columns.listed) > 1)]
     if not len(workers):
@@ -120,9 +119,9 @@ def closest(plan: Plan, columns: Columns, places: Mapping[int, Place]) -> Shared
 
 
 def _shared_by_any(workers: np.ndarray, names: Mapping[int, str], size: int) -> bool:
-    """Whether two workers of one row have the same name. Workers without a name share nothing."""
+    """Tell whether two workers of one row have the same name. Workers without a name share nothing."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
-    of_worker = np.full(size + 1, NOBODY)  # the last for NOBODY
+    of_worker = np.full(size + 1, NOBODY)  # the last one is for places without a worker, which have -1
     for worker, name in names.items():
         if worker < size:
             of_worker[worker] = numbers[name]

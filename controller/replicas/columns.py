@@ -1,7 +1,7 @@
 """The table as arrays: one row per partition of any stage, one column per place in its list of replicas.
 
-Reports about all replicas of a large query are made from these, because a Python loop over 200,000 replicas would hold up
-the controller's thread for seconds. Tables share what they have in common, so a look at a new one costs what has changed.
+Reports about all replicas of a large query are made from these arrays, because a Python loop over 200,000 replicas would hold
+up the controller's thread for seconds. Tables share equal rows, so the cost of a new table is the cost of its changes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table, differing
 
 Replicas = tuple[ReplicaAt, ...]
-#: In ``workers``: nobody has this place.
+#: In ``workers``: no replica has this place.
 NOBODY = -1
 
 
 class Placed(NamedTuple):
-    """Primaries, and all replicas, by worker."""
+    """Numbers of primaries, and of all replicas, by worker."""
 
     primaries: dict[int, int]
     replicas: dict[int, int]
 
 
-class Columns:
-    """``workers``, ``incarnations``, ``live``, ``safe`` and ``applies`` (of the replica's kind) are arrays of partitions
-    by places, the primary's first. The rows of stage s are those from ``starts[s]`` on."""
+class TableColumns:
+    """A table as arrays of partitions by places, the primary's place first. The rows of stage s begin at ``starts[s]``.
+
+    ``workers``, ``incarnations`` and ``live`` are those of the replicas; ``safe`` and ``applies`` those of their kinds."""
 
     def __init__(self, plan: Plan) -> None:
         sizes = [stage.partitions for stage in plan.stages]
@@ -49,8 +50,8 @@ class Columns:
         self.incarnations = np.full((partitions, places), NOBODY, np.int64)
         self.live, self.safe, self.applies = (np.zeros((partitions, places), bool) for _ in range(3))
 
-    def look(self, table: Table) -> Columns:
-        """Go by this table from now on."""
+    def look(self, table: Table) -> TableColumns:
+        """Follow a new table."""
         self.table = table
         for stage, rows in enumerate(table.stages):
             before, self._seen[stage] = self._seen[stage], rows
@@ -67,7 +68,7 @@ class Columns:
         self.version += 1
         self._widen(int(lengths.max()))
         replicas = list(chain.from_iterable(rows))
-        kinds = {replica.kind: replica for replica in replicas}  # of few kinds: each is looked up once
+        kinds = {replica.kind: replica for replica in replicas}  # there are few kinds, and each is looked up once
         safe = {name: kind_of(one).safe for name, one in kinds.items()}
         applies = {name: at_workers.kind_of(one).applies for name, one in kinds.items()}
         row = np.repeat(at, lengths)
@@ -94,16 +95,16 @@ class Columns:
 
     @property
     def listed(self) -> np.ndarray:
-        """Where there is a replica. bool[partitions, places]"""
+        """Places that have a replica, as bool[partitions, places]."""
         listed: np.ndarray = self.workers != NOBODY
         return listed
 
     def rows_of(self, stage: int | None) -> tuple[int, int]:
-        """The first row of a stage, and the one after its last; None: of all stages."""
+        """Return the first row of a stage, and the row after its last; None: of all stages."""
         return (0, len(self.workers)) if stage is None else (int(self.starts[stage]), int(self.starts[stage + 1]))
 
     def replicas_of(self, stage: int | None) -> int:
-        """How many replicas there are."""
+        """Count the replicas of a stage; None: of all stages."""
         first, end = self.rows_of(stage)
         return int(self.listed[first:end].sum())
 
@@ -111,7 +112,7 @@ class Columns:
         return int(self.starts[key.stage]) + key.partition
 
     def without(self, flags: np.ndarray, lives: Iterable[Life]) -> np.ndarray:
-        """A copy of ``flags`` (partitions by places) that is False for these replicas."""
+        """Copy ``flags`` (partitions by places), with False for these replicas."""
         made = flags.copy()
         for life in lives:
             row = self.row(life.key)
@@ -120,7 +121,8 @@ class Columns:
 
     @staticmethod
     def count(flags: np.ndarray) -> np.ndarray:
-        """For each partition, how many of its replicas have the flag. Few places: a sum along them is ten times slower."""
+        """Count, for each partition, its replicas with the flag. The loop is over few places: a sum along them is ten times
+        slower."""
         counts: np.ndarray = flags[:, 0].astype(np.int8)
         for place in range(1, flags.shape[1]):
             counts += flags[:, place]

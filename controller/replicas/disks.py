@@ -1,7 +1,7 @@
-"""Replicas in a directory, where a query has a checkpoint location (design: vault).
+"""Replicas in a checkpoint location, if a query has one (design: vault).
 
-The controller's own table has workers only: nobody places, moves or repairs the replica that each partition has at the vault.
-The table that goes out lists it, last of each row: primaries wait for its acks, and producers keep rows for it.
+The controller's own table has workers only: the replica that each partition has at the vault is not placed, moved or repaired.
+The table that goes out lists it last in each row: primaries wait for its acks, and producers keep rows for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rows = tuple[tuple[ReplicaAt, ...], ...]
 
 
 class Disks:
-    """``first_epoch`` of this life of the query: above everything that an earlier one has left in the directory."""
+    """The replicas at the vault. ``first_epoch`` of this life of the query is above all that earlier lives have left there."""
 
     def __init__(self) -> None:
         self.first_epoch = FIRST_EPOCH
@@ -28,13 +28,13 @@ class Disks:
         self._shown: Table | None = None
 
     def open(self, vault: int, endpoint: str, first_epoch: int) -> None:
-        """The vault has come."""
+        """Note the registration of the vault."""
         self.first_epoch, self._endpoint = first_epoch, endpoint
         self._vault = ReplicaAt(vault, first_epoch, kind=DISK)
 
     def first(self, table: Table) -> Table:
-        """The first table of this life: primaries only, which go on from the directory, if anything is in it. The sweep adds
-        the other replicas."""
+        """Make the first table of this life: only primaries, which go on from the checkpoint location, if it holds anything. The
+        sweep adds the other replicas."""
         if self.first_epoch == FIRST_EPOCH:
             return table
         stages = tuple(
@@ -43,7 +43,7 @@ class Disks:
         return Table(self.first_epoch, stages, table.sources, table.endpoints)
 
     def shown(self, table: Table) -> Table:
-        """The table as it goes out. What has not changed stays the same object."""
+        """Make the table that goes out. Unchanged rows stay the same objects."""
         if self._vault is None:
             return table
         if table is not self._table:
@@ -71,13 +71,15 @@ class Disks:
 
 
 def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement) -> Table | None:
-    """The same table, with new primaries for partitions that have no replica left but that in the directory. None: no worker is
-    left either. They are dealt to the workers with the fewest primaries."""
+    """Give new primaries to partitions whose only replica is that at the vault, in the same epoch. They are dealt to the workers
+    with the fewest primaries. None: no worker is left."""
     held = Counter(replicas[0].worker for rows in table.stages for replicas in rows if replicas)
     rows = {}
     for key in orphans:
         fit = placement.candidates(key, (), then=lambda worker: (held[worker], worker))
-        fit = fit or sorted(table.endpoints, key=lambda worker: (held[worker], worker))  # all that are left are leaving
+        fit = fit or sorted(
+            table.endpoints, key=lambda worker: (held[worker], worker)
+        )  # all remaining workers are leaving
         if not fit:
             return None
         held[fit[0]] += 1

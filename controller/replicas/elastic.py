@@ -1,9 +1,9 @@
-"""More workers and fewer: slots that tasks fill, and workers that are emptied before they leave (design: slot, drain).
+"""Slots, which tasks fill with workers, and drains of workers before they leave (design: slot, drain).
 
-A slot is a Spark task that runs a worker; Spark starts it again when it dies. Closing a slot takes three steps, each
-safe to repeat. First, its worker is leaving: it gets no new replicas, its replicas move away, and others read its
+A slot is a Spark task that runs a worker; Spark starts it again when it dies. A slot is closed in three steps, each
+safe to repeat. First, its worker is leaving: it gets no new replicas, its replicas move away, and other workers read its
 sources. Then the empty worker is taken out of the table and told to stop. Finally, any worker that comes for the closed
-slot later is told to stop too, so that its task ends normally and Spark does not start it again.
+slot later is told to stop, too, so that its task ends normally and Spark does not start it again.
 
 A closed slot stays closed, and additional workers get new numbers: the task of a closed slot may live on for a while,
 or be started again, and its end must never be taken for the end of another task.
@@ -20,14 +20,16 @@ from partitioning.table import Table
 
 @dataclass
 class Slots:
-    """Slots 0 .. ``count`` - 1. ``closed``: no worker may fill them any more; ``tasked``: they have a task, or Spark
-    will start it again; ``owed``: their executors leave, and no other slot is open in their place yet; ``renewed``:
-    opened in place of slots whose workers were given up and may still live, and so their tasks."""
+    """Slots 0 .. ``count`` - 1."""
 
     count: int
+    #: No worker may fill them any more.
     closed: set[int] = field(default_factory=set)
+    #: They have a task, or Spark will start it again.
     tasked: set[int] = field(default_factory=set)
+    #: Their executors leave, and no other slot is open in their place yet.
     owed: set[int] = field(default_factory=set)
+    #: Opened in place of slots whose workers were given up. The workers, and their tasks, may still live.
     renewed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -46,15 +48,15 @@ class Slots:
         self.closed.add(slot)
 
     def vacate(self, slot: int) -> None:
-        """Its task has ended, or was told that the slot is closed: Spark does not start it again."""
+        """Note that Spark does not start the slot's task again: it has ended, or was told that the slot is closed."""
         self.tasked.discard(slot)
 
     def grow(self, workers: int) -> None:
-        """Open slots until there are as many open ones as ``workers``."""
+        """Open slots until ``workers`` of them are open."""
         self.count += max(workers - len(self.open), 0)
 
     def renew(self, slot: int) -> None:
-        """Open another slot in its place, unless it is closed: its worker was given up and may still live."""
+        """Open another slot in place of one whose worker was given up and may still live. A closed slot gets none."""
         if slot not in self.closed:
             before = self.count
             self._open_in_place_of(slot)
@@ -66,13 +68,13 @@ class Slots:
         self.grow(len(self.open) + 1)
 
     def owe(self, slot: int) -> None:
-        """Its executor leaves. A closed slot was replaced already, or is to stay empty."""
+        """Note that the slot's executor leaves. A closed slot was replaced already, or is to stay empty."""
         if slot not in self.closed:
             self.owed.add(slot)
 
     def replace(self, room: int) -> list[int]:
-        """Open other slots in place of those that are owed, as long as the executors that stay have ``room`` for that
-        many workers. Returns the slots that were replaced."""
+        """Open other slots in place of owed ones, while the executors that stay have ``room`` for the workers. Return the
+        slots that were replaced."""
         staying = len(set(self.open) - self.owed)
         replaced = sorted(self.owed)[: max(room - staying, 0)]
         for slot in replaced:
@@ -80,13 +82,14 @@ class Slots:
         return replaced
 
     def settle(self) -> None:
-        """The open slots are as many as are wanted: closed ones need no replacement any more."""
+        """Note that the number of open slots is the wanted one, so that closed slots need no replacement."""
         self.owed -= self.closed
 
     def missing(self, filled: Collection[int], room: int) -> list[int]:
-        """Open slots without a task. The task of a worker that was given up may still be there. If there is no ``room``
-        for one more task, the slot in its place waits until the old task has ended: it would take a task slot that is
-        kept for others."""
+        """Return the open slots that need a task now.
+
+        The task of a worker that was given up may still be there. Without ``room`` for one more task, the slot in its place
+        waits until the old task has ended: it would take a task slot that is kept for others."""
         missing = [slot for slot in self.open if slot not in self.tasked and slot not in filled]
         at_once = [slot for slot in missing if slot not in self.renewed]
         renewed = [slot for slot in missing if slot in self.renewed]
@@ -95,19 +98,21 @@ class Slots:
 
 @dataclass
 class Drain:
-    """A worker that is leaving, since when and why. ``request``: number of the request that asks for it; ``told``: a
-    warning has said that it takes long."""
+    """A worker that is leaving, with its reason."""
 
     worker: int
     slot: int
     why: str
+    #: Time of its beginning.
     since: float
+    #: The number of the request for it; 0: none.
     request: int = 0
+    #: A warning has said that it takes long.
     told: bool = False
 
 
 def held_by(table: Table, worker: int) -> list[PartitionKey]:
-    """The partitions that have a replica on a worker, in topological order."""
+    """Return the partitions that have a replica on a worker, in topological order."""
     return [
         PartitionKey(stage, partition)
         for stage, partitions in enumerate(table.stages)

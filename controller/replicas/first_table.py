@@ -1,8 +1,8 @@
-"""The first table (design: first-table): partitions dealt to workers evenly, each stage starting where the one before
-stopped.
+"""The first table (design: first-table): partitions are dealt to workers evenly, and each stage starts at the worker after
+the last one of the stage before.
 
 The replicas of a partition are placed as far apart as the workers are (``apart``). So the loss of one executor takes
-only one of them, and if there are several hosts or racks, the loss of a host or rack too.
+only one of them, and with several hosts or racks, so does the loss of a host or rack.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from controller.replicas.apart import Place, Shared, Spread
+from controller.replicas.apart import Shared, Spread, WorkerPlace
 from controller.replicas.kinds import wanted
 from flux.dataflow.plan import Plan
 from flux.errors import QueryFailed
@@ -23,9 +23,12 @@ from partitioning.table import spread as _dealt
 FIT_MAX = 8
 
 
-def first_table(plan: Plan, places: Mapping[int, Place], endpoints: Mapping[int, str], same_executor: bool) -> Table:
-    """Epoch 0. ``endpoints`` of the workers, in slot order. QueryFailed where replicas cannot be kept apart and may not
-    share an executor."""
+def first_table(
+    plan: Plan, places: Mapping[int, WorkerPlace], endpoints: Mapping[int, str], same_executor: bool
+) -> Table:
+    """Make the table of epoch 0. ``endpoints`` are those of the workers, in slot order.
+
+    QueryFailed: replicas cannot be kept apart and may not share an executor."""
     workers = list(endpoints)
     start = 0
     stages = []
@@ -54,9 +57,10 @@ def _at_first(worker: int, kind: str) -> ReplicaAt:
 def _choose(
     copies: int, workers: Sequence[int], turn: int, spread: Spread, held: Counter[int], same_executor: bool
 ) -> list[int]:
-    """Workers for the replicas of a partition, the primary's first: it follows from the ``turn``, round robin. Each
-    further replica goes to a worker that shares least with the ones before, and among these to one with few replicas.
-    ``held``: replicas of this stage by worker. Fewer than ``copies`` workers if no other may hold one."""
+    """Choose the workers for the replicas of a partition, the primary's first, which follows from the ``turn``, round robin.
+
+    Each further replica goes to a worker that shares least with the ones before, and among these to one with few replicas.
+    ``held`` counts replicas of this stage by worker. The result is shorter than ``copies`` if no other worker may hold one."""
     chosen = [workers[turn % len(workers)]]
     while len(chosen) < copies:
         least = spread.least(chosen)
@@ -64,14 +68,14 @@ def _choose(
         fit = list(islice(fitting, 1 if spread.alike else FIT_MAX))
         if not fit or (least is Shared.EXECUTOR and not same_executor):
             return chosen
-        # If some workers may not hold it, the ring alone would favour the workers that come after these.
+        # If some workers may not hold the replica, the ring alone would favour the workers that come after these.
         chosen.append(min(fit, key=lambda worker: held[worker]))
     held.update(chosen)
     return chosen
 
 
 def _ring(workers: Sequence[int], turn: int) -> Iterator[int]:
-    """The other workers, not always beginning with the neighbour, so that all of them share the partitions of a lost
+    """Yield the other workers, not always beginning with the neighbour, so that all of them share the partitions of a lost
     worker."""
     others = len(workers) - 1
     for step in range(others):

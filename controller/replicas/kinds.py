@@ -1,7 +1,7 @@
-"""Kinds of replicas at the controller. It asks these questions beside those that workers ask (``flux.replicas.kinds``;
-design: kinds).
+"""Kinds of replicas at the controller: the answers that differ from kind to kind. Workers ask other questions
+(``flux.replicas.kinds``; design: kinds).
 
-Two more answers are the same for all kinds so far: any worker may hold a replica, and when its holder is lost, the
+Two more answers are the same for all kinds today: any worker may hold a replica, and when its worker is lost, the
 replica is dropped and the sweep adds another.
 """
 
@@ -18,27 +18,35 @@ from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 from partitioning.table import ReplicaAt
 
 
-class Kind(Protocol):
-    """``role``: name in reports of a live replica that is not the primary; ``leads_as``: its kind once it is primary, None:
-    it cannot be; ``safe``: as long as one of this kind has arrived, the partition is not lost; ``at_once``: it goes on without
-    restoring anything first, so that something may be given up in its favour."""
+class KindRules(Protocol):
+    """The rules of one kind of replicas."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the kind, as in the table."""
+
     @property
-    def role(self) -> str: ...
+    def role(self) -> str:
+        """The name in reports of a live replica that is not the primary."""
+
     @property
-    def leads_as(self) -> str | None: ...
+    def leads_as(self) -> str | None:
+        """The kind that the replica has as a primary; None: it cannot be one."""
+
     @property
-    def safe(self) -> bool: ...
+    def safe(self) -> bool:
+        """While a replica of this kind has arrived, the partition is not lost."""
+
     @property
-    def at_once(self) -> bool: ...
+    def at_once(self) -> bool:
+        """A new primary of this kind goes on without restoring anything, so that another replica may be given up in its
+        favour."""
 
     def wanted(self, stage: StagePlan) -> int:
-        """How many of this kind each partition of a stage is to have."""
+        """Return the number of replicas of this kind that each partition of a stage is to have."""
 
 
-class Active:
+class ActiveRules:
     name = ACTIVE
     role = "secondary"
     leads_as: str | None = ACTIVE
@@ -49,7 +57,7 @@ class Active:
         return stage.replicas if stage.recovery == ACTIVE else 1
 
 
-class Standby:
+class StandbyRules:
     name = STANDBY
     role = "standby"
     leads_as: str | None = ACTIVE
@@ -60,21 +68,21 @@ class Standby:
         return stage.replicas - 1 if stage.recovery == self.name else 0
 
 
-class Upstream(Standby):
+class UpstreamRules(StandbyRules):
     name = UPSTREAM
 
 
-#: Of an operator that needs all of its rows.
+#: The reason why an operator that needs all of its rows cannot have this kind.
 NEEDS_UNKNOWN = (
     "keeps no state, only where rows come in once more: it is for functions, and for operators that define needs_from(). Take "
     f"recovery={STANDBY!r} for this one"
 )
-#: In the order in which they are placed and repaired: the first of a partition leads.
-_known: dict[str, Kind] = {kind.name: kind for kind in (Active(), Standby(), Upstream())}
+#: In the order in which replicas are placed and repaired: the first kind of a partition leads.
+_known: dict[str, KindRules] = {kind.name: kind for kind in (ActiveRules(), StandbyRules(), UpstreamRules())}
 
 
-def register(kind: Kind) -> None:
-    """After ``flux.replicas.kinds.register``."""
+def register(kind: KindRules) -> None:
+    """Add a kind that ``flux.replicas.kinds.register`` has added before."""
     commits = at_workers.kind_named(kind.name).commits
     assert commits or not (kind.safe or kind.leads_as), (
         f"{kind.name}: it may lack what is committed (design: no-commit)"
@@ -90,7 +98,7 @@ def known() -> list[str]:
     return list(_known)
 
 
-def kind_of(replica: ReplicaAt) -> Kind:
+def kind_of(replica: ReplicaAt) -> KindRules:
     return _known[replica.kind]
 
 
@@ -99,29 +107,29 @@ def may_lead(replica: ReplicaAt) -> bool:
 
 
 def as_primary(replica: ReplicaAt) -> ReplicaAt:
-    """The replica as it is listed when it leads."""
+    """Return the replica as the table lists it as primary."""
     kind = kind_of(replica).leads_as
     assert kind is not None, f"{replica} cannot lead"
     return replica if kind == replica.kind else replace(replica, kind=kind)
 
 
 def outlives_primary(replica: ReplicaAt) -> bool:
-    """Whether it has everything committed once it has arrived, and goes on with the next primary (design: no-commit)."""
+    """Tell whether an arrived replica has everything committed and goes on with the next primary (design: no-commit)."""
     return at_workers.kind_of(replica).commits
 
 
 def wanted(stage: StagePlan) -> list[str]:
-    """Kinds of all replicas that each partition of a stage is to have, the primary's first."""
+    """Return the kinds of all replicas that each partition of a stage is to have, the primary's first."""
     return [kind.name for kind in _known.values() for _ in range(kind.wanted(stage))]
 
 
 def counts(stage: StagePlan) -> dict[str, int]:
-    """How many of each kind that is wanted at all, in the same order."""
+    """Count the wanted replicas by kind, in the order of kinds. Kinds that are not wanted are left out."""
     return {kind.name: number for kind in _known.values() if (number := kind.wanted(stage))}
 
 
 def surplus(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> list[ReplicaAt]:
-    """Replicas of kinds of which a partition has too many; the primary is not among them."""
+    """Find the replicas of kinds of which a partition has too many. The primary is never among them."""
     return [
         replica
         for replica in replicas[1:]
@@ -130,7 +138,7 @@ def surplus(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> list[ReplicaAt
 
 
 def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
-    """The first kind of which a partition has too few; None: it has enough of each."""
+    """Return the first kind of which a partition has too few; None: it has enough of each."""
     for kind in _known.values():
         if sum(replica.kind == kind.name for replica in replicas) < kind.wanted(stage):
             return kind.name
@@ -138,12 +146,13 @@ def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
 
 
 def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]], mixed: bool = True) -> list[int]:
-    """Partitions of a stage that have too few of some kind. ``rows``: the replicas of each; ``mixed``: there may be
-    replicas of other kinds than those that are wanted."""
+    """Find the partitions of a stage that have too few replicas of some kind.
+
+    ``rows`` has the replicas of each partition; ``mixed``: there may be replicas of kinds that are not wanted."""
     kinds = wanted(stage)
     if (
         len(set(kinds)) == 1 and not mixed
-    ):  # of every partition of a query: to count by kind takes several times as long
+    ):  # called for every partition of a query, and counting by kind takes several times as long
         enough = len(kinds)
         return [partition for partition, replicas in enumerate(rows) if len(replicas) < enough]
     return [partition for partition, replicas in enumerate(rows) if missing(stage, replicas) is not None]

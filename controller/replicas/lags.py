@@ -1,4 +1,4 @@
-"""Replicas that lag their primaries, as the primaries' workers report: how far, and since when they stand still
+"""Lags of replicas behind their primaries, as the primaries' workers report: the distance, and the time of standing still
 (design: behind, standing-still).
 
 A replica beyond one of the bounds (``spark.flux.replicas.maxStepsBehind``, ``.maxReplay``) has the order, and can take
@@ -20,7 +20,7 @@ from partitioning.table import ReplicaAt
 
 
 class Life(NamedTuple):
-    """A replica from its introduction to its end. Equal to the plain tuple, and found in a set by it."""
+    """One replica, from its introduction to its end. It equals the plain tuple, and a set finds one by the other."""
 
     stage: int
     partition: int
@@ -32,36 +32,41 @@ class Life(NamedTuple):
         return PartitionKey(self.stage, self.partition)
 
     def is_in(self, replicas: Iterable[ReplicaAt]) -> bool:
-        """Whether these replicas of its partition include it."""
+        """Tell whether these replicas of its partition include it."""
         return any((r.worker, r.incarnation) == (self.worker, self.incarnation) for r in replicas)
 
 
-class Unapplied(NamedTuple):
-    """A worker's report of its secondaries that have many steps to apply."""
+class UnappliedReport(NamedTuple):
+    """A worker's report about its secondaries that have many steps to apply."""
 
     at: float
     lives: set[Life]
 
 
-class Changes(NamedTuple):
-    """Replicas that are newly beyond the bounds, and those that have caught up."""
+class LagChanges(NamedTuple):
+    """Replicas that are newly beyond the bounds, and replicas that have caught up."""
 
     fallen: list[Life]
     caught_up: list[Life]
 
 
 @dataclass
-class Lag:
-    """``said_by``: worker of the primary that reports it; ``steps`` behind, which take ``seconds`` by estimate;
-    ``applied``: its number of applied steps, unchanged from ``since`` to the last report at ``heard``, although nothing
-    else was in its way; ``beyond``: it has exceeded one of the bounds, and has not caught up since."""
+class ReplicaLag:
+    """The lag of one replica."""
 
+    #: The worker of the primary that reports it.
     said_by: int
+    #: Steps behind the primary.
     steps: int
+    #: Estimated time for these steps.
     seconds: float
+    #: Steps that the replica has applied.
     applied: int
+    #: Since this time ``applied`` has not changed, although nothing else kept the replica from its next step.
     since: float
+    #: Time of the last report.
     heard: float
+    #: It has exceeded one of the bounds, and has not caught up since.
     beyond: bool = False
 
     def __str__(self) -> str:
@@ -69,42 +74,45 @@ class Lag:
 
 
 class Lags:
+    """The known lags, by replica. It is false while none is known."""
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lags: dict[Life, Lag] = {}
-        self._by_themselves: dict[int, Unapplied] = {}  # worker -> its last report
+        self._lags: dict[Life, ReplicaLag] = {}
+        self._by_themselves: dict[int, UnappliedReport] = {}  # worker -> its last report
 
     def __bool__(self) -> bool:
-        """Whether any lag is known."""
+        """Tell whether any lag is known."""
         return bool(self._lags)
 
-    def beyond(self, life: Life) -> Lag | None:
-        """The lag of a replica, if it is beyond the bounds."""
+    def beyond(self, life: Life) -> ReplicaLag | None:
+        """Return the lag of a replica, if it is beyond the bounds."""
         lag = self._lags.get(life)
         return lag if lag is not None and lag.beyond else None
 
-    def all_beyond(self) -> dict[Life, Lag]:
+    def all_beyond(self) -> dict[Life, ReplicaLag]:
         return {life: lag for life, lag in self._lags.items() if lag.beyond}
 
     # ---- reports
 
-    def note(self, said_by: int, reported: Iterable[Reported], leads: Callable[[Life], bool], now: float) -> Changes:
-        """Take all lags that a worker reports. Only those of partitions that it ``leads`` count, as others are out of
-        date. Returns the replicas that are newly beyond the bounds, and those that have caught up."""
+    def note(self, said_by: int, reported: Iterable[Reported], leads: Callable[[Life], bool], now: float) -> LagChanges:
+        """Take all lags that a worker reports, and return the changes.
+
+        Only lags in partitions that the worker ``leads`` count, because others are out of date."""
         found = {Life(*lag[:4]): lag[4:] for lag in reported}
         were_beyond = [life for life, lag in self._lags.items() if leads(life) and lag.beyond]
         self._lags = {life: lag for life, lag in self._lags.items() if life in found or not leads(life)}
         fallen = [life for life, lag in found.items() if leads(life) and self.note_one(said_by, life, *lag, now)]
-        return Changes(fallen, [life for life in were_beyond if self.beyond(life) is None])
+        return LagChanges(fallen, [life for life in were_beyond if self.beyond(life) is None])
 
     def note_one(
         self, said_by: int, life: Life, steps: int, seconds: float, applied: int, told: bool, now: float
     ) -> bool:
-        """Take the lag of one replica. ``told``: nothing but the replica itself is in its way. Whether it is newly
-        beyond the bounds."""
+        """Take the lag of one replica, and tell whether it is newly beyond the bounds. ``told``: nothing but the replica
+        itself keeps it from its next step."""
         known = self._lags.get(life)
         stands = known is not None and known.said_by == said_by and known.applied == applied and told
-        lag = Lag(said_by, steps, seconds, applied, known.since if known is not None and stands else now, now)
+        lag = ReplicaLag(said_by, steps, seconds, applied, known.since if known is not None and stands else now, now)
         before = known is not None and known.beyond
         bounds = self._settings
         share = max(steps_share(steps, bounds), seconds / bounds.replicas_max_replay)
@@ -113,32 +121,32 @@ class Lags:
         return lag.beyond and not before
 
     def note_unapplied(self, worker: int, unapplied: Iterable[Sequence[int]], now: float) -> None:
-        """Take a worker's report on its own secondaries: ``unapplied`` are those with many steps to apply."""
+        """Take a worker's report about its own secondaries with many steps to apply."""
         lives = {Life(stage, partition, worker, incarnation) for stage, partition, incarnation in unapplied}
-        self._by_themselves[worker] = Unapplied(now, lives)
+        self._by_themselves[worker] = UnappliedReport(now, lives)
 
     def has_applied(self, life: Life, since: float) -> bool:
-        """Whether its own worker has reported after ``since`` that it has few steps left. Asked when its primary is
-        silent."""
+        """Tell whether the replica's own worker has reported after ``since`` that it has few steps left. This counts when its
+        primary is silent."""
         said = self._by_themselves.get(life.worker)
         return said is not None and said.at > since and life not in said.lives
 
     def forget(self, worker: int) -> None:
-        """The worker is out of the table."""
+        """Forget the report of a worker that is out of the table."""
         self._by_themselves.pop(worker, None)
 
-    def keep(self, wanted: Callable[[Life, Lag], bool]) -> None:
-        """Forget the others."""
+    def keep(self, wanted: Callable[[Life, ReplicaLag], bool]) -> None:
+        """Forget all other lags."""
         self._lags = {life: lag for life, lag in self._lags.items() if wanted(life, lag)}
 
     # ---- standing still
 
     def controller_stood_still(self, seconds: float, now: float) -> None:
-        """Reports that came meanwhile have not been read, so this time does not count."""
+        """Leave this time out of all standing still: reports that came meanwhile have not been read."""
         for lag in self._lags.values():
             lag.since = min(now, lag.since + seconds)
 
-    def standing_still(self) -> dict[Life, Lag]:
-        """Replicas that have applied nothing for longer than any step may take."""
+    def standing_still(self) -> dict[Life, ReplicaLag]:
+        """Return the replicas that have applied nothing for longer than any step may take."""
         limit = self._settings.step_timeout
         return {life: lag for life, lag in self._lags.items() if lag.heard - lag.since > limit}

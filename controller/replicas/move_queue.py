@@ -1,4 +1,4 @@
-"""The queue of moves: which one comes next, and what becomes of a move when a worker is lost half-way (design: move,
+"""The queue of moves: its order, and the fate of a move when a worker is lost half-way (design: move,
 move-keeps-copies).
 
 A move is AddReplica on the target and, once the new replica is safe, DropReplica of the source, whose place the target
@@ -10,9 +10,8 @@ partition with fewer safe replicas than before (or than its stage wants). If a w
     primary      (when a secondary moves) the unfinished target is dropped, because its copy may hold steps that the
                  survivors order differently; the partition is repaired first, and then the move begins again
     secondary    (another one) the target takes the place of the lost replica, and the source stays; but if source and
-    target
-                 share an executor, the target is dropped, the partition is repaired elsewhere, and the move begins
-                 again
+                 target share an executor, the target is dropped, the partition is repaired elsewhere, and the move
+                 begins again
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from typing import Any
 
 from controller.balance.load import Holding, Move
 from controller.replicas.kinds import may_lead, wanted
-from controller.replicas.move_phases import MoveEvent, MovePhase, Step, after
-from controller.replicas.next_additions import Addition, Wanted
+from controller.replicas.move_phases import MoveEvent, MovePhase, MoveStep, after
+from controller.replicas.next_additions import Addition, WantedAddition
 from controller.replicas.placement import Placement
 from controller.replicas.repairs import Repairs
 from controller.report.events import Event
@@ -34,49 +33,56 @@ from partitioning.table import ReplicaAt, Table
 
 #: The target of a move that may go to any worker. The worker is chosen when the move begins.
 ANYWHERE = -1
-#: Why a move to any worker cannot begin. That of a worker that leaves waits until another worker has come.
+#: Reason why a move to any worker cannot begin. If its source is a worker that leaves, it waits until another worker has joined.
 NO_PLACE = "no other worker may hold a replica of it"
-#: A move to a named worker is given up when it has begun this often.
+#: A move to a named worker is given up when it has begun this number of times.
 BEGIN_MAX = 3
 
 
 @dataclass
-class Job:
-    """A move in the queue or under way. ``anywhere``: its target is chosen when it begins, ``prefer`` if possible;
-    ``begun``: how often it has begun; ``whole``: replicas of its kind that had arrived when it last began;
-    ``keeping_up``: replicas that could take over at once at that time; ``waits``: why it cannot begin; ``request``:
-    number of the first request that it belongs to; ``ended``: its last event."""
+class MoveJob:
+    """A move in the queue or under way."""
 
     move: Move
     why: str
+    #: The target is chosen when the move begins.
     anywhere: bool = False
+    #: The target then, if possible.
     prefer: int = ANYWHERE
+    #: Number of times that it has begun.
     begun: int = 0
+    #: Replicas of its kind that had arrived when it last began.
     whole: int = 0
+    #: Replicas that could take over at once at that time.
     keeping_up: int = 0
+    #: Reason why it cannot begin.
     waits: str = ""
     phase: MovePhase = MovePhase.WAITING
+    #: The number of the first request that it belongs to.
     request: int = 0
+    #: Its last event.
     ended: Event | None = None
 
     @property
     def key(self) -> PartitionKey:
         return self.move.key
 
-    def on(self, event: MoveEvent) -> Step:
+    def on(self, event: MoveEvent) -> MoveStep:
         step = after(self.phase, event)
         self.phase = step.to
         return step
 
 
-class Moving:
+class MoveQueue:
+    """All moves of a query, in the queue and under way. It is false while there are none."""
+
     def __init__(self, plan: Plan, repairs: Repairs) -> None:
         self.plan = plan
-        self.pending: list[Job] = []  # by stage, then as they were asked for
-        self.under_way: dict[PartitionKey, Job] = {}
+        self.pending: list[MoveJob] = []  # by stage, then in the order of the requests
+        self.under_way: dict[PartitionKey, MoveJob] = {}
         self.done = 0
         self._repairs = repairs
-        self._rests_until = 0.0  # what was copied last has used up the bytes per second
+        self._rests_until = 0.0  # until then the last copies have used up the bytes per second
 
     def __bool__(self) -> bool:
         return bool(self.pending or self.under_way)
@@ -86,13 +92,13 @@ class Moving:
         """The plan with the numbers and kinds of replicas that are wished now."""
         return self._repairs.wishes.plan
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[MoveJob]:
         return [*self.under_way.values(), *self.pending]
 
     # ---- asking
 
     def problem(self, move: Move, table: Table, placement: Placement) -> str | None:
-        """Why this move is impossible with this table; None: it is possible."""
+        """Return the reason why this move is impossible with this table; None: it is possible."""
         stages = self.plan.stages
         if not 0 <= move.stage < len(stages):
             names = ", ".join(f"{stage.id} ({stage.name})" for stage in stages)
@@ -114,7 +120,7 @@ class Moving:
         return None if obstacle is None else f"{name}: {obstacle}"
 
     def check(self, moves: Iterable[Move], table: Table, placement: Placement) -> str | None:
-        """Why one of these moves is impossible, given the table and the moves already asked for; None: all are
+        """Return the reason why one of these moves is impossible, given the table and the moves in the queue; None: all are
         possible."""
         known = {job.move.moved: job for job in self.jobs()}
         for move in moves:
@@ -136,7 +142,7 @@ class Moving:
         why: str,
         request: int = 0,
     ) -> None:
-        """Move everything that a worker holds to any other workers. ``prefer``: the preferred moves, asked for only if
+        """Move all replicas of a worker to any other workers. ``prefer`` gives the preferred moves, and is called only if
         there is something new to move."""
         known = {job.move.moved for job in self.jobs()}
         new = [key for key in held if (*key, worker) not in known]
@@ -145,20 +151,20 @@ class Moving:
         targets = {move.moved: move.target for move in prefer()}
         for key in new:
             prefer_to = targets.get(Holding(*key, worker), ANYWHERE)
-            self.pending.append(Job(Move(*key, worker, ANYWHERE), why, True, prefer_to, request=request))
+            self.pending.append(MoveJob(Move(*key, worker, ANYWHERE), why, True, prefer_to, request=request))
         self.pending.sort(key=lambda job: job.move.stage)
 
-    def add(self, moves: Iterable[Move], why: str, request: int = 0) -> list[Job]:
-        """Put moves into the queue and return their jobs. A move that is there already is not added again."""
+    def add(self, moves: Iterable[Move], why: str, request: int = 0) -> list[MoveJob]:
+        """Put moves into the queue and return their jobs. A move that is in the queue already is not added again."""
         known = {job.move.moved: job for job in self.jobs()}
         jobs = []
         for move in moves:
             job = known.get(move.moved)
             if job is None:
-                job = known[move.moved] = Job(move, why, anywhere=move.target == ANYWHERE, request=request)
+                job = known[move.moved] = MoveJob(move, why, anywhere=move.target == ANYWHERE, request=request)
                 self.pending.append(job)
             elif job.anywhere and move.target != ANYWHERE and job in self.pending:
-                job.move, job.why, job.anywhere = move, why, False  # now its target is known
+                job.move, job.why, job.anywhere = move, why, False  # its target is named now
             job.request = job.request or request
             jobs.append(job)
         self.pending.sort(key=lambda job: job.move.stage)
@@ -173,8 +179,9 @@ class Moving:
 
     def spread_out(self, table: Table, placement: Placement, now: float) -> bool:
         """Queue moves of replicas that share more than necessary, because workers have joined since they were placed.
-        False: there are none."""
-        loads: dict[int, int] = {}  # counted when they are asked for
+
+        Return False if there are none."""
+        loads: dict[int, int] = {}  # counted only if needed
         moves = []
 
         def fewest_first(worker: int) -> tuple[int, int]:
@@ -190,7 +197,7 @@ class Moving:
                 if source is None or key in resting or self._arrived(key, replicas) < len(replicas):
                     continue
                 if not loads:
-                    loads |= copies_by_worker(table)
+                    loads |= replicas_by_worker(table)
                 others = [worker for worker in holders if worker != source]
                 target = placement.candidates(key, others, then=fewest_first, without={source})[0]
                 loads[target] = loads.get(target, 0) + 1
@@ -200,9 +207,11 @@ class Moving:
 
     # ---- the next to begin
 
-    def next(self, table: Table, placement: Placement, now: float, batch: int = 0) -> Wanted | None:
-        """The next move to begin, as an addition; None: none may begin now. The caller has made sure that no repair is
-        due. A worker that leaves is emptied in batches, like repairs: ``batch`` additions may be under way for that."""
+    def next(self, table: Table, placement: Placement, now: float, batch: int = 0) -> WantedAddition | None:
+        """Return the next move to begin, as an addition; None: none may begin now. The caller has made sure that no repair is
+        due.
+
+        A worker that leaves is emptied in batches, like repairs: ``batch`` additions may be under way for that."""
         busy, at_once = self._repairs.under_way, self.plan.settings.repairs_at_once
         if len(busy) >= at_once and not placement.leaving:
             return None
@@ -228,7 +237,7 @@ class Moving:
                 self._given_up(job, problem, now)
                 continue
             if job.anywhere:
-                loads = loads or copies_by_worker(table)
+                loads = loads or replicas_by_worker(table)
                 target = self._choose(job, table, placement, loads)
                 if target is None and leaves:
                     job.waits = NO_PLACE
@@ -238,19 +247,22 @@ class Moving:
                     self._given_up(job, NO_PLACE, now)
                     continue
                 job.move = replace(job.move, target=target)
-            return Wanted(*job.key, job.move.target, job.move.from_worker, job.why, _moved(job, table).kind)
+            return WantedAddition(*job.key, job.move.target, job.move.from_worker, job.why, _moved(job, table).kind)
         return None
 
-    def _leaves(self, job: Job, table: Table, placement: Placement) -> bool:
-        """Whether its source is being emptied, and the move is possible with another target. If such a move were given
-        up, it would be asked for again at once, and stand behind the moves that have begun meanwhile."""
+    def _leaves(self, job: MoveJob, table: Table, placement: Placement) -> bool:
+        """Tell whether the source is being emptied, and the move is possible with another target.
+
+        If such a move were given up, it would be asked for again at once, and stand behind the moves that have begun
+        meanwhile."""
         anywhere = replace(job.move, target=ANYWHERE)
         return job.move.from_worker in placement.leaving and self.problem(anywhere, table, placement) is None
 
-    def _choose(self, job: Job, table: Table, placement: Placement, loads: Mapping[int, int]) -> int | None:
-        """The target of a move to any worker: where additions have failed least often, then farthest from the other
-        replicas, then the preferred worker, then the one with the fewest replicas. None: no other worker may hold
-        it."""
+    def _choose(self, job: MoveJob, table: Table, placement: Placement, loads: Mapping[int, int]) -> int | None:
+        """Choose the target of a move to any worker; None: no other worker may hold the replica.
+
+        The best target is the one where additions have failed least often, then the farthest from the other replicas, then the
+        preferred worker, then the one with the fewest replicas."""
         holders = [replica.worker for replica in table.replicas(*job.key)]
         others = [worker for worker in holders if worker != job.move.from_worker]
         fit = placement.candidates(
@@ -262,8 +274,8 @@ class Moving:
         )
         return fit[0] if fit else None
 
-    def begin(self, wanted: Wanted, table: Table) -> None:
-        """The move of this addition begins. ``table``: the last one without the target."""
+    def begin(self, wanted: WantedAddition, table: Table) -> None:
+        """Note that the move of this addition begins. ``table`` is the last one without the target."""
         key = wanted.key
         job = next(job for job in self.pending if job.key == key and job.move.from_worker == wanted.from_worker)
         self.pending.remove(job)
@@ -279,23 +291,23 @@ class Moving:
         return sum(self._repairs.has_arrived(*key, replica) for replica in replicas)
 
     def _enough(self, addition: Addition) -> int:
-        """Replicas of its kind that the partition must have at the end of the move: as many as when it began, but no
-        more than wanted."""
+        """Return the number of replicas of its kind that the partition must have at the end of the move: as many as when it
+        began, but no more than wanted."""
         asked_for = wanted(self._wished.stages[addition.stage]).count(addition.kind)
         return min(self.under_way[addition.key].whole, asked_for)
 
     # ---- the second half
 
     def may_drop_source(self, addition: Addition, table: Table) -> bool:
-        """Whether enough replicas are left without the source. Asked when the target is safe."""
+        """Tell whether enough replicas are left without the source. The target has to be safe already."""
         job = self.under_way[addition.key]
         left = [r for r in table.replicas(*addition.key) if r.worker != job.move.from_worker]
         alike = [replica for replica in left if replica.kind == addition.kind]
         return self._arrived(addition.key, left) == len(left) and len(alike) >= self._enough(addition)
 
     def waits_for_steps(self, addition: Addition, table: Table) -> bool:
-        """Whether the source stays for now, because the target is far behind its primary, or more of the other replicas
-        are than when the move began."""
+        """Tell whether the source stays for now, because the target is far behind its primary, or because more of the other
+        replicas are far behind than when the move began."""
         job = self.under_way.get(addition.key)
         if job is None:
             return False
@@ -306,12 +318,12 @@ class Moving:
         return addition.worker in behind or len(heirs) - len(behind) < needed
 
     def replaces_another(self, addition: Addition, replicas: Iterable[ReplicaAt]) -> bool:
-        """Whether a replica beside the source was lost since the move began. The target then replaces that replica."""
+        """Tell whether a replica beside the source was lost since the move began. The target then replaces that replica."""
         others = sum(replica.worker != addition.worker and replica.kind == addition.kind for replica in replicas)
         return others < self._enough(addition)
 
     def finish(self, addition: Addition, now: float) -> None:
-        """The source is dropped."""
+        """Complete a move whose source is dropped."""
         job = self.under_way.pop(addition.key)
         step = job.on(MoveEvent.SOURCE_DROPPED)
         self.done += 1
@@ -323,7 +335,8 @@ class Moving:
         )  # fmt: skip
 
     def finish_as_repair(self, addition: Addition, now: float) -> None:
-        """The target replaces another replica that was lost meanwhile, and the source stays. The move begins again."""
+        """Complete an addition whose target replaces another replica that was lost meanwhile. The source stays, and the move
+        begins again."""
         job = self.under_way.pop(addition.key)
         addition.why = "a replica was lost while another one moved"
         self._repairs.note_repair(addition, now)
@@ -346,21 +359,21 @@ class Moving:
                 del self.under_way[key]
                 addition.from_worker, addition.why = (
                     None,
-                    f"worker {job.move.from_worker} lost the copy that was moving",
+                    f"worker {job.move.from_worker} lost the replica that was moving",
                 )
                 text = f"worker {job.move.from_worker} has lost its replica; the one on worker {addition.worker} replaces it"
                 self._given_up(job, text, now)
 
     def put_back(self, addition: Addition) -> None:
-        """The addition of this move is taken out again through no fault of its own, so that it does not count as begun."""
+        """Take back an addition of a move that has not failed, so that the move does not count as begun."""
         if addition.key in self.under_way:
             self.under_way[addition.key].begun -= 1
 
     def failed(self, addition: Addition, why: str, now: float) -> None:
-        """The addition of this move has failed, and its replica is dropped."""
+        """Put the move of an addition that has failed, and whose replica is dropped, into the queue again."""
         self._again(self.under_way.pop(addition.key), why, now)
 
-    def _again(self, job: Job, why: str, now: float) -> None:
+    def _again(self, job: MoveJob, why: str, now: float) -> None:
         """Put the move into the queue again, unless it has begun too often. Whether it is still possible is checked
         when it begins."""
         if job.begun >= BEGIN_MAX and not job.anywhere:
@@ -372,7 +385,7 @@ class Moving:
         self.pending.append(job)
         self.pending.sort(key=lambda each: each.move.stage)
 
-    def _given_up(self, job: Job, why: str, now: float) -> None:
+    def _given_up(self, job: MoveJob, why: str, now: float) -> None:
         text = f"{why} ({job.why})"
         job.ended = self._repairs.note(
             job.on(MoveEvent.GIVEN_UP).event, now, *job.key, job.move.target, text, source=job.move.from_worker,
@@ -380,7 +393,7 @@ class Moving:
         )  # fmt: skip
 
     def validate(self) -> None:
-        """Every move under way has an addition under way, and no move is in the queue twice."""
+        """Check that every move under way has an addition under way, and that no move is in the queue twice."""
         moved = {key for key, addition in self._repairs.under_way.items() if addition.from_worker is not None}
         assert moved == set(self.under_way), "a move under way is an addition under way"
         assert all(job.phase == MovePhase.UNDER_WAY for job in self.under_way.values())
@@ -413,7 +426,7 @@ class Moving:
         }
 
 
-def copies_by_worker(table: Table) -> dict[int, int]:
+def replicas_by_worker(table: Table) -> dict[int, int]:
     copies = dict.fromkeys(table.endpoints, 0)
     for partitions in table.stages:
         for replicas in partitions:
@@ -422,6 +435,6 @@ def copies_by_worker(table: Table) -> dict[int, int]:
     return copies
 
 
-def _moved(job: Job, table: Table) -> ReplicaAt:
-    """The replica at the source."""
+def _moved(job: MoveJob, table: Table) -> ReplicaAt:
+    """Return the replica at the source."""
     return next(r for r in table.replicas(*job.key) if r.worker == job.move.from_worker)

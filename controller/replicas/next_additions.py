@@ -1,5 +1,4 @@
-"""Which replicas to add next: in topological order of the stages, a few partitions at a time (design: sweep,
-add-replica).
+"""The next additions: stages in topological order, a few partitions at a time (design: sweep, add-replica).
 
 An addition goes through phases (``addition_phases``), each entered when the one before is confirmed. Every command is
 safe to repeat. An addition that a loss has made impossible is dropped, and the next look at the table plans another.
@@ -15,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from controller.replicas.addition_phases import Heard, Phase, after
+from controller.replicas.addition_phases import AdditionEvent, Phase, after
 from controller.replicas.kinds import incomplete, missing
 from controller.replicas.lags import Life
 from controller.replicas.placement import Placement
@@ -31,28 +30,36 @@ Rows = tuple[Replicas, ...]
 
 @dataclass
 class Addition:
-    """One AddReplica under way. ``incarnation``: epoch of the table that introduced the replica; ``since``: when its
-    ``phase`` began. ``ask_at``: when the copy is ordered next, and again ``patience_s`` later; ``asked``: how often it
-    was ordered. ``from_worker``: in a move, the worker whose replica this one replaces; None: a repair.
-    ``arrived_at``: when the replica had all that is committed; None: it has not. The move then waits only for the next
-    table, and for replicas that are far behind. ``request``: number of the request that changes the stage, 0: none."""
+    """One AddReplica under way."""
 
     stage: int
     partition: int
     worker: int
+    #: The epoch of the table that introduced the replica.
     incarnation: int
+    #: Time of the beginning.
     started: float
+    #: Time between the next order for a copy and the one after it.
     patience_s: float
     phase: Phase = Phase.RETAIN
+    #: Time of the next order for a copy.
     ask_at: float = -1.0
     why: str = "too few replicas"
+    #: For how long the primary stood still for the copy.
     stall_ms: float = 0.0
+    #: In a move, the worker whose replica this one replaces; None: a repair.
     from_worker: int | None = None
+    #: Time at which ``phase`` began.
     since: float = 0.0
+    #: Orders for a copy.
     asked: int = 0
+    #: Time at which the replica had everything committed; None: it has not. Then a move waits only for the next table, and for
+    #: replicas that are far behind.
     arrived_at: float | None = None
+    #: Size of the copy.
     bytes: int = 0
     kind: str = ACTIVE
+    #: The number of the request that changes the stage; 0: none.
     request: int = 0
 
     @property
@@ -71,13 +78,13 @@ class Addition:
     def arrived(self) -> bool:
         return self.arrived_at is not None
 
-    def on(self, heard: Heard, now: float) -> None:
+    def on(self, heard: AdditionEvent, now: float) -> None:
         self.phase, self.since = after(self.phase, heard), now
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An addition to begin. ``from_worker``, ``request``: as in Addition."""
+class WantedAddition:
+    """An addition to begin. ``from_worker`` and ``request``: see Addition."""
 
     stage: int
     partition: int
@@ -93,20 +100,22 @@ class Wanted:
 
 
 class HolderCount(NamedTuple):
-    """A number of replicas on a worker. Sorts by the number."""
+    """The number of replicas on a worker. Entries sort by the number."""
 
     replicas: int
     worker: int
 
 
 def first_phase(kind: str) -> Phase:
-    """RETAIN, or READY for a kind for which producers keep nothing: then nobody has to confirm the table first."""
+    """Return RETAIN, or READY for a kind for which producers keep nothing, so that its table needs no confirmation."""
     return Phase.READY if kind_named(kind).acks is Acks.NOTHING else Phase.RETAIN
 
 
 class Census:
-    """The numbers of replicas on workers, and the partitions with too few of some kind. The first table is counted as a
-    whole, later ones only in the stages that have changed: the sweep looks far more often than a stage changes."""
+    """Counts of the replicas on workers, and the partitions with too few replicas of some kind.
+
+    The first table is counted as a whole, later tables only in the stages that have changed, because the sweep looks far more
+    often than a stage changes."""
 
     def __init__(self, wishes: Wishes) -> None:
         self.wishes = wishes
@@ -129,12 +138,14 @@ class Census:
                 self._held[stage] = held
 
     def low_of_stages(self) -> list[list[int]]:
-        """For each stage, its partitions with fewer replicas than it wants."""
+        """Return, for each stage, its partitions with fewer replicas than it wants."""
         return self._low
 
     def low(self) -> Iterator[PartitionKey]:
-        """Partitions with fewer replicas than their stage wants, in topological order. Where the stage changes, those that
-        have as many as are kept safe come after all others, and those that have to drop one first are left out."""
+        """Yield the partitions with fewer replicas than their stage wants, in topological order.
+
+        While a stage changes, its partitions that have the number that is kept safe come after all others, and partitions that
+        have to drop a replica first are left out."""
         later: list[PartitionKey] = []
         for stage, partitions in enumerate(self._low):
             change = self.wishes.open.get(stage)
@@ -147,12 +158,12 @@ class Census:
         yield from later
 
     def held(self) -> dict[int, int]:
-        """Replicas on each worker that has any."""
+        """Count the replicas on each worker that has any."""
         return {worker: count for worker, count in self._total.items() if count}
 
 
 def under_replicated(plan: Plan, table: Table) -> list[PartitionKey]:
-    """Partitions with fewer replicas than their stage wants, in topological order."""
+    """Return the partitions with fewer replicas than their stage wants, in topological order."""
     return [
         PartitionKey(stage.id, partition)
         for stage in plan.stages
@@ -168,15 +179,16 @@ def next_additions(
     placement: Placement,
     census: Census | None = None,
     resting: AbstractSet[PartitionKey] = frozenset(),
-) -> list[Wanted]:
-    """The additions to begin now. Stages go in order: none begins while another has an addition under way. ``census``:
-    keep one from call to call to save counting; it knows what is wished now, ``plan`` only what was at first. ``resting``:
-    partitions that are skipped for now."""
+) -> list[WantedAddition]:
+    """Return the additions to begin now. Stages go in order: none begins while another has an addition under way.
+
+    Keep a ``census`` from call to call to save counting. It knows the wishes of the moment, ``plan`` only the first ones.
+    Partitions that are ``resting`` are skipped for now."""
     busy = list(under_way)
     if len(busy) >= at_once:
         return []
     stage = min((addition.stage for addition in busy), default=None)
-    wanted: list[Wanted] = []
+    wanted: list[WantedAddition] = []
     for each in _additions(table, busy, placement, census or Census(Wishes(plan)), stage, resting):
         # Partitions that no worker can take are skipped, and so is a stage that has no others.
         if wanted and each.stage != wanted[0].stage:
@@ -187,8 +199,8 @@ def next_additions(
     return wanted
 
 
-def all_additions(plan: Plan, table: Table, placement: Placement) -> list[Wanted]:
-    """All additions that the sweep will make, in order, if nothing else happens meanwhile."""
+def all_additions(plan: Plan, table: Table, placement: Placement) -> list[WantedAddition]:
+    """Return all additions that the sweep will make, in order, if nothing else happens meanwhile."""
     return list(_additions(table, [], placement, Census(Wishes(plan)), None, frozenset()))
 
 
@@ -199,9 +211,9 @@ def _additions(
     census: Census,
     stage: int | None,
     resting: AbstractSet[PartitionKey],
-) -> Iterator[Wanted]:
-    """The additions in order, each on the worker with the fewest replicas at that time, among those that may hold it
-    and have the best rank. ``stage``: the only stage to look at; None: all."""
+) -> Iterator[WantedAddition]:
+    """Yield the additions in order, each on the worker with the fewest replicas at that time, of the workers that may hold it
+    and have the best rank. ``stage`` is the only stage to look at; None: all."""
     census.look(table)
     held = census.held()
     emptiest = [HolderCount(held.get(worker, 0), worker) for worker in {**table.endpoints, **held}]
@@ -225,16 +237,17 @@ def _additions(
             kind = missing(wishes.plan.stages[key.stage], replicas) or ACTIVE
             change = wishes.open.get(key.stage)
             if change is None:
-                yield Wanted(*key, worker, kind=kind)
+                yield WantedAddition(*key, worker, kind=kind)
             else:
-                yield Wanted(*key, worker, why=f"change {change}", kind=kind, request=change.request)
+                yield WantedAddition(*key, worker, why=f"change {change}", kind=kind, request=change.request)
 
 
 def _emptiest(
     emptiest: list[HolderCount], key: PartitionKey, holders: tuple[int, ...], placement: Placement
 ) -> int | None:
-    """Of the workers that may hold it and have the best rank, the one with the fewest replicas. Its entry in the heap
-    then counts one more. With the heap, not all workers are looked at for each of many partitions."""
+    """Choose the worker with the fewest replicas, of the workers that may hold a replica and have the best rank.
+
+    Its entry in the heap then counts one more. Thanks to the heap, not all workers are examined for each of many partitions."""
     wanted = placement.best(key, holders)
     seen: list[HolderCount] = []
     chosen: int | None = None  # its place among those seen

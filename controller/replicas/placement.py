@@ -1,4 +1,4 @@
-"""Who may hold which replica: this module answers every question about the place of a replica (design: placement).
+"""Placement: this module answers every question about the place of a replica (design: placement).
 
 The first table, repairs, moves, drains and policies all ask a ``Placement``. ``FarApart`` is the only one; another,
 such as a ring, would be another class with the same methods, and ``placement_of`` would make it.
@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import Any, Protocol
 
-from controller.replicas.apart import Place, Spread
+from controller.replicas.apart import Spread, WorkerPlace
 from controller.replicas.first_table import first_table
 from controller.replicas.wishes import Wishes
 from controller.wording import count, listed, named
@@ -24,27 +24,28 @@ from partitioning.table import Table
 
 
 class Placement(Protocol):
-    """Answers for the workers of a moment. ``others``: workers that hold the other replicas of the same partition;
-    ``leaving``: workers that are being emptied."""
+    """Answers for the workers of a moment. ``others`` are the workers with the other replicas of the same partition;
+    ``leaving`` are workers that are being emptied."""
 
     @property
     def leaving(self) -> AbstractSet[int]: ...
 
     def first_table(self, plan: Plan, endpoints: Mapping[int, str]) -> Table:
-        """The table of epoch 0. ``endpoints`` of the workers, in slot order. QueryFailed if there are too few workers
-        for the replicas."""
+        """Make the table of epoch 0. ``endpoints`` are those of the workers, in slot order.
+
+        QueryFailed: there are too few workers for the replicas."""
 
     def obstacle(self, worker: int, others: Iterable[int]) -> str | None:
-        """Why a worker may not hold a replica of a partition; None: it may."""
+        """Return the reason why a worker may not hold a replica of a partition; None: it may."""
 
     def may_hold(self, worker: int, others: Iterable[int]) -> bool:
-        """Whether there is no obstacle."""
+        """Tell whether there is no obstacle."""
 
     def rank(self, key: PartitionKey, worker: int, others: Iterable[int]) -> int:
-        """How good a worker is for a partition: the lowest rank is best."""
+        """Rate a worker as a place for a partition. The lowest rank is best."""
 
     def best(self, key: PartitionKey, others: Iterable[int]) -> int:
-        """The lowest rank of all workers that are not leaving."""
+        """Return the lowest rank of all workers that are not leaving."""
 
     def candidates(
         self,
@@ -54,34 +55,38 @@ class Placement(Protocol):
         first: Callable[[int], int] = lambda worker: 0,
         without: AbstractSet[int] = frozenset(),
     ) -> list[int]:
-        """Workers that may hold a new replica of the partition, in order of preference, ``without`` the given ones.
+        """Return the workers that may hold a new replica of the partition, in order of preference, ``without`` the given ones.
+
         They are sorted by ``first``, then by rank, then by ``then``."""
 
     def misplaced(self, key: PartitionKey, holders: Sequence[int]) -> int | None:
-        """A holder whose replica had better be elsewhere; None: all places are as good as possible. ``holders``: the
-        primary first; a secondary is preferred."""
+        """Return a holder whose replica should be elsewhere; None: all places are as good as possible.
+
+        ``holders`` has the primary first. A secondary is preferred."""
 
     def room(self) -> int:
-        """The largest number of replicas of one partition that the workers can hold that do not leave."""
+        """Return the largest number of replicas of one partition that the workers that do not leave can hold."""
 
     def too_few(self, wishes: Wishes, leaving: AbstractSet[int]) -> str | None:
-        """Why the other workers could not hold all replicas if those left; None: they could."""
+        """Return the reason why the other workers could not hold all replicas without ``leaving``; None: they could."""
 
 
-def placement_of(places: Mapping[int, Place], leaving: Iterable[int], same_executor: bool) -> Placement:
-    """The placement of Flux."""
+def placement_of(places: Mapping[int, WorkerPlace], leaving: Iterable[int], same_executor: bool) -> Placement:
+    """Make the placement of Flux."""
     return FarApart(places, leaving, same_executor)
 
 
 class FarApart:
-    """Replicas of a partition are as far apart as the workers are (``apart``). ``same_executor``: two may be on one
+    """Placement as far apart as the workers are (``apart``). ``same_executor``: two replicas of a partition may be on one
     executor."""
 
-    def __init__(self, places: Mapping[int, Place], leaving: Iterable[int] = (), same_executor: bool = False) -> None:
+    def __init__(
+        self, places: Mapping[int, WorkerPlace], leaving: Iterable[int] = (), same_executor: bool = False
+    ) -> None:
         self.leaving: AbstractSet[int] = frozenset(leaving)
         self._places = places
         self._same_executor = same_executor
-        self._misplaced: dict[tuple[int, ...], int | None] = {}  # by holders: many partitions have the same
+        self._misplaced: dict[tuple[int, ...], int | None] = {}  # by holders, which many partitions share
 
     @cached_property
     def _spread(self) -> Spread:
@@ -98,11 +103,11 @@ class FarApart:
             return f"worker {worker} is leaving"
         for other in others:
             if other == worker:
-                return f"worker {worker} holds a copy already"
+                return f"worker {worker} holds a replica already"
             beside = self._places.get(other)
             if not self._same_executor and beside is not None and beside.executor == place.executor:
                 return (
-                    f"worker {worker} is on the same executor as worker {other}, which holds another copy; "
+                    f"worker {worker} is on the same executor as worker {other}, which holds another replica; "
                     "spark.flux.replicas.allowSameExecutor would allow it"
                 )
         return None

@@ -1,7 +1,7 @@
-"""The controller's knowledge of replicas beyond the table: which are safe, which are being added, and their history.
+"""Knowledge of the controller about replicas beyond the table: safe replicas, additions under way, and their history.
 
 A replica is safe when its primary has reported so (design: safe). Only a safe one may take over, or allow another to be
-dropped. The additions of moves are kept here too; ``move_queue`` knows the moves that they belong to.
+dropped. The additions of moves are kept here, too; ``move_queue`` knows the moves that they belong to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from controller.replicas.addition_phases import LIMIT_S, Heard, Phase
+from controller.replicas.addition_phases import LIMIT_S, AdditionEvent, Phase
 from controller.replicas.attempts import ASK_EVERY_MAX_S, ASK_EVERY_S, COPIES_MAX, Attempts
 from controller.replicas.batches import MOST, Batches
 from controller.replicas.kinds import kind_of, outlives_primary
@@ -22,7 +22,7 @@ from controller.replicas.membership import Member
 from controller.replicas.next_additions import (
     Addition,
     Census,
-    Wanted,
+    WantedAddition,
     first_phase,
     next_additions,
 )
@@ -38,10 +38,10 @@ from partitioning.table import ReplicaAt, Table
 
 __all__ = ["ASK_EVERY_S", "DIVERGENCES_MAX", "Event", "Repairs"]
 
-#: Divergences of one partition after which a replica is built anew; the next one ends the query. An operator that is
+#: Divergences of one partition after which a replica is built anew. The next one ends the query, because an operator that is
 #: not deterministic would diverge for ever.
 DIVERGENCES_MAX = 3
-#: After this time of agreement between enough replicas, the count begins again at nothing. Divergences that rare are
+#: After this time of agreement between enough replicas, the count begins again at nothing. Divergences as rare as that are
 #: faults of a machine rather than of the operator, and must not end a query that runs for months.
 DIVERGENCE_CALM_S = 600.0
 
@@ -54,13 +54,15 @@ class Overdue(NamedTuple):
 
 
 class Divergences(NamedTuple):
-    """``times`` that a partition has diverged; ``agreed_since``: when enough of its replicas existed again."""
+    """Divergences of a partition: their number, and the time at which enough of its replicas existed again."""
 
     times: int
     agreed_since: float
 
 
 class Repairs:
+    """The additions under way and the safety of replicas. ``done`` and ``take_overs`` are counts since the start."""
+
     def __init__(self, plan: Plan, events: History, wishes: Wishes | None = None) -> None:
         self.plan = plan
         self.wishes = wishes or Wishes(plan)
@@ -74,13 +76,14 @@ class Repairs:
         self.lags = Lags(plan.settings)
         self._census = Census(self.wishes)
         self.batches = Batches(plan.settings)
-        #: Epochs of tables that dropped a replica while its partition was copied. Until all go by them, the copy may go on.
+        #: Epochs of tables that dropped a replica while its partition was copied. The copy may go on until all processes go by
+        #: them.
         self._lapsing: list[int] = []
 
     # ---- safety
 
     def has_arrived(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        """Whether it is live, and its primary has reported that it has everything committed."""
+        """Tell whether a replica is live, and its primary has reported that it has everything committed."""
         return replica.live and (stage, partition, replica.worker, replica.incarnation) not in self._unsafe
 
     def outlives_primary(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
@@ -90,14 +93,14 @@ class Repairs:
         return kind_of(replica).safe and self.has_arrived(stage, partition, replica)
 
     def is_behind(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        # Asked of every replica, and mostly no lag is known.
+        # Called for every replica, and mostly no lag is known.
         return (
             bool(self.lags)
             and self.lags.beyond(Life(stage, partition, replica.worker, replica.incarnation)) is not None
         )
 
     def keeps_up(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        """Whether it is safe and could take over at once. Only then may something be given up in its favour."""
+        """Tell whether a replica is safe and could take over at once. Only then may another be given up in its favour."""
         return (
             kind_of(replica).at_once
             and self.is_safe(stage, partition, replica)
@@ -105,23 +108,23 @@ class Repairs:
         )
 
     def doubtful(self) -> set[Life]:
-        """Replicas that have not arrived, or do not keep up."""
+        """Return the replicas that have not arrived, or do not keep up."""
         return self._unsafe | self.lags.all_beyond().keys()
 
     @property
     def unsafe(self) -> AbstractSet[Life]:
-        """Replicas that have not arrived; others have, if they are live."""
+        """Replicas that have not arrived. Other live replicas have."""
         return self._unsafe
 
     def low(self, table: Table) -> list[list[int]]:
-        """For each stage, its partitions with fewer replicas than it wants."""
+        """Return, for each stage, its partitions with fewer replicas than it wants."""
         self._census.look(table)
         return self._census.low_of_stages()
 
     def is_heir_of_silent(self, since: float) -> Judge:
-        """Return the test for replicas in whose favour a primary is given up that has been silent ``since`` then.
+        """Return the test for the heirs of a primary that is given up because it has been silent ``since`` then.
 
-        A standby that has arrived passes, because checkpoints bound what it has to repeat (design: standby-heir). An active
+        A standby that has arrived passes, because checkpoints bound its work of repeating (design: standby-heir). An active
         replica passes if it keeps up, or has applied by now all steps that the primary had ordered."""
 
         def is_heir(stage: int, partition: int, replica: ReplicaAt) -> bool:
@@ -135,9 +138,11 @@ class Repairs:
 
     # ---- additions
 
-    def due(self, table: Table, placement: Placement, now: float = math.inf, room: float = 1.0) -> list[Wanted]:
-        """The repairs to begin with the next table: a batch, if nobody waits for a copy any more. Partitions that rest
-        after many attempts are skipped; without ``now``, none is. ``room``: share of the fullest log that is free."""
+    def due(self, table: Table, placement: Placement, now: float = math.inf, room: float = 1.0) -> list[WantedAddition]:
+        """Return the repairs to begin with the next table: a batch, if no addition waits for a copy any more.
+
+        Partitions that rest after many attempts are skipped; without ``now``, none is. ``room`` is the free share of the fullest
+        log."""
         if not self.may_begin:
             return []
         wanted = self._next(table, self.under_way.values(), len(self.under_way) + MOST, placement, now)
@@ -146,19 +151,20 @@ class Repairs:
         return [self._elsewhere(each, table, placement) for each in wanted]
 
     def waits(self, table: Table, placement: Placement, now: float) -> bool:
-        """Whether a repair is due that waits only for additions of another stage. Then no move may begin: one move
-        after the other could keep the repair waiting without end."""
+        """Tell whether a repair is due that waits only for additions of another stage.
+
+        Then no move may begin: one move after the other could keep the repair waiting without end."""
         return bool(self.under_way) and bool(self._next(table, (), 1, placement, now))
 
     def _next(
         self, table: Table, under_way: Iterable[Addition], most: int, placement: Placement, now: float
-    ) -> list[Wanted]:
+    ) -> list[WantedAddition]:
         resting = self.attempts.resting(now)
         return next_additions(self.plan, table, under_way, most, placement, self._census, resting)
 
     @property
     def may_begin(self) -> bool:
-        """Whether the next batch may begin: nobody waits for a copy, and another copy may be taken."""
+        """The next batch may begin: no addition waits for a copy, and another copy may be taken."""
         copying = 0
         for addition in self.under_way.values():
             if addition.phase in (Phase.RETAIN, Phase.READY):
@@ -166,9 +172,8 @@ class Repairs:
             copying += addition.phase == Phase.COPY
         return copying < self.plan.settings.repairs_at_once
 
-    def _elsewhere(self, wanted: Wanted, table: Table, placement: Placement) -> Wanted:
-        """The same addition, but on the worker with the fewest failures for this partition, if the chosen one has
-        any."""
+    def _elsewhere(self, wanted: WantedAddition, table: Table, placement: Placement) -> WantedAddition:
+        """Put an addition on the worker with the fewest failures for this partition, if the chosen worker has had any."""
         key = wanted.key
         if not self.attempts.with_worker(key, wanted.worker):
             return wanted
@@ -181,7 +186,7 @@ class Repairs:
         )
         return replace(wanted, worker=fit[0])
 
-    def begin(self, wanted: Wanted, epoch: int, now: float) -> None:
+    def begin(self, wanted: WantedAddition, epoch: int, now: float) -> None:
         key = wanted.key
         self.under_way[key] = Addition(
             *key, wanted.worker, epoch, now, self.attempts.patience_s(key), phase=first_phase(wanted.kind), why=wanted.why,
@@ -190,14 +195,15 @@ class Repairs:
         self._unsafe.add(self.under_way[key].life)
 
     def confirmed(self, by_all: Callable[[int], bool]) -> list[Addition]:
-        """Additions whose table all go by. ``by_all``: whether all go by the table of an epoch."""
+        """Return the additions whose table all processes go by. ``by_all`` tells this for the table of an epoch."""
         retained = [a for a in self.under_way.values() if a.phase == Phase.RETAIN]
         confirmed = {epoch for epoch in {a.incarnation for a in retained} if by_all(epoch)}
         return [a for a in retained if a.incarnation in confirmed]
 
     def turns(self, by_all: Callable[[int], bool]) -> list[Addition]:
-        """Additions whose copies may begin now, the oldest first: few partitions stand still at the same time. A copy
-        that nobody wants any more counts until its primary knows."""
+        """Return the additions whose copies may begin now, the oldest first: few partitions stand still at the same time.
+
+        A copy that is not wanted any more counts until its primary knows."""
         ready = [a for a in self.under_way.values() if a.phase == Phase.READY]
         if not ready:
             return []
@@ -206,7 +212,7 @@ class Repairs:
         return ready[: max(self.plan.settings.repairs_at_once - copying, 0)]
 
     def waiting_too_long(self, now: float) -> list[Addition]:
-        """Additions that wait for their turn while producers keep rows for them."""
+        """Return the additions that have waited too long for their turn while producers keep rows for them."""
         return [a for a in self.under_way.values() if a.phase == Phase.READY and now - a.since > LIMIT_S[Phase.READY]]
 
     def to_ask(self, now: float) -> list[Addition]:
@@ -218,11 +224,11 @@ class Repairs:
         return due
 
     def asked(self) -> list[Addition]:
-        """Additions whose copy was ordered and, as far as is known, has not arrived."""
+        """Return the additions whose copy was ordered and, as far as is known, has not arrived."""
         return [a for a in self.under_way.values() if a.phase == Phase.COPY and a.asked]
 
     def overdue(self, now: float, behind: Callable[[int], str]) -> list[Overdue]:
-        """Additions whose time is over, and the reason. ``behind(epoch)``: names of the processes that do not go by
+        """Return the additions whose time is over, with the reason. ``behind(epoch)`` names the processes that do not go by
         that table yet."""
         late = []
         for addition in self.under_way.values():
@@ -235,7 +241,7 @@ class Repairs:
         return late
 
     def give_up(self, addition: Addition, why: str, epoch: int, now: float, failed: bool = True) -> None:
-        """An attempt is over, and the caller drops the replica with the table of ``epoch``. ``failed``: it counts as a
+        """End an attempt, whose replica the caller drops with the table of ``epoch``. ``failed``: it counts as a
         failure, and is reported."""
         self._drop(addition, epoch, now)
         self._unsafe.discard(addition.life)
@@ -251,25 +257,25 @@ class Repairs:
             self.note("warning", now, *addition.key, -1, text)
 
     def _drop(self, addition: Addition, epoch: int, now: float) -> None:
-        """It ends, and the table of this epoch is without its replica."""
+        """End an addition whose replica is not in the table of this epoch."""
         if addition.phase == Phase.COPY:
             self._lapsing.append(epoch)
-        addition.on(Heard.DROPPED, now)
+        addition.on(AdditionEvent.DROPPED, now)
         del self.under_way[addition.key]
 
     def caught_up(self, message: ReplicaCaughtUp, now: float = 0.0) -> bool:
-        """Whether this is news: the replica is to be made live."""
+        """Take a report, and tell whether it is news, so that the replica is to be made live."""
         addition = self._meant(message)
         if addition is None or addition.phase not in (Phase.READY, Phase.COPY):
             return False
         if addition.phase == Phase.COPY:
             self.batches.copied(addition.stage, now - addition.since)
-        addition.on(Heard.FOLLOWS, now)
+        addition.on(AdditionEvent.FOLLOWS, now)
         addition.stall_ms, addition.bytes = message.stall_ms, message.bytes
         return True
 
     def arrived(self, message: ReplicaCaughtUp, now: float) -> Addition | None:
-        """The addition whose replica has all that is committed with this; None: nothing new."""
+        """Take a report, and return the addition whose replica has everything committed with it; None: it is no news."""
         addition = self._meant(message)
         if addition is None or addition.phase != Phase.LIVE or addition.arrived:
             return None
@@ -280,8 +286,8 @@ class Repairs:
         return addition
 
     def complete(self, addition: Addition, now: float) -> None:
-        """The replica of this addition is safe from now on."""
-        addition.on(Heard.COMPLETE, now)
+        """Note that the replica of this addition is safe from now on."""
+        addition.on(AdditionEvent.COMPLETE, now)
         del self.under_way[addition.key]
         self._unsafe.discard(addition.life)
         self.attempts.succeeded(addition.key)
@@ -303,8 +309,8 @@ class Repairs:
     # ---- losses
 
     def note_loss(self, member: Member, why: str, before: Table, after: Table, now: float, request: int = 0) -> None:
-        """A worker is out of the table ``after`` its loss: note the take-overs, and end the additions that needed
-        it."""
+        """Follow the loss of a worker, which is not in the table ``after``: note the take-overs, and end the additions that
+        needed it."""
         self.events.note(Event("loss", now, "", -1, member.node, why, request=request))
         for addition in list(self.under_way.values()):
             if not addition.life.is_in(after.replicas(*addition.key)):
@@ -327,7 +333,7 @@ class Repairs:
         self.lags.forget(member.node)
 
     def note_divergence(self, message: ReplicaDiverged, table: Table, now: float) -> bool:
-        """Whether the secondary is to be dropped."""
+        """Take a report, and tell whether the secondary is to be dropped."""
         life = _life(message)
         key = life.key
         if not life.is_in(table.replicas(*key)[1:]):
@@ -343,8 +349,10 @@ class Repairs:
         return True
 
     def note_behind(self, primary: int, reported: Iterable[Reported], table: Table, now: float) -> None:
-        """Take a worker's newest report on the replicas of its primaries. A replica that is far behind stays, as it has
-        the order, but nobody counts on it: a take-over would have to wait for it."""
+        """Take a worker's newest report on the replicas of its primaries.
+
+        A replica that is far behind stays, as it has the order, but it does not count as an heir: a take-over would have to wait
+        for it."""
 
         def leads(life: Life) -> bool:
             return any(replica.worker == primary for replica in table.replicas(*life.key)[:1])
@@ -360,7 +368,7 @@ class Repairs:
         self.note("behind", now, *life.key, life.worker, f"{self.lags.beyond(life)}: a take-over would wait for these")
 
     def drop_standing(self, table: Table, now: float) -> Life | None:
-        """A replica that is to be dropped because it stands still, and may hold back its primary; None: there is
+        """Return a replica that is to be dropped because it stands still, and may hold back its primary; None: there is
         none."""
         for life, lag in self.lags.standing_still().items():
             key, worker = life.key, life.worker
@@ -380,8 +388,8 @@ class Repairs:
         return next((key for key, known in self._divergences.items() if known.times > DIVERGENCES_MAX), None)
 
     def validate(self, table: Table) -> None:
-        """There are few copies, and all additions are of one stage. Each adds a replica that is in the table, and only
-        these have not arrived."""
+        """Check that there are few copies, that all additions are of one stage, that each adds a replica in the table, and
+        that only these replicas have not arrived."""
         copies = sum(addition.phase == Phase.COPY for addition in self.under_way.values())
         assert copies <= self.plan.settings.repairs_at_once, "at most so many copies at once"
         assert len({stage for stage, _ in self.under_way}) <= 1, "stage by stage"
@@ -419,11 +427,11 @@ class Repairs:
         return self.events.kept
 
     def news(self) -> list[Event]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         return self.events.news()
 
     def report(self, table: Table | None) -> dict[str, Any]:
-        """The part of ``lastProgress`` about replicas."""
+        """Make the part of ``lastProgress`` about replicas."""
         if table is None:
             return {}
         stalls = [event.stall_ms for event in self.history if event.kind == "repair"]
@@ -465,7 +473,7 @@ def _life(message: ReplicaCaughtUp | ReplicaDiverged) -> Life:
 
 
 def _unheard(addition: Addition, behind: Callable[[int], str]) -> str:
-    """What an addition has waited for in vain, as the beginning of a sentence that ends with the time."""
+    """Describe the event that an addition has waited for in vain, as the beginning of a sentence that ends with the time."""
     if addition.phase == Phase.RETAIN:
         return f"{behind(addition.incarnation)} did not confirm its table within"
     if addition.phase == Phase.COPY:

@@ -18,12 +18,12 @@ Replicas = tuple[ReplicaAt, ...]
 Judge = Callable[[int, int, ReplicaAt], bool]
 
 
-#: The replicas of a partition after a change of them.
+#: A function from the replicas of a partition to the replicas after a change.
 Change = Callable[[Replicas], Replicas]
 
 
 def changed(table: Table, changes: Mapping[PartitionKey, Change]) -> Table:
-    """The next table, in which these partitions have changed. Other stages stay the same objects."""
+    """Make the next table, in which these partitions have changed. Other stages stay the same objects."""
     stages: list[tuple[Replicas, ...]] = list(table.stages)
     rows: dict[int, list[Replicas]] = {}
     for (stage, partition), change in changes.items():
@@ -36,7 +36,7 @@ def changed(table: Table, changes: Mapping[PartitionKey, Change]) -> Table:
 
 
 class Changes:
-    """What the next table changes. False: nothing."""
+    """The changes of the next table, collected by partition. It is false while there are none."""
 
     def __init__(self) -> None:
         self._by_key: dict[PartitionKey, Change] = {}
@@ -45,7 +45,7 @@ class Changes:
         return bool(self._by_key)
 
     def add(self, key: PartitionKey, change: Change) -> None:
-        """Also of a partition that changes already."""
+        """Add a change. A partition may change several times."""
         before = self._by_key.get(key)
         self._by_key[key] = change if before is None else lambda replicas: change(before(replicas))
 
@@ -54,24 +54,25 @@ class Changes:
 
 
 def added(worker: int, epoch: int, kind: str = ACTIVE) -> Change:
-    """Phase 1: the new replica is listed, not live. From this table of ``epoch`` on, producers keep log entries for
-    it."""
+    """Phase 1: list the new replica, not live. From this table of ``epoch`` on, producers keep log entries for it."""
     return lambda replicas: (*replicas, ReplicaAt(worker, epoch, False, kind))
 
 
 def made_live(worker: int) -> Change:
-    """Phase 3: from this table on, the primary needs the replica's acks to commit."""
+    """Phase 3: list the replica as live. From this table on, the primary needs its acks to commit."""
     return lambda replicas: tuple(replace(r, live=True) if r.worker == worker else r for r in replicas)
 
 
 def dropped(worker: int) -> Change:
-    """The partition without this replica, which is not the primary."""
+    """Leave this replica out. It is not the primary."""
     return lambda replicas: tuple(replica for replica in replicas if replica.worker != worker)
 
 
 def in_place_of(source: int, target: int) -> Change:
-    """The second half of a move: without the source, and with the target in its place. If that is the first place, the
-    target becomes primary; otherwise the primary stays what it is, because a primary is never demoted."""
+    """Leave the source out, and put the target in its place: the second half of a move.
+
+    If that is the first place, the target becomes primary; otherwise the primary keeps its role, because a primary is never
+    demoted."""
 
     def change(replicas: Replicas) -> Replicas:
         moved = next(replica for replica in replicas if replica.worker == target)
@@ -81,17 +82,17 @@ def in_place_of(source: int, target: int) -> Change:
 
 
 def retain(table: Table, stage: int, partition: int, worker: int, kind: str = ACTIVE) -> Table:
-    """The table with one replica more."""
+    """Make the table with one replica more."""
     return changed(table, {PartitionKey(stage, partition): added(worker, table.epoch + 1, kind)})
 
 
 def make_live(table: Table, stage: int, partition: int, worker: int) -> Table:
-    """The table in which this replica is live."""
+    """Make the table in which this replica is live."""
     return changed(table, {PartitionKey(stage, partition): made_live(worker)})
 
 
 def drop(table: Table, stage: int, partition: int, worker: int) -> Table:
-    """The table without this replica."""
+    """Make the table without this replica."""
     return changed(table, {PartitionKey(stage, partition): dropped(worker)})
 
 
@@ -103,7 +104,7 @@ def _holds(replicas: Replicas, worker: int) -> bool:
 
 
 class AfterLoss(NamedTuple):
-    """``orphans``: partitions that have no safe replica left."""
+    """A table after a loss. ``orphans`` are partitions that have no safe replica left."""
 
     table: Table
     orphans: list[PartitionKey]
@@ -117,12 +118,12 @@ def without_worker(
     rather: Judge | None = None,
     stays: Judge | None = None,
 ) -> AfterLoss:
-    """The table after the loss of a worker, in one epoch, and the partitions that have no safe replica left.
+    """Make the table after the loss of a worker, in one epoch, and find the partitions that have no safe replica left.
 
     If the primary is lost, a safe replica takes over, and replicas that are not safe are dropped: their copy of state
-    may hold steps that the survivors order differently. ``readers``: workers that take over its partitions of sources.
-    ``rather``: the safe replicas that are preferred as primary. ``stays``: further replicas that are kept although they
-    cannot save the partition."""
+    may hold steps that the survivors order differently. ``readers`` are workers that take over the lost worker's partitions of
+    sources. ``rather`` tells which safe replicas are preferred as primary; ``stays``, which further replicas are kept although
+    they cannot save the partition."""
     lost: list[PartitionKey] = []
     stages = list(table.stages)
     for stage, partitions in enumerate(table.stages):
@@ -135,7 +136,7 @@ def without_worker(
             if not left:
                 lost.append(PartitionKey(stage, partition))
             rows[partition] = left
-        if held:  # other stages stay the same objects, so that nobody has to look at them again
+        if held:  # other stages stay the same objects, so that readers of the table can skip them
             stages[stage] = tuple(rows)
     sources = tuple(
         tuple(
@@ -149,7 +150,7 @@ def without_worker(
 
 
 class Preference(NamedTuple):
-    """The best heir sorts first: one that goes on at once before one that restores its state."""
+    """The preference among heirs. The best one sorts first: one that goes on at once before one that restores its state."""
 
     may_not_lead: bool
     restores: bool
@@ -159,7 +160,7 @@ class Preference(NamedTuple):
 def _after_primary(
     stage: int, partition: int, left: Replicas, safe: Judge, rather: Judge | None, stays: Judge | None
 ) -> Replicas:
-    """The replicas that a partition keeps after the loss of its primary, the heir first; none if none of them is
+    """Return the replicas that a partition keeps after the loss of its primary, the heir first; none if none of them is
     safe."""
     kept = tuple(r for r in left if safe(stage, partition, r) or (stays is not None and stays(stage, partition, r)))
     if not any(safe(stage, partition, replica) for replica in kept):
@@ -174,12 +175,12 @@ def _after_primary(
 
 
 def with_worker(table: Table, worker: int, endpoint: str) -> Table:
-    """A worker has joined; nothing is placed there yet."""
+    """Make the table with a worker that has joined and holds no replica yet."""
     return Table(table.epoch + 1, table.stages, table.sources, {**table.endpoints, worker: endpoint})
 
 
 def read_elsewhere(table: Table, workers: Iterable[int], readers: list[int]) -> Table:
-    """The partitions of sources that ``workers`` read go to ``readers`` in turn."""
+    """Give the partitions of sources that ``workers`` read to ``readers`` in turn."""
     given = set(workers)
     turns = itertools.cycle(readers)
     sources = tuple(tuple(next(turns) if owner in given else owner for owner in owners) for owners in table.sources)

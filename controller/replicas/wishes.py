@@ -1,7 +1,7 @@
-"""How many replicas each stage is to have, of which kinds: first as the plan says, later as people ask (design: wish).
+"""Wishes: number and kinds of the replicas that each stage is to have, first by the plan, later by request (design: wish).
 
-A change names the new number and kind. The sweep then adds replicas of kinds that are missing, as repairs do, and drops those
-that are too many once enough others are safe. Law: by a change alone, no partition ever has fewer safe replicas than the
+A change names the new number and kind. The sweep then adds replicas of kinds that are missing, as repairs do, and drops
+surplus ones once enough others are safe. Law: by a change alone, no partition ever has fewer safe replicas than the
 smaller of both numbers.
 """
 
@@ -21,6 +21,8 @@ Rows = Sequence[tuple[ReplicaAt, ...]]
 
 
 class ChangePhase(StrEnum):
+    """The phases of a change."""
+
     UNDER_WAY = "under way"
     DONE = "done"
     GIVEN_UP = "given up"
@@ -28,19 +30,25 @@ class ChangePhase(StrEnum):
 
 @dataclass
 class Change:
-    """One change of a stage. ``least``: safe replicas that each partition keeps; ``most``: replicas that it may have, those
-    that only repairs or moves add not counted; ``before``, ``after``: in words; ``left``: partitions that are not as they
-    shall be; ``ended``: why it was given up."""
+    """One change of the protection of a stage."""
 
     stage: int
+    #: Safe replicas that each partition keeps.
     least: int
+    #: Replicas that a partition may have, apart from replicas that repairs or moves add.
     most: int
+    #: The protection before the change, in words.
     before: str
+    #: The protection after the change, in words.
     after: str
+    #: Time of the request.
     since: float
+    #: Its number.
     request: int
+    #: Partitions that do not have the new protection yet.
     left: int = 0
     phase: ChangePhase = ChangePhase.UNDER_WAY
+    #: Reason for giving it up.
     ended: str = ""
 
     @property
@@ -52,26 +60,27 @@ class Change:
 
 
 class Wishes:
-    """``plan``: as it is wished now; only ``replicas`` and ``recovery`` of its stages ever differ from the plan of the
-    workers. ``open``: the changes that are not over, by stage."""
+    """The wishes for all stages, and the changes that are not over."""
 
     def __init__(self, plan: Plan) -> None:
+        #: The plan as it is wished now. Only ``replicas`` and ``recovery`` of its stages ever differ from the workers' plan.
         self.plan = plan
+        #: By stage.
         self.open: dict[int, Change] = {}
 
     def most(self, stage: StagePlan) -> int:
-        """Replicas that a partition of the stage may have, the target of a move not counted."""
+        """Return the number of replicas that a partition of the stage may have, not counting the target of a move."""
         change = self.open.get(stage.id)
         return len(wanted(stage)) if change is None else change.most
 
     def places(self, stage: StagePlan) -> int:
-        """Workers that a partition of the stage needs from now on."""
+        """Return the number of workers that a partition of the stage needs from now on."""
         change = self.open.get(stage.id)
         return len(wanted(stage)) if change is None else most_at_a_time(stage, change.least)
 
     def ask(self, wish: StagePlan, rows: Rows, now: float, request: int) -> Change:
-        """Have a stage as ``wish`` says from now on. ``rows``: the replicas of its partitions. A change that is under way
-        ends here."""
+        """Begin a change to ``wish``. A change of the stage that is under way ends here. ``rows`` has the replicas of its
+        partitions."""
         before = self.plan.stages[wish.id]
         earlier = self.open.get(wish.id)
         if earlier is not None:
@@ -90,38 +99,38 @@ class Wishes:
         return change
 
     def give_up(self, stage: int, why: str) -> Change:
-        """The wish stays; nobody follows the change any more."""
+        """End a change without completing it. Its wish stays, but its progress is not followed any more."""
         change = self.open.pop(stage)
         change.phase, change.ended = ChangePhase.GIVEN_UP, why
         return change
 
 
 def wished(stage: StagePlan, replicas: int | None, recovery: str | None) -> StagePlan:
-    """The stage with another number of replicas, or other kinds; None: as it is."""
+    """Return the stage with another number of replicas, or other kinds; None: as before."""
     number = stage.replicas if replicas is None else replicas
-    # A single replica is an active one, whatever others would be.
+    # A single replica is always active.
     kind = ACTIVE if number == 1 else stage.recovery if recovery is None else recovery
     return replace(stage, replicas=number, recovery=kind)
 
 
 def least_safe(before: StagePlan, after: StagePlan) -> int:
-    """Safe replicas that every partition keeps during a change, if nothing is lost."""
+    """Return the number of safe replicas that every partition keeps during a change, if no worker is lost."""
     return min(before.replicas, after.replicas)
 
 
 def most_at_a_time(wish: StagePlan, least: int) -> int:
-    """Replicas of a partition while those that are too many are exchanged for others: one more than are kept safe."""
+    """Return the replicas that a partition may have while surplus ones are exchanged for others: one more than are kept safe."""
     return len(wanted(wish)) + max(least + 1 - wish.replicas, 0)
 
 
 def places_needed(rows: Rows, before: StagePlan, after: StagePlan) -> int:
-    """Workers that a partition needs for a change at the most, beginning with any of these rows."""
+    """Return the highest number of workers that a partition needs for a change, beginning with any of these rows."""
     least = least_safe(before, after)
     return max(_places(kinds, after, least) for kinds in {tuple(each.kind for each in row) for row in rows})
 
 
 def _places(kinds: tuple[str, ...], wish: StagePlan, least: int) -> int:
-    """The same for a partition with replicas of these kinds: as the sweep does it, step by step."""
+    """Count the workers for a partition with replicas of these kinds, by the steps of the sweep, one by one."""
     have, goal, most = list(kinds), counts(wish), len(kinds)
     while True:
         too_many = [kind for kind in reversed(have) if have.count(kind) > goal.get(kind, 0)]
@@ -136,5 +145,5 @@ def _places(kinds: tuple[str, ...], wish: StagePlan, least: int) -> int:
 
 
 def in_words(stage: StagePlan) -> str:
-    """Such as "1 active replica and 2 standbys"."""
+    """Describe the protection of a stage, such as "1 active replica and 2 standbys"."""
     return technique(stage.replicas, stage.recovery)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controller.replicas.columns import Columns
+from controller.replicas.columns import TableColumns
 from controller.replicas.lags import Life
 from flux.dataflow.plan import Plan
 
@@ -25,7 +25,9 @@ class Level:
     standbys: int = 0
 
 
-def levels(plan: Plan, columns: Columns | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]) -> list[Level]:
+def levels(
+    plan: Plan, columns: TableColumns | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]
+) -> list[Level]:
     """``columns`` of the table, None before the first; ``doubtful``: replicas that are not safe yet or do not keep up;
     ``low``: for each stage, the partitions with too few replicas."""
     if columns is None:

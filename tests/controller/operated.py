@@ -27,11 +27,11 @@ from controller.decide.board import Tell
 from controller.operate.connection_file import find_all
 from controller.operate.desk import About, Desk
 from controller.operate.service import Service
-from controller.replicas.apart import Place
-from controller.replicas.columns import Columns
+from controller.replicas.apart import WorkerPlace
+from controller.replicas.columns import TableColumns
 from controller.replicas.membership import Member, Membership
 from controller.replicas.move_phases import MovePhase
-from controller.replicas.move_queue import Job
+from controller.replicas.move_queue import MoveJob
 from controller.replicas.placement import FarApart
 from controller.replicas.repairs import Repairs
 from controller.replicas.wishes import wished
@@ -79,7 +79,7 @@ class FakeCore:
         self.rounds = Rounds(self.plan.settings)
         self.told: list[Any] = []
         self.pending: list[Move] = []
-        self.jobs: list[Job] = []
+        self.jobs: list[MoveJob] = []
         self.asked: dict[int, Asked] = {}
         self.numbers = 0
         self.missing: list[int] = []
@@ -94,7 +94,7 @@ class FakeCore:
             )  # fmt: skip
             member = self.members.admit(f"connection {slot}".encode(), about, STARTED)
             member.stats = {"rows_in": 1000 * (slot + 1), "queued": slot, "rss_bytes": 200 << 20, "log_bytes": 1 << 20}
-        self.table: Table | None = FarApart({n: Place.of("", "", f"e{n}") for n in range(3)}).first_table(
+        self.table: Table | None = FarApart({n: WorkerPlace.of("", "", f"e{n}") for n in range(3)}).first_table(
             self.plan, {n: f"tcp://127.0.0.1:{n}" for n in range(3)}
         )
 
@@ -106,7 +106,7 @@ class FakeCore:
             node: WorkerLoad(node, member.about.executor, cpu=0.5, rss_bytes=200 << 20, leaving=node in self.leaving)
             for node, member in self.members.workers.items()
         }
-        columns = Columns(self.plan).look(self.table)
+        columns = TableColumns(self.plan).look(self.table)
         shape = columns.workers.shape
         numbers = np.concatenate([np.arange(stage.partitions) for stage in self.plan.stages])
         return LoadTable(
@@ -119,7 +119,7 @@ class FakeCore:
         return Loads({}, []) if table is None else table.loads()
 
     def levels(self) -> list[Level]:
-        columns = None if self.table is None else Columns(self.plan).look(self.table)
+        columns = None if self.table is None else TableColumns(self.plan).look(self.table)
         low = [] if self.table is None else self.repairs.low(self.table)
         return levels(self.wished, columns, self.repairs.doubtful(), low)
 
@@ -146,7 +146,7 @@ class FakeCore:
         for move in moves:
             self._check(move.target)
         self.told.append(("move", tuple(moves), why, now))
-        jobs = [Job(move, why, request=request) for move in moves]
+        jobs = [MoveJob(move, why, request=request) for move in moves]
         self.pending += moves
         self.jobs += jobs
         self.asked[request] = Asked(request, "moves", lambda: of_moves(jobs, self._name, {}), jobs)

@@ -10,7 +10,7 @@ import pytest
 
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
 from controller.balance.policies.places import PlannedPlacement
-from controller.replicas.apart import Place, Shared, Spread, shared
+from controller.replicas.apart import Shared, Spread, WorkerPlace, shared
 from flux.domain import label, parse
 from flux.errors import UsageError
 from flux.settings import Settings
@@ -36,15 +36,16 @@ def together(c: Cluster) -> list[int]:
 
 
 def test_what_two_workers_share_is_the_smallest_thing_that_both_are_in() -> None:
-    here = Place("rack", "host", "executor")
+    here = WorkerPlace("rack", "host", "executor")
     assert shared(here, here) is Shared.EXECUTOR
     assert shared(here, here._replace(executor="other")) is Shared.HOST
-    assert shared(here, Place("rack", "other", "other")) is Shared.DOMAIN
-    assert shared(here, Place("another", "other", "other")) is Shared.NOTHING
+    assert shared(here, WorkerPlace("rack", "other", "other")) is Shared.DOMAIN
+    assert shared(here, WorkerPlace("another", "other", "other")) is Shared.NOTHING
 
 
 def test_a_host_without_a_label_is_a_domain_of_its_own() -> None:
-    spread = Spread({0: Place.of("", "a", "e0"), 1: Place.of("", "b", "e1"), 2: Place.of("", "a", "e2")}, [0, 1, 2])
+    hosts = {0: "a", 1: "b", 2: "a"}
+    spread = Spread({worker: WorkerPlace.of("", host, f"e{worker}") for worker, host in hosts.items()}, [0, 1, 2])
     assert spread.shared(0, [1]) is Shared.NOTHING
     assert spread.shared(0, [2]) is Shared.HOST
     assert spread.least([0]) is Shared.NOTHING

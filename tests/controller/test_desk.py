@@ -35,7 +35,7 @@ from controller.operate.requests import (
     decode_answer,
     encode_request,
 )
-from controller.replicas.next_additions import Wanted
+from controller.replicas.next_additions import WantedAddition
 from flux.wire.control import Stop
 from flux.wire.frames import encode
 
@@ -123,8 +123,8 @@ def test_the_heaviest_replicas_come_first_and_are_as_many_as_asked_for() -> None
 
 def test_a_move_under_way_is_not_listed_as_a_repair() -> None:
     at = counter()
-    at.core.repairs.begin(Wanted(0, 1, 0), 1, NOW)
-    at.core.repairs.begin(Wanted(0, 2, 1, from_worker=2, why="by hand"), 2, NOW)
+    at.core.repairs.begin(WantedAddition(0, 1, 0), 1, NOW)
+    at.core.repairs.begin(WantedAddition(0, 2, 1, from_worker=2, why="by hand"), 2, NOW)
     assert [(r.stage, r.partition) for r in answer(at, GetStatus()).repairs_under_way] == [("Delays", 1)]
 
 

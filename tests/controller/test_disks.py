@@ -11,7 +11,7 @@ import pytest
 
 from controller.decide.phases import QueryPhase
 from controller.decide.state import Controller
-from controller.replicas.apart import Place
+from controller.replicas.apart import WorkerPlace
 from controller.replicas.disks import Disks, revived
 from controller.replicas.placement import placement_of
 from controller.replicas.table_changes import retain, without_worker
@@ -98,7 +98,7 @@ def test_the_first_table_of_a_query_that_goes_on_has_primaries_of_its_first_epoc
 
 
 def placement(*workers: int, leaving: tuple[int, ...] = (), executor: str = "e{}") -> Any:
-    return placement_of({w: Place.of("", "h", executor.format(w)) for w in workers}, leaving, False)
+    return placement_of({w: WorkerPlace.of("", "h", executor.format(w)) for w in workers}, leaving, False)
 
 
 def test_orphans_get_new_primaries_of_the_same_epoch_at_the_workers_with_the_fewest() -> None:

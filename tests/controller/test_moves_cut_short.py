@@ -82,7 +82,7 @@ class TestLostHalfWay:
         c.confirm(4, c.table.epoch)
         c.tick(1.0)
         if repaired == 3:
-            assert "worker 3 holds a copy already" in c.events("move given up")[0].why
+            assert "worker 3 holds a replica already" in c.events("move given up")[0].why
         else:
             assert c.holders() == [1, repaired, 3]
             c.complete()
@@ -100,7 +100,7 @@ class TestLostHalfWay:
         assert c.holders() == [0, 3], "two safe copies before, and two after"
         assert (c.core.repairs.done, c.core.moving.done) == (1, 0)
         assert not c.core.moving
-        assert "worker 3 holds a copy already" in c.events("move given up")[0].why
+        assert "worker 3 holds a replica already" in c.events("move given up")[0].why
 
     def test_another_secondary_and_the_target_does_not_stay_beside_a_source_on_its_own_executor(
         self, step: str

@@ -221,10 +221,10 @@ def test_a_partition_can_go_back_to_where_it_was() -> None:
         (Move(-1, 0, 0, 3), "there is no stage -1"),
         (Move(0, 9, 0, 3), "stage Sums has no partition 9; it has 0 to 1"),
         (Move(0, 0, 2, 3), "Sums/0 is not on worker 2; it is on 0, 1"),
-        (Move(0, 0, 0, 1), "Sums/0: worker 1 holds a copy already"),
+        (Move(0, 0, 0, 1), "Sums/0: worker 1 holds a replica already"),
         (Move(0, 0, 0, 0), "Sums/0 would stay where it is"),
         (Move(0, 0, 0, 9), "there is no worker 9; there are 0, 1, 2, 3"),
-        (Move(0, 0, 0, 3), "worker 3 is on the same executor as worker 1, which holds another copy"),
+        (Move(0, 0, 0, 3), "worker 3 is on the same executor as worker 1, which holds another replica"),
     ],
 )
 def test_an_impossible_move_is_refused_with_the_reason_and_none_of_the_others_is_made(wrong: Move, says: str) -> None:

@@ -11,14 +11,14 @@ from controller.decide import phases as queries
 from controller.decide.phases import QueryEvent, QueryPhase
 from controller.replicas import addition_phases as additions
 from controller.replicas import move_phases as moves
-from controller.replicas.addition_phases import Heard, Phase
+from controller.replicas.addition_phases import AdditionEvent, Phase
 from controller.replicas.attempts import CONFIRM_MAX_S, READY_MAX_S, SAFE_MAX_S
 from controller.replicas.move_phases import MoveEvent, MovePhase
 from flux.wire.control import CopyState, PartitionFinished, ReplicaDiverged, TableChanged
 from tests.controller.cluster import Cluster
 
 TABLES: dict[str, tuple[type, type, Mapping[Any, Any], Callable[[Any, Any], Any], Any, set[Any]]] = {
-    "addition": (Phase, Heard, additions.STEPS, additions.after, Phase.RETAIN, {Phase.SAFE, Phase.DROPPED}),
+    "addition": (Phase, AdditionEvent, additions.STEPS, additions.after, Phase.RETAIN, {Phase.SAFE, Phase.DROPPED}),
     "move": (MovePhase, MoveEvent, moves.STEPS, moves.after, MovePhase.WAITING, {MovePhase.DONE, MovePhase.GIVEN_UP}),
     "query": (QueryPhase, QueryEvent, queries.STEPS, queries.after, QueryPhase.STARTING, {QueryPhase.ENDED}),
 }
@@ -66,9 +66,9 @@ def test_what_is_told_with_each_step_of_an_addition_is_what_the_table_says() -> 
 
     # Nobody else is added: it is its turn as soon as all have confirmed, and no table waits for others.
     for steps, act in [
-        ([Heard.CONFIRMED, Heard.TURN], confirm),
-        ([Heard.FOLLOWS, Heard.LISTED], lambda: c.caught_up(False)),
-        ([Heard.COMPLETE], lambda: c.caught_up(True)),
+        ([AdditionEvent.CONFIRMED, AdditionEvent.TURN], confirm),
+        ([AdditionEvent.FOLLOWS, AdditionEvent.LISTED], lambda: c.caught_up(False)),
+        ([AdditionEvent.COMPLETE], lambda: c.caught_up(True)),
     ]:
         phase, tells = addition.phase, set()
         orders = told(c, act)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from controller.replicas.apart import Place
+from controller.replicas.apart import WorkerPlace
 from controller.replicas.placement import FarApart
 
 #: Two hosts of two executors each; worker 4 is on the executor of worker 0.
 PLACES = {
-    worker: Place.of("", host, executor)
+    worker: WorkerPlace.of("", host, executor)
     for worker, host, executor in [(0, "a", "e0"), (1, "a", "e1"), (2, "b", "e2"), (3, "b", "e3"), (4, "a", "e0")]
 }
 KEY = (0, 0)
@@ -21,7 +21,7 @@ def test_every_obstacle_has_its_words() -> None:
     placement = FarApart(PLACES, leaving=[3])
     assert placement.obstacle(9, []) == "there is no worker 9; there are 0, 1, 2, 3, 4"
     assert placement.obstacle(3, [0]) == "worker 3 is leaving"
-    assert placement.obstacle(0, [2, 0]) == "worker 0 holds a copy already"
+    assert placement.obstacle(0, [2, 0]) == "worker 0 holds a replica already"
     assert "on the same executor as worker 0" in str(placement.obstacle(4, [2, 0]))
     assert placement.obstacle(1, [0]) is None
 

@@ -98,7 +98,7 @@ def test_what_is_impossible_is_refused_and_the_rest_is_done(policies: Policies) 
     policies.says["pairing"] = [Suggestion([Move(0, 0, 0, 1), Move(0, 1, 1, 3)])]
     c = cluster(slots=4, partitions=2)
     c.tick(1.0)
-    assert c.core.report()["balance"]["refused"] == ["Sums/0: worker 1 holds a copy already"]
+    assert c.core.report()["balance"]["refused"] == ["Sums/0: worker 1 holds a replica already"]
     assert c.settle() == [(0, 1)]
 
 
@@ -181,7 +181,7 @@ def test_evening_out_ends_when_all_that_it_suggests_is_impossible(policies: Poli
     c.lose(2)
     c.join(2, attempt=1)
     c.tick(2 * SETTLED_S)
-    assert c.core.report()["balance"]["refused"] == ["Sums/0: worker 1 holds a copy already"]
+    assert c.core.report()["balance"]["refused"] == ["Sums/0: worker 1 holds a replica already"]
     assert not c.core.rounds.evening_out
 
 

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 import flux
 from controller.dag import compile_plan
-from controller.replicas.apart import Place
-from controller.replicas.next_additions import Addition, Census, Wanted, all_additions, next_additions, under_replicated
+from controller.replicas.apart import WorkerPlace
+from controller.replicas.next_additions import (
+    Addition,
+    Census,
+    WantedAddition,
+    all_additions,
+    next_additions,
+    under_replicated,
+)
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import drop, retain, without_worker
 from controller.replicas.wishes import Wishes
@@ -37,7 +44,7 @@ def table(*stages: tuple[tuple[int, ...], ...], workers: tuple[int, ...] = (1, 2
 
 
 #: Every worker on an executor of its own.
-apart = FarApart({worker: Place.of("", "", f"e{worker}") for worker in range(10)})
+apart = FarApart({worker: WorkerPlace.of("", "", f"e{worker}") for worker in range(10)})
 
 
 def under_way(stage: int, partition: int, worker: int) -> Addition:
@@ -72,12 +79,12 @@ def test_a_stage_that_falls_short_again_waits_for_the_addition_under_way_behind_
 def test_a_partition_that_no_worker_can_hold_holds_up_nobody_else() -> None:
     plan = planned(3, 2)
     low = table(((1, 2), (2, 1)), ((1,), (2, 1)), workers=(1, 2))
-    assert next_additions(plan, low, [], 1, apart) == [Wanted(1, 0, 2)]
+    assert next_additions(plan, low, [], 1, apart) == [WantedAddition(1, 0, 2)]
 
 
 def test_the_worker_with_the_fewest_replicas_is_chosen() -> None:
     plan, low = planned(2), table(((1,), (2, 1)))
-    assert next_additions(plan, low, [], 1, apart) == [Wanted(0, 0, 3)]
+    assert next_additions(plan, low, [], 1, apart) == [WantedAddition(0, 0, 3)]
 
 
 def test_additions_of_one_look_are_spread() -> None:
@@ -92,12 +99,12 @@ def test_nothing_is_wanted_when_all_is_well() -> None:
 # ---- the whole plan, and the same answer with less counting
 
 
-def rule(plan: Plan, low: Table, busy: list[Addition], at_once: int) -> list[Wanted]:
+def rule(plan: Plan, low: Table, busy: list[Addition], at_once: int) -> list[WantedAddition]:
     """The rule by itself, counting everything each time."""
     load = dict.fromkeys(low.endpoints, 0)
     for replica in (replica for stage in low.stages for replicas in stage for replica in replicas):
         load[replica.worker] = load.get(replica.worker, 0) + 1
-    wanted: list[Wanted] = []
+    wanted: list[WantedAddition] = []
     first = min((addition.stage for addition in busy), default=None)
     for stage, partition in under_replicated(plan, low):
         if len(busy) + len(wanted) >= at_once or first not in (None, stage):
@@ -109,7 +116,7 @@ def rule(plan: Plan, low: Table, busy: list[Addition], at_once: int) -> list[Wan
             chosen = min(fit, key=lambda worker: (load[worker], worker))
             load[chosen] += 1
             first = stage
-            wanted.append(Wanted(stage, partition, chosen))
+            wanted.append(WantedAddition(stage, partition, chosen))
     return wanted
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import controller.decide.sweeping
 from controller.decide.sweeping import Sweeper
-from controller.replicas.move_queue import Moving
+from controller.replicas.move_queue import MoveQueue
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import Change, drop, made_live
 
@@ -53,18 +53,18 @@ def who_leaves_gets_new_replicas(patch: Patch) -> None:
 
 
 def a_move_is_forgotten_when_its_target_is_lost(patch: Patch) -> None:
-    patch.setattr("controller.replicas.move_queue.Moving._again", lambda *given: None)
+    patch.setattr("controller.replicas.move_queue.MoveQueue._again", lambda *given: None)
 
 
 def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
     """Not stage by stage."""
-    next_ = Moving.next
+    next_ = MoveQueue.next
 
     def broken(self: Any, *given: Any) -> Any:
         self.pending.reverse()
         return next_(self, *given)
 
-    patch.setattr(Moving, "next", broken)
+    patch.setattr(MoveQueue, "next", broken)
 
 
 def a_target_stays_beside_a_source_on_its_own_executor(patch: Patch) -> None:

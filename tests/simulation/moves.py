@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from controller.replicas.elastic import held_by, reads
-from controller.replicas.move_queue import Job
+from controller.replicas.move_queue import MoveJob
 from controller.report.events import Event
 from tests.simulation.violation import Key, Violation
 
@@ -34,7 +34,7 @@ class MoveWatch:
         self.sim = sim
         self.counts = sim.counts
         self.controller: Controller = sim.controller
-        self._jobs: dict[int, Job] = {}  # by identity: a job is the same from asking to its end
+        self._jobs: dict[int, MoveJob] = {}  # by identity: a job is the same from asking to its end
         self._under_way: dict[Key, tuple[int, int]] = {}  # worker that the move comes from, and where it goes
         self._workers: set[int] = set()
         self._leaving: set[int] = set()

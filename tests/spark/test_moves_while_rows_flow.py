@@ -193,7 +193,7 @@ def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(cluster: An
     with Run(cluster, gate, workers=3, balance_enabled=False) as run:
         _, second = run.holders("echo", 0)
         third = run.other_worker("echo", 0)
-        with pytest.raises(flux.UsageError, match=f"echo/0: worker {second} holds a copy already"):
+        with pytest.raises(flux.UsageError, match=f"echo/0: worker {second} holds a replica already"):
             run.query.move("echo", 0, second)
         with pytest.raises(flux.UsageError, match="there is no stage ech; there are echo, Detector"):
             run.query.move("ech", 0, third)
