@@ -104,3 +104,9 @@ class Chain:
 def chain_of(operator: Operator) -> list[Operator]:
     """The operators that work in one stage, in order."""
     return [operator.first, operator.then] if isinstance(operator, Chained) else [operator]
+
+
+def note_of_output(operator: Operator) -> Any:
+    """Return what the last operator of a stage says of all output so far, for a sink behind it; None if it says nothing."""
+    tell = getattr(chain_of(operator)[-1], "note_of_output", None)
+    return None if tell is None else tell()

@@ -7,7 +7,7 @@ the output of a stage with a sink goes ``Outside``, from the primary; readers co
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -44,8 +44,9 @@ class Outside(Protocol):
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         """Batch ``position`` of a partition's output: one after the other from where it ``begins``."""
 
-    def recovered(self, stage: int, partition: int, position: int) -> None:
-        """No earlier primary can have brought outside the batch ``position`` or a later one (design: ahead)."""
+    def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:
+        """No earlier primary can have brought outside the batch ``position`` or a later one (design: ahead). ``note``: what the
+        operator before the sink says of the earlier ones, None if it says nothing."""
 
     def ends(self, stage: int, partition: int) -> None:
         """The replica is primary here no longer. What was not brought outside by now is its successor's."""
@@ -120,10 +121,10 @@ class Leaving:
             outside.begins(*replica.key, out.left, replica.leads_since == FIRST_EPOCH)
         for position, batch in out.hand_on(replica.order.committed):
             if (made := out.recovered(position)) is not None:
-                outside.recovered(*replica.key, made)
+                outside.recovered(*replica.key, made, out.note)
             outside.write(*replica.key, position, batch)
         if (made := out.recovered()) is not None:
-            outside.recovered(*replica.key, made)
+            outside.recovered(*replica.key, made, out.note)
         full = not out.has_room
         out.forget(outside.has(*replica.key))
         if full and out.has_room:

@@ -77,6 +77,10 @@ class Numbering(Operator):
                 raise SchemaError(f"to_kafka: the output has a column {name!r} already; name it otherwise")
         return schema.append(pa.field(PARTITION, pa.int32())).append(pa.field(SEQUENCE, pa.int64()))
 
+    def note_of_output(self) -> list[int]:
+        """Return how many rows have been numbered in each partition of the topic."""
+        return [int(count) for count in self._counts]
+
     def snapshot(self) -> Any:
         return {"counts": self._counts.copy(), "turn": self._turn}
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.batches import logical_bytes
-from flux.dataflow.sink import Position, Sink, SinkContext
+from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext
 from flux.errors import UsageError
 from flux.kafka.client import LATEST, Address, Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError
@@ -170,7 +170,8 @@ class KafkaSink(Sink):
         return (
             f"topic {self.topic!r} was deleted and made anew since this query first wrote it: its id was {topic_id}. Records "
             "that were written before are gone with the old topic, and the numbers of this query mean nothing in the new one. "
-            "Start with another checkpointLocation to write all rows anew, or write another topic."
+            "Start with another checkpointLocation to write all rows anew, or run 'flux checkpoints LOCATION --forget-output' to "
+            "write those that come next."
         )
 
     # ---- in the worker
@@ -192,6 +193,18 @@ class KafkaSink(Sink):
         self._connected = ProducerClient(self._bootstrap, self._security)
         self._connected.expect(self.topic, self._topic_id, self._made_anew(self._topic_id))
         self._read_back(range(self._topic_partitions))
+
+    def recovered(self, sequence: int, note: Any = None) -> None:
+        """Compare how many records of this writer each partition has with ``note``, which says how many rows there can be by what
+        the checkpoint location knows (design: ahead)."""
+        for partition, made in enumerate(note or ()):
+            has = self._next.get(partition)
+            has = self._resolved(partition, made) if has is None else has
+            if has > made:
+                raise SinkAhead(
+                    f"partition {partition} of topic {self.topic!r} has {has} records of this writer, and the location knows of "
+                    f"{made}"
+                )
 
     def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
         """Only where it is soon done: of what is large, much waits for the broker to take it."""

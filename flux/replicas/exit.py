@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -35,6 +35,8 @@ class Exit:
         self.leads = False
         #: Positions below this may have been made by earlier primaries, those from here on by none. None: not known, or told.
         self.made: int | None = None
+        #: What the operator before the sink says of the output below ``made``.
+        self.note: Any = None
         self.bytes = 0
         self._bytes_max = bytes_max
         self._handed: deque[Kept] = deque()

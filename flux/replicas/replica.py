@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from flux.dataflow.aggregate import keeps_attributes
 from flux.dataflow.attributes import attribute_count, open_operator
-from flux.dataflow.chained import chain_of
+from flux.dataflow.chained import chain_of, note_of_output
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.together import goes_together
@@ -228,7 +228,7 @@ class Replica:
 
     def _note_repeated(self) -> None:
         if self.applied == self._repeats_to and self.exit is not None:
-            self.exit.made = self.exit.position
+            self.exit.made, self.exit.note = self.exit.position, note_of_output(self.operator)
 
     @property
     def state_bytes(self) -> int:

@@ -112,9 +112,9 @@ class Sinks:
         line = self._lines[PartitionKey(stage, partition)]
         self._give(line, Job(line.life, given=((Position(partition, position), batch),)))
 
-    def recovered(self, stage: int, partition: int, position: int) -> None:
+    def recovered(self, stage: int, partition: int, position: int, note: Any = None) -> None:
         line = self._lines[PartitionKey(stage, partition)]
-        self._give(line, Job(line.life, do=partial(self._check_not_ahead, line, line.life, position)))
+        self._give(line, Job(line.life, do=partial(self._check_not_ahead, line, line.life, position, note)))
 
     def ends(self, stage: int, partition: int) -> None:
         line = self._lines[PartitionKey(stage, partition)]
@@ -250,14 +250,16 @@ class Sinks:
             )
         self._note(line, life, line.first)
 
-    def _check_not_ahead(self, line: Line, life: int, position: int) -> None:
+    def _check_not_ahead(self, line: Line, life: int, position: int, note: Any) -> None:
         """Raise SinkAhead if the outside has more than earlier primaries can have made by what the checkpoint location says."""
         if line.first > position:
             raise SinkAhead(
                 f"the outside has {line.first - line.base} batches, and the location knows of {position - line.base}"
             )
         if line.sink is not None:
-            self._patiently(line, life, line.sink, partial(line.sink.recovered, position - line.base))
+            # Only a sink of Flux's own has an operator before it that says something, and takes that.
+            told: list[Any] = [position - line.base] if note is None else [position - line.base, note]
+            self._patiently(line, life, line.sink, partial(line.sink.recovered, *told))
 
     def _write(self, line: Line, life: int, given: Sequence[Given]) -> None:
         sink, given = line.sink, _lacking(line, given)

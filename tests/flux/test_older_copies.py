@@ -66,6 +66,16 @@ class Tells(Strict):
             raise SinkAhead(f"record 380 is there, and {sequence} are known")
 
 
+class TakesNotes(Tells):
+    """Has an operator before it that numbers its rows."""
+
+    def __deepcopy__(self, memo: Any) -> TakesNotes:
+        return TakesNotes(self.name)
+
+    def recovered(self, sequence: int, note: Any = None) -> None:
+        self.store.calls.append(("recovered", note))
+
+
 def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) -> Sinks:
     """Its threads, after a restart: the location has the first ``position`` batches as outside."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
@@ -132,6 +142,18 @@ def test_a_sink_that_knows_it_otherwise_is_asked_once_before_the_first_new_batch
     assert [call for call in there.calls if call[0] == "recovered"] == [("recovered", 1)]
 
 
+def test_a_sink_is_told_what_the_operator_before_it_has_numbered() -> None:
+    there = Table.stores["takes notes"]
+    made = sinks(TakesNotes("takes notes"), 0)
+    made.write(0, 0, 0, ONE)
+    made.recovered(0, 0, 1, [3, 0])
+    made.write(0, 0, 1, ONE)
+    until(lambda: made.has(0, 0) == 2, "all is outside")
+    made.check()
+    assert [call for call in there.calls if call[0] == "recovered"] == [("recovered", [3, 0])]
+    made.close()
+
+
 def test_a_sink_whose_output_is_forgotten_counts_from_there_under_another_name() -> None:
     made = sinks(Strict("forgotten"), 4, Forgotten("other", {0: [4]}))
     for position in range(4, 6):
@@ -178,8 +200,9 @@ class Noted:
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         self.calls.append(("write", position))
 
-    def recovered(self, stage: int, partition: int, position: int) -> None:
+    def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:
         self.calls.append(("recovered", position))
+        self.note = note
 
     def ends(self, stage: int, partition: int) -> None: ...
 
@@ -188,6 +211,9 @@ class Gives(Slow):
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:  # type: ignore[override]
         super().process(batch)
         return batch
+
+    def note_of_output(self) -> int:
+        return len(self.batches)
 
 
 @pytest.mark.parametrize("checkpoints", [0.001, 3600.0])
@@ -214,6 +240,7 @@ def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(che
     assert second.calls == [
         ("begins", 0), ("write", 0), ("write", 1), ("write", 2), ("recovered", 3), ("write", 3), ("write", 4),
     ]  # fmt: skip
+    assert second.note == 3, "said of the batches before that one, and not of those that have come since"
 
 
 # ---- flux checkpoints --forget-output

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.dataflow.sink import Position, guarantee
+from flux.dataflow.sink import Position, SinkAhead, guarantee
 from flux.errors import UsageError
 from flux.kafka import producing
 from flux.kafka import sink as sink_module
@@ -372,6 +372,29 @@ def test_at_least_once_tells_readers_what_came_twice(broker: Broker, new_topic: 
         [(b"1", {**ours, "flux-sequence": b"0"})],
     ]
     assert told == [each * 2 for each in once]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "transactional"])
+def test_a_topic_that_has_more_than_an_older_copy_of_a_location_knows_of_is_noticed(
+    broker: Broker, new_topic: NewTopic, guarantee: str
+) -> None:
+    topic = new_topic(2)
+    flow = raw(topic, broker, guarantee=guarantee)
+    shared, operator = sink_of(flow), operator_of(flow)
+    first = opened(shared)
+    write(first, numbered(flow, counted(0, 20), operator))
+    older, snapshot = operator.note_of_output(), operator.snapshot()  # type: ignore[attr-defined]
+    write(first, numbered(flow, counted(20, 15), operator))
+    newest = operator.note_of_output()  # type: ignore[attr-defined]
+    assert (sum(older), sum(newest)) == (20, 35)
+    first.close()
+    opened(shared).recovered(2, newest)
+    restored = opened(shared)
+    with pytest.raises(SinkAhead, match=rf"partition 0 of topic '{topic}' has {newest[0]} .* knows of {older[0]}"):
+        restored.recovered(1, older)
+    again = operator_of(flow)
+    again.restore(snapshot)
+    assert again.note_of_output() == older, "it is part of the state"  # type: ignore[attr-defined]
 
 
 # ---- what is refused

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.dataflow.sink import Position
+from flux.dataflow.sink import Position, SinkAhead
 from flux.kafka.client import Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError, NotPermitted
 from flux.kafka.library import error_of
 from flux.kafka.numbering import PARTITION, SEQUENCE
-from flux.kafka.producing import TOO_LARGE, Answer, ProducerClient
+from flux.kafka.producing import SEQUENCES, TOO_LARGE, Answer, ProducerClient
 from flux.kafka.records import Decoder
 from flux.kafka.security import Security
 from flux.kafka.sink import KafkaSink
@@ -180,6 +180,31 @@ def test_a_broker_that_has_less_than_it_had_acknowledged_is_asked_twice() -> Non
     with pytest.raises(DataLost, match="lost the last 2 records"):
         made.write(rows(5, 5), Position(0, 0))
     assert not broker.log
+
+
+@pytest.mark.parametrize("more", [0, 1, SEQUENCES // 2 - 1])
+def test_a_topic_that_is_ahead_of_a_restored_location_is_noticed_before_anything_new(more: int) -> None:
+    """Brokers tell sequences modulo 2^31."""
+    known = SEQUENCES + 7
+    made, broker = sink(3)
+    made._told = {0: (known + more) % SEQUENCES, 1: None, 2: 0}
+    made.write(rows(0, 1, 3).slice(0, 0), Position(0, 0))
+    if more:
+        with pytest.raises(SinkAhead, match=rf"partition 0 of topic 'clicks' has {known + more} .* knows of {known}"):
+            made.recovered(1, [known, 5, 0])
+    else:
+        made.recovered(1, [known, 5, 0])
+        made.recovered(1)
+    assert not broker.log
+
+
+def test_a_topic_that_has_less_than_a_location_knows_of_is_no_reason_to_refuse_it() -> None:
+    """The rows that it lacks are written in this life, or are missed where the next row is written."""
+    made, broker = sink()
+    made._told = {0: 4}
+    made.write(rows(4, 6), Position(0, 0))
+    made.recovered(1, [10])
+    assert broker.log == [(0, 4, 6)]
 
 
 def test_a_broker_that_cannot_be_reached_is_waited_for() -> None:

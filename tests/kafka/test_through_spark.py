@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,3 +133,66 @@ def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
     ]
     (messages,) = found(broker.address, out, 2)
     assert len(messages) == 2, "nothing of the batch is there"
+
+
+def seen_in(broker: Broker, topic: str, count: int) -> list[tuple[int, int, int]]:
+    """Key, sequence and count of each record, at least so many."""
+    records = [json.loads(each.value()) for messages in found(broker.address, topic, count, 2) for each in messages]
+    return sorted((each["key"], each["sequence"], each["seen"]) for each in records)
+
+
+@pytest.mark.spark
+def test_topics_that_are_ahead_of_a_restored_location_are_refused_with_what_to_do(
+    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, outs = new_topic(PARTITIONS), {kind: new_topic(2) for kind in ("exactly_once", "transactional")}
+    location, older, newest = tmp_path / "location", tmp_path / "older", tmp_path / "newest"
+    clicks = flux.kafka(topic, broker.address, format="json", schema="key BIGINT, sequence BIGINT", bad_records="drop")
+    counts = flux.stage(key="key", partitions=2, schema=SEEN)(Seen)(clicks)
+
+    def started() -> flux.Query:
+        ends = [counts.to_kafka(to, broker.address, key="key", guarantee=kind) for kind, to in outs.items()]
+        options = {"checkpointLocation": location, "checkpoint_interval": "200ms"}
+        return flux.start(*ends, spark=cluster, workers=2, **options)
+
+    def check(stop: int) -> None:
+        wanted = [(key, number, number) for key in range(KEYS) for number in range(stop)]
+        for to in outs.values():
+            until(lambda to=to: len(seen_in(broker, to, 0)) >= len(wanted), f"all records in {to}")
+            assert seen_in(broker, to, len(wanted)) == wanted
+
+    for first, stop, copy in ((0, 10, older), (10, 20, newest)):
+        query = started()
+        rounds(broker.address, topic, first, stop)
+        check(stop)
+        query.stop()
+        shutil.copytree(location, copy)
+    rounds(broker.address, topic, 20, 30)
+    shutil.rmtree(location)
+    shutil.copytree(older, location)
+    why = rf"partition [01] of topic '({'|'.join(outs.values())})' has \d+ records .* knows of \d+.*--forget-output"
+    query = started()
+    with pytest.raises(flux.QueryFailed, match=why):
+        query.awaitTermination(120)
+    query.stop()
+    shutil.rmtree(location)
+    shutil.copytree(newest, location)
+    query = started()
+    check(30)
+    query.stop()
+    shutil.rmtree(location)
+    shutil.copytree(older, location)
+    forgotten = subprocess.run(
+        [sys.executable, "-m", "flux", "checkpoints", str(location), "--forget-output"], capture_output=True, text=True
+    )
+    assert forgotten.returncode == 0, forgotten.stderr
+    query = started()
+    once, again = KEYS * 30, KEYS * 20
+    for to in outs.values():
+        until(lambda to=to: len(seen_in(broker, to, once + again)) >= once + again, "output since the copy, once more")
+    query.stop()
+    for to in outs.values():
+        rows = seen_in(broker, to, once + again)
+        wanted = [(key, number, number) for key in range(KEYS) for number in range(30)]
+        assert sorted(set(rows)) == wanted
+        assert len(rows) == once + again

@@ -115,7 +115,7 @@ class Delivery:
         rows = [(row["id"], row["key"], row["word"]) for row in batch.to_pylist()]
         self._give(key, self._lines[key], (self._lines[key].life, position, rows))
 
-    def recovered(self, stage: int, partition: int, position: int) -> None:
+    def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:
         key = PartitionKey(stage, partition)
         self._sim.counts["ends of what a location knows"] += 1
         self._give(key, self._lines[key], (self._lines[key].life, position, AHEAD))
