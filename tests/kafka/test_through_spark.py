@@ -16,7 +16,7 @@ import pytest
 from striking import SEEN, Seen, rows_in, strike, until
 
 import flux
-from flux.kafka.errors import BadRecord
+from flux.kafka.errors import BadRecord, UnfitValue
 from tests.kafka.broker import Broker
 from tests.kafka.test_asking import answering, serving
 from tests.kafka.topics import send
@@ -123,7 +123,7 @@ def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
     (messages,) = found(broker.address, out, 2)
     send(broker.address, topic, [b'{"key": 3}'])
     with pytest.raises(
-        flux.QueryFailed, match="row 0 of 1 of a batch does not fit the Avro schema: column 'sequence' is null"
+        UnfitValue, match="row 0 of 1 of a batch does not fit the Avro schema: column 'sequence' is null"
     ):
         query.awaitTermination(120)
     assert [line for line, _ in seen] == [f"POST /subjects/{out}-value/versions HTTP/1.1"]
