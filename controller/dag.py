@@ -42,6 +42,7 @@ from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.ids import ACTIVE, UPSTREAM
 
+SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
 #: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
 
@@ -215,7 +216,8 @@ class _Compiler:
         stage = self.stages[stage_id]
         if stage.output_schema is None:
             raise UsageError(
-                f"stage {stage.name} has no output to make a DataFrame of: it is a sink; call start() instead"
+                f"stage {stage.name} has no output to make a DataFrame of, because it declares no schema. If its operator gives "
+                f"rows, say what they are: {SAY_SCHEMA}. If not, it is a sink: call start() instead"
             )
         name = self._unique(f"{stage.name}.toDF")
         edge = self._add_edge(stage, len(self.stages), 0, (), stage.output_schema, partitions)
@@ -241,7 +243,10 @@ class _Compiler:
         stage = self.stages[stage_id]
         schema, most = stage.output_schema, self.settings.sink_max_bytes
         if schema is None:
-            raise UsageError(f"stage {stage.name} has no output for a sink: it declares no schema")
+            raise UsageError(
+                f"stage {stage.name} has no output for a sink: it declares no schema. If its operator gives rows, say "
+                f"what they are: {SAY_SCHEMA}"
+            )
         try:
             sink.check(schema)
         except Exception as error:
@@ -318,7 +323,8 @@ class _Compiler:
         stage = self.stages[self._stage_ids[id(given)]]
         if stage.output_schema is None:
             raise UsageError(
-                f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink"
+                f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink. If its operator "
+                f"gives rows, say what they are: {SAY_SCHEMA}"
             )
         return stage, stage.output_schema
 

@@ -30,6 +30,10 @@ class SchemaError(UsageError):
     """Columns or types do not fit: unknown key column, schema mismatch between stages."""
 
 
+class NoSuchAttribute(UsageError, AttributeError):
+    """An object has no attribute of this name, which somebody may expect: says what there is. ``hasattr`` says no."""
+
+
 class ProtocolError(FluxError):
     """A peer sent something malformed, of another version, or unauthenticated. Counted and refused."""
 

@@ -93,8 +93,11 @@ def mean(column: str) -> Measure:
 class Aggregate(Operator):
     """Base class: subclasses list their measures as class attributes, and inherit those of their bases."""
 
+    #: "complete" or "update", where the decorator does not say it.
+    output_mode: str | None = None
     restores_in_background = True
     snapshot_classes = ()
+    _made_in_open = ("_accumulators",)
     _measures: dict[str, Measure] = {}
     #: Changes of more than this part of the keys are not told: the whole snapshot is not much more.
     _told_share = 1 / 2

@@ -22,7 +22,7 @@ from flux.dataflow.operator import Batches, Operator
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.sources import DataFrameSource, Source
 from flux.dataflow.user_code import text_of
-from flux.errors import UsageError
+from flux.errors import NoSuchAttribute, UsageError
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
@@ -149,7 +149,7 @@ class Stage:
         )
 
     def _refuse_tables(self, inputs: tuple[Any, ...]) -> None:
-        """A function may be called with a batch, or with whatever its tests like; but never with these."""
+        """UsageError: a function is called with what is no batch, and often taken for an input."""
         for given in inputs:
             if wrong := _no_input(given, tables=False):
                 raise UsageError(f"stage {self.name}: {wrong}")
@@ -158,6 +158,13 @@ class Stage:
         for given in inputs:
             wrong = _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
             raise UsageError(f"stage {self.name}: {wrong}")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Called where a class names the stage among its bases."""
+        raise UsageError(
+            f"stage {self.name} is no class any more, so no other can derive from it: derive from the class before it is "
+            f"decorated, or from {self.name}.target, and decorate the new class"
+        )
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") or attribute == "target":
@@ -212,7 +219,7 @@ def stage(
     partitions: int | None = None,
     replicas: int = 1,
     schema: Any = None,
-    output_mode: str = "complete",
+    output_mode: str | None = None,
     name: str | None = None,
     recovery: str = ACTIVE,
     durable: bool = True,
@@ -226,7 +233,7 @@ def stage(
     partitions: int | None = None,
     replicas: int = 1,
     schema: Any = None,
-    output_mode: str = "complete",
+    output_mode: str | None = None,
     name: str | None = None,
     recovery: str = ACTIVE,
     durable: bool = True,
@@ -238,8 +245,8 @@ def stage(
     partitions   1 to 4096; default ``spark.flux.partitions``
     replicas     copies of each partition, all counted
     schema       of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
-    output_mode  of an Aggregate: "complete" gives the result once, at the end of the input; "update" gives the changed
-                 groups after every step
+    output_mode  of an Aggregate: "complete", the default, gives the result once, at the end of the input; "update" gives the
+                 changed groups after every step. The class may say it, too: ``output_mode = "update"``
     name         default: the name of the class or function
     recovery     what the replicas beside the primary do: "active" ones apply every step and go on at once when the primary is
                  lost; a "standby" keeps a checkpoint, and repeats what came after it: slower then, cheaper until then;
@@ -254,13 +261,12 @@ def stage(
         raise UsageError(f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it")
     if not isinstance(durable, bool):
         raise UsageError(f"durable must be True or False; got {durable!r}")
-    if output_mode not in OUTPUT_MODES:
-        raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {output_mode!r}")
     columns = _key_columns(key)
 
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
-        made = Stage(decorated, columns, partitions, replicas, schema, output_mode, name, recovery, durable)
+        mode = _output_mode(decorated, output_mode)
+        made = Stage(decorated, columns, partitions, replicas, schema, mode, name, recovery, durable)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
         if partitions is not None:
@@ -271,6 +277,19 @@ def stage(
         return made
 
     return decorate if target is None else decorate(target)
+
+
+def _output_mode(decorated: Any, given: Any) -> str:
+    """What the decorator says, or else the class of an aggregate."""
+    own = getattr(decorated, "output_mode", None) if inspect.isclass(decorated) else None
+    if given is not None and own is not None and given != own:
+        raise UsageError(
+            f"class {decorated.__name__} says output_mode = {own!r}, and its decorator output_mode={given!r}: say it once"
+        )
+    mode = given if given is not None else own if own is not None else OUTPUT_MODES[0]
+    if mode not in OUTPUT_MODES:
+        raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {mode!r}")
+    return str(mode)
 
 
 def _key_columns(key: Any) -> tuple[str, ...]:
@@ -333,6 +352,46 @@ def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None
         raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
 
 
+_STEP = (
+    "a stage does that, as in @flux.stage over def step(batch): return batch.{}, or do it in the DataFrame before it"
+)
+_GROUPS = "@flux.stage(key=...) over a class derived from flux.Aggregate groups rows"
+_WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
+_LOOKS = "flow.explain() shows its stages and keys"
+_PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
+#: Names of DataFrame's that a flow does not have, and what there is.
+_OF_DATAFRAMES: dict[str, str] = {
+    **dict.fromkeys(("select", "selectExpr"), _STEP.format("select([...])")),
+    **dict.fromkeys(("filter", "where"), _STEP.format("filter(pc.field(...) > 0)")),
+    **dict.fromkeys(("drop", "dropDuplicates", "distinct", "limit"), _STEP.format("...")),
+    **dict.fromkeys(("withColumn", "withColumns", "withColumnRenamed"), _STEP.format("append_column(name, values)")),
+    **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
+    **dict.fromkeys(("groupBy", "groupby", "agg", "count", "rollup", "cube"), _GROUPS),
+    **dict.fromkeys(
+        ("join", "union", "unionByName", "unionAll", "crossJoin"),
+        "a stage with several inputs does that, as in Joined(a, b)",
+    ),
+    **dict.fromkeys(
+        ("orderBy", "sort"), "rows of a flow have no end to be sorted by; a stage may sort what it gives in finish()"
+    ),
+    **dict.fromkeys(("write", "writeTo"), _WRITES),
+    **dict.fromkeys(
+        ("foreach", "foreachPartition", "foreachBatch"), "flow.foreach_batch(function) calls a function for each batch"
+    ),
+    **dict.fromkeys(("schema", "columns", "dtypes", "printSchema"), _LOOKS),
+    **dict.fromkeys(("repartition", "coalesce", "rdd"), _PARTS),
+    **dict.fromkeys(
+        ("toPandas", "toArrow", "take", "head", "first", "tail", "toLocalIterator"),
+        "flow.collect() and flow.show() run it",
+    ),
+    **dict.fromkeys(("cache", "persist", "checkpoint"), "keep what toDF() returns to look at it twice"),
+    **dict.fromkeys(
+        ("alias", "createTempView", "createOrReplaceTempView"), "only its output as a DataFrame has a name in SQL"
+    ),
+    "withWatermark": "an operator keeps the latest time in its state, and context.set_timer calls it later",
+}
+
+
 class Flow(Outputs):
     """A stage with its inputs. Stages chain: ``Second(First(df))``; a flow may feed several stages."""
 
@@ -378,6 +437,14 @@ class Flow(Outputs):
         """Print what would run: sources, stages with keys, partitions and replicas, and policies. Options as for
         ``start``; raises what that would raise for a flow that does not fit."""
         print(flux.explain(self, spark=spark, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_DATAFRAMES:
+            raise NoSuchAttribute(
+                f"a flow has no {name}: {_OF_DATAFRAMES[name]}. It is no DataFrame; flow.toDF() gives its output as one, "
+                "where the input ends"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
@@ -447,7 +514,7 @@ def _no_input(given: Any, tables: bool = True) -> str | None:
         return f"{wanted}the result of groupBy; give the DataFrame itself, and name the columns in @flux.stage(key=...)"
     if kind.__name__ in ("RDD", "PipelinedRDD") and kind.__module__.startswith("pyspark."):
         return f"{wanted}an RDD; rdd.toDF(schema) makes one of it"
-    if isinstance(given, pa.Table | pa.RecordBatch) and tables:
+    if isinstance(given, pa.Table) or (isinstance(given, pa.RecordBatch) and tables):
         return (
             f"{wanted}a pyarrow {kind.__name__}; spark.createDataFrame(table) makes one of it, and "
             "flux.testing.apply(stage, batch) tries a stage on batches"

@@ -59,6 +59,11 @@ def open_operator(operator: Any, context: Any) -> None:
     }
     object.__setattr__(operator, "context", context)
     operator.open(context)
+    for name in operator._made_in_open:
+        if name not in vars(operator):
+            raise UsageError(
+                f"{type(operator).__name__}.open(self, context) must call super().open(context), which makes what process needs"
+            )
     now = attributes(operator)
     constants = {name: value for name, value in made.items() if now.get(name, _ABSENT) is value}
     object.__setattr__(operator, "_flux_opened", Opened(context, frozenset(now), constants))

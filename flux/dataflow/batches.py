@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flux.dataflow.plain import plain_batch, typed_nulls
+from flux.dataflow.exact_cast import cast_exactly
+from flux.dataflow.plain import plain_batch, plain_column, typed_nulls
 from flux.errors import SchemaError
 
 #: What a small batch costs beside its rows, wherever batches are kept up to a bound in bytes.
@@ -51,8 +52,8 @@ def given_batches(output: Any) -> Iterator[Any]:
 
 
 def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatch:
-    """The batch with exactly the schema's fields, dictionaries and views decoded, and nulls without a type given one; SchemaError
-    names what was declared and what came."""
+    """Return the batch with exactly the schema's fields: columns are found by name, dictionaries and views decoded, nulls without
+    a type given one, and numbers cast where no value changes. SchemaError names what was declared and what came."""
     if not isinstance(batch, pa.RecordBatch):
         raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {_kind(batch)}{_remedy(batch)}")
     if schema is None:
@@ -61,11 +62,89 @@ def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatc
         )
     if batch.schema.equals(schema):
         return batch
-    typed = typed_nulls(batch, schema)
-    plain = plain_batch(typed, schema)
+    return _matched(batch, schema, f"{what}: declared ({_ddl(schema)}), got ({_ddl(batch.schema)})")
+
+
+def _matched(batch: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBatch:
+    """The batch by the names of the schema. Nothing is left out: a column that is not declared may be a schema that was
+    forgotten."""
+    names = batch.schema.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    missing = [name for name in schema.names if name not in names]
+    more = [name for name in names if name not in schema.names]
+    if twice:
+        raise SchemaError(f"{what}: column {twice[0]!r} is there twice; give each column a name of its own")
+    if missing:
+        raise SchemaError(f"{what}: {_columns(missing)} missing. Rename or add, or declare in schema=... what is given")
+    if more:
+        raise SchemaError(
+            f"{what}: {_columns(more)} not declared. Add what is missing to schema=... (a function without a schema keeps "
+            f"that of its input), or leave it out with batch.select({schema.names})"
+        )
+    ordered = batch if names == schema.names else batch.select(schema.names)
+    plain = plain_batch(typed_nulls(ordered, schema), schema)
     if plain.schema.equals(schema):
         return plain
-    raise SchemaError(f"{what}: declared ({_ddl(schema)}), got ({_ddl(batch.schema)})")
+    columns = [_as_declared(column, field, what) for column, field in zip(plain.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as_declared(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
+    """The column with the type of the field."""
+    plain = plain_column(column)
+    if not _casts(plain.type, field.type):
+        raise SchemaError(
+            f"{what}: column {field.name!r} is {plain.type} and not {field.type}. Cast it, as in "
+            f"batch.column({field.name!r}).cast(...), or declare its type in schema=..."
+        )
+    try:
+        return cast_exactly(plain, field.type)
+    except ValueError as error:
+        raise SchemaError(
+            f"{what}: column {field.name!r} is {plain.type} and has a value that {field.type} does not hold: {error}. "
+            "Declare the wider type in schema=..., or cast the column as it is meant"
+        ) from error
+
+
+def _casts(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast that nobody asked for is in order, as long as it changes no value: numbers to others that are at least of
+    their kind, and the same type in another unit or with longer offsets. A number that is cast to an integer, or text that
+    is parsed, may be a mistake."""
+    types = pa.types
+    if given == wanted:
+        return True
+    if types.is_struct(given) and types.is_struct(wanted):
+        mine, others = ({field.name: field.type for field in kind} for kind in (given, wanted))
+        return mine.keys() == others.keys() and all(_casts(mine[name], others[name]) for name in mine)
+    if types.is_map(given) and types.is_map(wanted):
+        return _casts(given.key_type, wanted.key_type) and _casts(given.item_type, wanted.item_type)
+    if _is_list(given) and _is_list(wanted):
+        return _casts(given.value_type, wanted.value_type)
+    if types.is_timestamp(given) and types.is_timestamp(wanted):
+        return (given.tz is None) == (wanted.tz is None)
+    if types.is_integer(given):
+        return bool(types.is_integer(wanted) or types.is_floating(wanted) or types.is_decimal(wanted))
+    if types.is_floating(given):
+        return bool(types.is_floating(wanted) and wanted.bit_width > given.bit_width)
+    alike = (types.is_decimal, types.is_duration, types.is_time, types.is_date, _is_text, _is_bytes)
+    return any(of_kind(given) and of_kind(wanted) for of_kind in alike)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _columns(names: list[str]) -> str:
+    """ "columns a, b are", for a sentence."""
+    return f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
 
 
 def _kind(given: Any) -> str:

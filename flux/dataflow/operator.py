@@ -88,6 +88,19 @@ class Operator:
     transient: tuple[str, ...] = ()
     #: Set before ``open`` is called.
     context: Context
+    #: Names of attributes that ``open`` of a base class makes, which a subclass has to call.
+    _made_in_open: tuple[str, ...] = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """UsageError: the class is called as a stage, and is none."""
+        if any(_is_input(given) for given in args):
+            raise UsageError(
+                f"{cls.__name__} is no stage of a flow yet: decorate the class with @flux.stage, or @flux.stage(key=...), and "
+                "call that with its input"
+            )
+        if cls.__init__ is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -212,6 +225,12 @@ class Operator:
 def gives_changes(operator: Operator) -> bool:
     """Whether it defines ``changes`` and ``apply_changes``."""
     return type(operator).changes is not Operator.changes
+
+
+def _is_input(given: Any) -> bool:
+    from flux.dataflow.api import is_input  # it imports this module
+
+    return is_input(given)
 
 
 def never_gives(operator: Operator) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import flux
 from flux.calls import checked
 from flux.dataflow.given import named, signature, takes
-from flux.errors import UsageError
+from flux.errors import NoSuchAttribute, UsageError
 
 if TYPE_CHECKING:
     from flux.dataflow.api import Flow
@@ -184,7 +184,7 @@ class FlowTo:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_FLOWS:
-            raise UsageError(
+            raise NoSuchAttribute(
                 f"{self!r} has no {name}(): its output goes to {self.sink!r}. Keep the flow in a variable, call "
                 f"{name}() of that, and start both with flux.start(...)"
             )

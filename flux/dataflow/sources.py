@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from flux.calls import checked
 from flux.dataflow.given import check_columns, named, signature, takes
-from flux.errors import UsageError
+from flux.errors import NoSuchAttribute, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,7 +34,7 @@ class Source:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("to", "to_parquet", "to_kafka", "foreach_batch", "writeStream", "toDF", "start", "show", "collect"):
-            raise UsageError(
+            raise NoSuchAttribute(
                 f"a source has no {name}(): call a stage with it first, as in my_stage(source).{name}(...)"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -150,6 +150,12 @@ def source(
             raise UsageError(
                 "flux.source: read must take the partition number, read(partition), or that and where to begin, "
                 f"read(partition, start){', which positions=True needs' if positions else ''}; got {named(read)}{said}"
+            )
+        order = list(said.parameters)[:2]
+        if seeks and len(order) == 2 and order[1].startswith("part") and not order[0].startswith("part"):
+            raise UsageError(
+                f"flux.source: read is called with the partition first, read(partition, start); got {named(read)}{said}: change "
+                "the order of its arguments"
             )
     called = str(name or getattr(read, "__name__", "source"))
     check_columns(f"source {called}", schema)

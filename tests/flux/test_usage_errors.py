@@ -265,9 +265,9 @@ def test_a_streaming_dataframe_is_refused_in_a_sentence() -> None:
         Sums(DataFrame())
 
 
-def test_a_function_is_told_too_but_may_be_tried_with_anything_that_has_rows() -> None:
+def test_a_function_is_told_too_but_may_be_tried_with_batches() -> None:
     rows = flux.stage(lambda rows: rows.num_rows)
-    assert rows(pa.table({"k": [1]})) == rows(BATCH) == 1
+    assert rows(BATCH) == 1
     with pytest.raises(flux.UsageError, match="got a pandas DataFrame"):
         rows(pd.DataFrame({"k": [1]}))
 
