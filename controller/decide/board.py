@@ -16,7 +16,7 @@ from controller.replicas.disks import Disks
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
 from controller.replicas.wishes import Wishes
-from controller.report.events import Event, History
+from controller.report.events import Event, EventLog
 from controller.wording import some
 from flux.dataflow.plan import Plan
 from flux.dataflow.user_code import text_of
@@ -50,7 +50,7 @@ class Board:
         self.error: FluxError | None = None
         self.members = Membership()
         self.disks = Disks()
-        self.events = History()
+        self.events = EventLog()
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
         self.changed = True

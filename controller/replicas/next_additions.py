@@ -20,7 +20,7 @@ from controller.replicas.lags import Life
 from controller.replicas.placement import Placement
 from controller.replicas.wishes import Wishes
 from flux.dataflow.plan import Plan, StagePlan
-from flux.replicas.kinds import Acks, kind_named
+from flux.replicas.kinds import AckMeaning, kind_named
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import ReplicaAt, Table
 
@@ -108,7 +108,7 @@ class HolderCount(NamedTuple):
 
 def first_phase(kind: str) -> Phase:
     """Return RETAIN, or READY for a kind for which producers keep nothing, so that its table needs no confirmation."""
-    return Phase.READY if kind_named(kind).acks is Acks.NOTHING else Phase.RETAIN
+    return Phase.READY if kind_named(kind).acks is AckMeaning.NOTHING else Phase.RETAIN
 
 
 class Census:

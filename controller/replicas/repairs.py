@@ -29,7 +29,7 @@ from controller.replicas.next_additions import (
 from controller.replicas.placement import Placement
 from controller.replicas.table_changes import Judge
 from controller.replicas.wishes import Wishes
-from controller.report.events import Event, History
+from controller.report.events import Event, EventLog
 from flux.dataflow.plan import Plan
 from flux.wire.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.wire.statistics import Lag as Reported
@@ -63,7 +63,7 @@ class Divergences(NamedTuple):
 class Repairs:
     """The additions under way and the safety of replicas. ``done`` and ``take_overs`` are counts since the start."""
 
-    def __init__(self, plan: Plan, events: History, wishes: Wishes | None = None) -> None:
+    def __init__(self, plan: Plan, events: EventLog, wishes: Wishes | None = None) -> None:
         self.plan = plan
         self.wishes = wishes or Wishes(plan)
         self.under_way: dict[PartitionKey, Addition] = {}

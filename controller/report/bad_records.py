@@ -1,6 +1,6 @@
-"""How many records of each source did not fit their format, by what the workers that read it say (design: bad-records).
+"""Counts of the records of each source that did not fit their format, from the reports of the workers (design: bad-records).
 
-A reader counts from its beginning. So what a partition has had in all is the sum over its readers; one that begins again says
+A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again reports
 less than before, or is on another worker.
 """
 
@@ -13,13 +13,15 @@ from flux.wire.statistics import BadRecords
 
 
 class BadRecordCounts:
+    """The counts of all sources of a query."""
+
     def __init__(self, sources: int) -> None:
         self._sources = sources
-        self._before: dict[int, int] = {}  # by source: of readers that are over
+        self._before: dict[int, int] = {}  # by source: counts of readers that have ended
         self._said: dict[tuple[int, int, int], int] = {}  # by worker, source and partition
 
     def note(self, workers: Mapping[int, Mapping[str, Any]]) -> None:
-        """``workers``: the newest statistics of each, by its number."""
+        """Take the newest statistics of each worker, by its number."""
         now: dict[tuple[int, int, int], int] = {}
         for worker, stats in workers.items():
             for said in stats.get("bad_records", ()):

@@ -8,32 +8,38 @@ from typing import Any
 
 #: Events kept for ``lastProgress`` and the history.
 HISTORY_KEPT = 1000
-#: Of these, so many are in each progress report.
+#: Events in each progress report: the newest ones.
 RECENT = 20
 
 
 @dataclass(frozen=True)
 class Event:
-    """``kind`` of a partition: "take-over", "repair", "move", "divergence", "behind" (a replica that lags) and "caught
-    up", "drop" (a replica that stood still), "failed attempt" to add a replica, "move given up"; of a stage
-    (``partition`` -1): "protect" (somebody asks for other replicas), "protected", "protect given up"; of a worker
-    (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"; of the query: "scale", "balance" (a note of a
-    policy); of any of these: "warning".
+    """An event of a partition, a stage, a worker or the query, for people."""
 
-    ``worker``: where the replica is from now on; ``source``: where it was; -1: nowhere. ``bytes`` of state copied;
-    ``seconds`` from the beginning to the end; ``stall_ms``: how long the primary stood still for the copy; ``request``:
-    number of the request that the event belongs to, 0: none."""
-
+    #: One of these:
+    #: - for a partition: "take-over", "repair", "move", "divergence", "behind" (a replica that lags) and "caught up", "drop" (a
+    #:   replica that stood still), "failed attempt" to add a replica, "move given up"
+    #: - for a stage (``partition`` is -1): "protect" (a request for other replicas), "protected", "protect given up"
+    #: - for a worker (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"
+    #: - for the query: "scale", "balance" (a note of a policy)
+    #: - for any of these: "warning"
     kind: str
+    #: By the wall clock, once it is in the log.
     at: float
     stage: str
     partition: int
+    #: The worker of the replica from now on; -1: none.
     worker: int
     why: str
+    #: Time from beginning to end.
     seconds: float = 0.0
+    #: For how long the primary stood still for the copy of state.
     stall_ms: float = 0.0
+    #: The worker of the replica before; -1: none.
     source: int = -1
+    #: Size of the copied state.
     bytes: int = 0
+    #: The number of the request to which the event belongs; 0: none.
     request: int = 0
 
     def __str__(self) -> str:
@@ -52,24 +58,24 @@ class Event:
         return text + (f", stall {self.stall_ms:.1f} ms" if self.stall_ms else "")
 
 
-class History:
+class EventLog:
     """The newest events, and those that ``news`` has not returned yet."""
 
     def __init__(self) -> None:
         self.kept: deque[Event] = deque(maxlen=HISTORY_KEPT)
-        # Bounded as well: a controller without a shell, which would ask for the news, must not grow.
+        # Bounded as well: a controller without a shell, which would take the news, must not grow.
         self._news: deque[Event] = deque(maxlen=HISTORY_KEPT)
         self.wall_ahead = 0.0  # the wall clock, which events show, minus the controller's ``now``
 
     def note(self, event: Event) -> Event:
-        """Keep an event. Returns it as it is kept, with the time of the wall clock."""
+        """Keep an event, and return it as it is kept, with the time of the wall clock."""
         event = replace(event, at=event.at + self.wall_ahead)
         self.kept.append(event)
         self._news.append(event)
         return event
 
     def news(self) -> list[Event]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         news = list(self._news)
         self._news.clear()
         return news

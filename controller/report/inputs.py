@@ -1,4 +1,4 @@
-"""Counts the rows that the query has read: every row once, however often its partition of a source is read (design:
+"""Counts of the rows that the query has read: every row once, however often its partition of a source is read (design:
 rows-once).
 
 A partition of a source is read again when its Spark task is retried, or by another worker when its reader is lost or
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 MARKS_KEPT = 256
 
 
-class Reading(NamedTuple):
+class PartitionReading(NamedTuple):
     """One reading of a partition: the worker that reads, and its first batch."""
 
     reader: int
@@ -30,12 +30,12 @@ class _Partition:
     def __init__(self) -> None:
         self.rows = 0
         self._batches = [0]  # numbers of batches, ascending
-        self._rows = [0]  # the least number of rows in that many batches
-        self._before: dict[Reading, int] = {}  # rows before its first batch
+        self._rows = [0]  # the least number of rows before each of these batches
+        self._before: dict[PartitionReading, int] = {}  # rows before the first batch of the reading
 
     def note(self, reader: int, start: int, end: int, rows: int) -> None:
-        """``reader`` has read batches ``start`` .. ``end`` - 1, with ``rows`` rows in all."""
-        reading = Reading(reader, start)
+        """Note that ``reader`` has read the batches ``start`` to ``end`` - 1, with ``rows`` rows in all."""
+        reading = PartitionReading(reader, start)
         before = self._before.get(reading)
         if before is None:
             before = self._before[reading] = self._rows[bisect.bisect_right(self._batches, start) - 1]
@@ -48,6 +48,8 @@ class _Partition:
 
 
 class InputRows:
+    """The counts of all partitions of all sources."""
+
     def __init__(self) -> None:
         self._partitions: dict[Any, _Partition] = {}
 
@@ -56,13 +58,12 @@ class InputRows:
         return sum(partition.rows for partition in self._partitions.values())
 
     def from_worker(self, worker: int, sources: Iterable[Sequence[int]]) -> None:
-        """For each partition of a source that the worker reads: source, partition, first element, number of elements,
-        rows."""
+        """Take a worker's report on each partition that it reads: source, partition, first element, number of elements, rows."""
         for source, partition, start, batches, rows in sources:
             self._of((source, partition)).note(worker, start, start + batches, rows)
 
     def from_ingress(self, edges: Sequence[int], partition: int, rows: int) -> None:
-        """For an attempt of a Spark task, which reads its partition from the start."""
+        """Take the report of an attempt of a Spark task, which reads its partition from the start."""
         counted = self._of((tuple(edges), partition))
         counted.rows = max(counted.rows, rows)
 

@@ -21,7 +21,7 @@ from controller.report.replication import Level
 from flux.dataflow.plan import Plan
 from partitioning.ids import ACTIVE, STANDBY
 
-#: Upper bounds in seconds: from stalls that nobody notices to stalls that everybody notices.
+#: Upper bounds in seconds: from stalls that no person notices to stalls that every person notices.
 STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 PHASES = ("starting", "running", "finished", "ended")
 #: Kinds of events that have a counter of their own.
@@ -32,7 +32,7 @@ COUNTED = {
     "divergence": ("flux_divergences", "Replicas that gave other output than their primary"),
     "protected": ("flux_protections_changed", "Changes of the number or the kinds of replicas that are done"),
 }
-#: A worker's name for what it refuses -> name and meaning of the metric.
+#: The worker's counter of a refusal -> name and meaning of the metric.
 REFUSALS = {
     "duplicate": ("flux_duplicates_refused", "Slices of batches that had been taken before"),
     "stale": ("flux_stale_dropped", "Messages of an earlier handshake, life or epoch"),
@@ -64,14 +64,15 @@ class Tally:
 
 
 class Happened(NamedTuple):
-    """A kind of event of a stage; of a worker or the query, ``stage`` is empty."""
+    """A kind of event, and its stage; empty for an event of a worker or the query."""
 
     kind: str
     stage: str
 
 
 class Metrics(Collector):
-    """``note`` every event once, ``observe`` now and then; ``collect`` and ``text`` from any thread."""
+    """The metrics of one query. The controller's thread calls ``note`` for every event and ``observe`` now and then; any thread
+    may call ``collect`` and ``text``."""
 
     def __init__(self, plan: Plan, query_id: str, name: str | None) -> None:
         self.events: Counter[Happened] = Counter()
@@ -109,8 +110,8 @@ class Metrics(Collector):
         moves_pending: int,
         refused: int,
     ) -> None:
-        """Take a snapshot. ``report``: the newest progress report, None before the first; ``busy``: seconds per second
-        that each worker spends applying rows; ``refused``: number of refused requests."""
+        """Take a snapshot. ``report`` is the newest progress report, None before the first; ``busy`` has, by worker, the
+        seconds per second in which it applies rows; ``refused`` is the number of refused requests."""
         if report is None:
             self._snapshot = [self._of_phase(phase)]
             return
@@ -138,7 +139,7 @@ class Metrics(Collector):
         return [
             self._one("flux_epoch", "Number of the newest table of replicas", report["epoch"]),
             self._count("flux_source_rows", "Rows read from sources", report["totalInputRows"]),
-            self._one("flux_source_rows_per_second", "Of the last interval", report["inputRowsPerSecond"]),
+            self._one("flux_source_rows_per_second", "Rows read, of the last interval", report["inputRowsPerSecond"]),
             self._one("flux_backlog_slices", "Slices that wait to be applied", backlog["slices"]),
             self._one("flux_backlog_bytes", "Bytes in the logs of producers", backlog["bytes"]),
             self._one("flux_workers", "Workers that take part", len(report["workers"])),
@@ -146,7 +147,7 @@ class Metrics(Collector):
             self._one(
                 "flux_repairs_under_way", "Replicas that are being added", len(report.get("repairsUnderWay", ()))
             ),
-            self._count("flux_requests_refused", "Requests of operators that were refused", refused),
+            self._count("flux_requests_refused", "Requests of people that were refused", refused),
         ]
 
     def _of_sources(self, sources: list[dict[str, Any]]) -> list[Metric]:
@@ -169,15 +170,19 @@ class Metrics(Collector):
         rows_out = self._counter("flux_rows_out", "Rows handed on by primaries", "stage")
         rate = self._gauge("flux_rows_per_second", "Rows applied, of the last interval", "stage")
         queued = self._gauge("flux_queued_slices", "Slices that wait to be applied", "stage")
-        latency = self._gauge("flux_step_latency_seconds", "Of the worker that is worst off", "stage", "quantile")
-        wanted = self._gauge("flux_replicas_wanted", "Replicas that each partition shall have", "stage")
+        latency = self._gauge(
+            "flux_step_latency_seconds", "Latency of steps on the slowest worker", "stage", "quantile"
+        )
+        wanted = self._gauge("flux_replicas_wanted", "Wanted replicas of each partition", "stage")
         safe = self._gauge("flux_replicas_safe_min", "Safe replicas of the partition that has the fewest", "stage")
         short = self._gauge("flux_under_replicated_partitions", "Partitions short of replicas", "stage")
-        replicas = self._gauge("flux_replicas", "Replicas of each kind that there are", "stage", "kind")
+        replicas = self._gauge("flux_replicas", "Replicas of each kind", "stage", "kind")
         kept = self._gauge("flux_stage_log_bytes", "Rows for the stage that producers keep in their logs", "stage")
         size = self._gauge("flux_checkpoint_bytes", "Newest checkpoints of its standbys", "stage")
-        age = self._gauge("flux_checkpoint_age_seconds", "What the checkpoint lacks that lacks most", "stage")
-        loss = self._gauge("flux_loss_seconds", "What a loss would cost now, by estimate", "stage")
+        age = self._gauge(
+            "flux_checkpoint_age_seconds", "Time by which the oldest checkpoint of its standbys is behind", "stage"
+        )
+        loss = self._gauge("flux_loss_seconds", "Estimated cost of a loss now", "stage")
         for stage, level in zip(stages, levels, strict=True):
             name = stage["name"]
             self._add(rows_in, stage["rowsIn"], name)
@@ -229,7 +234,7 @@ class Metrics(Collector):
             made.append(self._count(name, meaning, self._refusals.total[refusal]))
         stalls = HistogramMetricFamily(
             "flux_stall_seconds",
-            "How long a partition stood still for a copy of its state",
+            "Time for which a partition stood still for a copy of its state",
             labels=[*self._names, "kind"],
         )
         for kind in ("repair", "move"):
@@ -244,7 +249,7 @@ class Metrics(Collector):
     # ---- any thread
 
     def collect(self) -> list[Metric]:
-        """The newest snapshot; empty before the first."""
+        """Return the newest snapshot; it is empty before the first."""
         return self._snapshot
 
     def text(self) -> str:
@@ -275,7 +280,7 @@ class Metrics(Collector):
 
 
 def merged(snapshots: Iterable[list[Metric]]) -> list[Metric]:
-    """The metrics of several queries as one: each family once, with the samples of all."""
+    """Merge the metrics of several queries: each family once, with the samples of all."""
     families: dict[str, Metric] = {}
     for snapshot in snapshots:
         for family in snapshot:

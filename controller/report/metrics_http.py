@@ -1,6 +1,6 @@
 """Prometheus metrics over HTTP: one server for all queries of this process with the same address.
 
-It is off by default, and listens on this machine only unless the settings say otherwise: the metrics show names of
+It is off by default, and listens on this machine only, unless the settings say otherwise: the metrics show names of
 stages and hosts, and there is no password.
 """
 
@@ -18,7 +18,7 @@ from flux.errors import UsageError
 
 
 class Address(NamedTuple):
-    """As in the settings: port 0 stands for any free one."""
+    """An address of the settings. Port 0 stands for any free port."""
 
     host: str
     port: int
@@ -29,7 +29,7 @@ _lock = threading.Lock()
 
 
 class MetricsServer(Collector):
-    """Answers GET /metrics for the queries that are running."""
+    """Server of GET /metrics for the queries that are running."""
 
     def __init__(self, host: str, port: int) -> None:
         self._queries: tuple[Metrics, ...] = ()
@@ -47,7 +47,7 @@ class MetricsServer(Collector):
         self._queries = (*self._queries, query)
 
     def remove(self, query: Metrics) -> bool:
-        """Whether any query is left."""
+        """Remove a query, and tell whether any query is left."""
         self._queries = tuple(other for other in self._queries if other is not query)
         return bool(self._queries)
 
@@ -58,8 +58,8 @@ class MetricsServer(Collector):
 
 
 def serve(host: str, port: int, query: Metrics) -> str:
-    """Serve the query's metrics, and return their address. Port 0: any free port, the same for all queries of this
-    process. UsageError if this process cannot listen there."""
+    """Serve the query's metrics, and return their address. Port 0 is any free port, the same for all queries of this
+    process. UsageError: this process cannot listen there."""
     with _lock:
         asked_for = Address(host, port)
         server = _served.get(asked_for)
@@ -76,7 +76,7 @@ def serve(host: str, port: int, query: Metrics) -> str:
 
 
 def withdraw(query: Metrics) -> None:
-    """The query has ended. A server ends with its last query."""
+    """Stop serving a query that has ended. A server ends with its last query."""
     closing: list[Any] = []
     with _lock:
         for where, server in list(_served.items()):

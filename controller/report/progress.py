@@ -1,4 +1,4 @@
-"""Makes ``query.lastProgress`` from the workers' reports."""
+"""Progress reports (``query.lastProgress``), made from the workers' reports."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ class PartitionCounts:
     highest count ever reported of a partition is the newest."""
 
     def __init__(self, partitions: int) -> None:
-        # Of each partition: rows in, rows out, 1 when finished.
+        # By partition: rows in, rows out, 1 when finished.
         self._highest = np.zeros((3, partitions), np.int64)
 
     def add(self, reports: Iterable[Sequence[Sequence[int]]]) -> None:
-        """Of each primary that a report is about: partition, rows in, rows out, 1 when finished."""
+        """Take a report about primaries: for each, its partition, rows in, rows out, 1 when finished."""
         rows = chain.from_iterable(reports)
         said = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, 4)
-        for column in range(3):  # one column at a time: for rows of an array, maximum.at takes thirty times as long
+        for column in range(
+            3
+        ):  # one column at a time, because maximum.at takes thirty times as long for rows of an array
             np.maximum.at(self._highest[column], said[:, 0], said[:, 1 + column])
 
     def totals(self) -> Totals:
         return Totals(*self._highest.sum(axis=1).tolist())
 
 
-#: Files that a report names, of each kind.
+#: Files of each kind that a report names.
 FILES_SHOWN = 20
 
 
 @dataclass
 class Progress:
-    """Makes progress reports. Keeps the previous counts, so that rates are averages of the last interval."""
+    """Maker of progress reports. It keeps the previous counts, so that rates are averages of the last interval."""
 
     plan: Plan
     query_id: str
@@ -81,15 +83,17 @@ class Progress:
         wall: float | None = None,
         wished: Plan | None = None,
     ) -> dict[str, Any]:
-        """``rows``: read by the query so far, each counted once. ``now`` is for rates, ``wall`` (the wall clock) for
-        the timestamp. ``wished``: the plan with the replicas that stages are to have by now."""
+        """Make a report.
+
+        ``rows`` are those read by the query since its start, each counted once. ``now`` is for rates, ``wall`` (the wall clock)
+        for the timestamp. ``wished`` is the plan with the replicas that stages are to have by now."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
         everyone = [stats for _, stats in workers] + ingress
         logged = Counter[int]()  # bytes of rows for each stage, in logs of ingress tasks
         for member in members.ingress.values():
-            for edge in member.about.edges[:1]:  # it keeps the same rows for all
+            for edge in member.about.edges[:1]:  # the task keeps the same rows for all its edges
                 logged[self.plan.edges[edge].consumer] += int(member.stats.get("log_bytes", 0))
         stages = [
             self._stage(stage, [stats for _, stats in workers], logged[stage.id], now)
@@ -140,7 +144,7 @@ class Progress:
         return result
 
     def _sources(self, workers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """``workers``: the newest statistics of each, by its number."""
+        """Report on each source, given the newest statistics of each worker, by its number."""
         self._bad_records.note(workers)
         sources = self._lags.report(workers.values())
         for number, source in enumerate(sources):
@@ -150,7 +154,7 @@ class Progress:
 
     @staticmethod
     def _kept(vault: dict[str, Any], workers: list[dict[str, Any]]) -> dict[str, Any]:
-        """What the checkpoint location holds, and how long the repetition would take of what came after that."""
+        """Report on the checkpoint location: its content, and the estimated time to repeat the steps after it."""
         kept = vault.get("stages", [])
         again = [stage.get("vault_replay_s", 0.0) for stats in workers for stage in stats.get("stages", [])]
         return {
@@ -162,7 +166,7 @@ class Progress:
         }
 
     def _stage(self, plan: StagePlan, reports: list[dict[str, Any]], logged: int, now: float) -> dict[str, Any]:
-        """``plan``: as is wished now; ``logged``: bytes in logs of ingress tasks."""
+        """Report on one stage. ``plan`` is as it is wished now; ``logged`` are the bytes in logs of ingress tasks."""
         stage = plan.id
         mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
         self._by_stage[stage].add(report["primaries"] for report in mine)
@@ -193,12 +197,12 @@ class Progress:
             "rowsPerSecond": self._rate(f"stage {stage}", totals.rows_in, now),
             "queued": int(_total(mine, "queued")),
             "busySeconds": round(_total(mine, "busy_s"), 3),
-            # Of the slowest worker: percentiles of percentiles would mean nothing.
+            # The slowest worker counts: percentiles of percentiles would mean nothing.
             "latencyMs": max((stats["latency_ms"] for stats in mine if stats.get("latency_ms")), default=None),
         }
 
     def _loss_s(self, plan: StagePlan, reports: list[dict[str, Any]], mine: list[dict[str, Any]]) -> float | None:
-        """Seconds of work that would be repeated, by estimate, if a primary of the stage were lost now; None: the query
+        """Estimate the work, in seconds, that would be repeated if a primary of the stage were lost now; None: the query
         would not survive it. Active replicas go on at once, unless they lag."""
         if plan.replicas == 1:
             again = max((stats.get("vault_replay_s", 0.0) for stats in mine), default=0.0)
@@ -223,13 +227,13 @@ def _total(reports: list[dict[str, Any]], key: str) -> float:
 
 
 def _extreme(choose: Callable[[list[float]], float], reports: list[dict[str, Any]], key: str) -> float | None:
-    """The first or last of the reported times, in seconds since 1970; None if no process reports one."""
+    """Choose among the reported times, in seconds since 1970; None if no process reports one."""
     known = [stats[key] for stats in reports if stats.get(key) is not None]
     return choose(known) if known else None
 
 
 def unread_files(files: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return how many files there are of each kind, with names and reasons of some."""
+    """Count the files of each kind, and name some of them with their reasons."""
     return {
         kind: {"count": len(named), "files": dict(sorted(named.items())[:FILES_SHOWN])}
         for kind, named in files.items()

@@ -1,4 +1,4 @@
-"""How well each stage is replicated: for reports and metrics."""
+"""Levels of replication of the stages, for reports and metrics."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from flux.dataflow.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The replication of one stage. ``wanted``: replicas of each partition; ``safe``: safe replicas of the partition
-    that has the fewest; ``short``: partitions with fewer replicas than wanted; ``active``, ``standbys``: replicas of these
-    kinds that there are, in all partitions."""
+    """The replication of one stage."""
 
+    #: Replicas of each partition.
     wanted: int
+    #: Safe replicas of the partition that has the fewest.
     safe: int
+    #: Partitions with fewer replicas than wanted.
     short: int
+    #: Active replicas of all partitions.
     active: int = 0
+    #: Standbys of all partitions.
     standbys: int = 0
 
 
 def levels(
     plan: Plan, columns: TableColumns | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]
 ) -> list[Level]:
-    """``columns`` of the table, None before the first; ``doubtful``: replicas that are not safe yet or do not keep up;
-    ``low``: for each stage, the partitions with too few replicas."""
+    """Compute the level of each stage.
+
+    ``columns`` are those of the table, None before the first; ``doubtful`` are replicas that are not safe yet or do not keep up;
+    ``low`` has, for each stage, the partitions with too few replicas."""
     if columns is None:
         return [Level(stage.replicas, 0, stage.partitions) for stage in plan.stages]
     safe = columns.count(columns.without(columns.live & columns.safe, doubtful))

@@ -1,7 +1,8 @@
-"""How far the partitions of sources are behind their ends, as the workers that read them have said last (design: lag-of-sources).
+"""Distances of the partitions of sources from their ends, by the last reports of the workers that read them (design:
+lag-of-sources).
 
-Only readers with a ``lag`` say so (see ``flux.source``). While a partition has no reader, because its worker was lost, what was
-said last stands: what waits there has not gone.
+Only readers with a ``lag`` report one (see ``flux.source``). While a partition has no reader, because its worker was lost, its
+last report stands: the records that wait there have not gone.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from flux.wire.statistics import SourceLag
 
 
 class SourceLags:
+    """The lags of all sources of a query."""
+
     def __init__(self, sources: Sequence[SourcePlan]) -> None:
         self._sources = sources
         self._names = [_names(source) for source in sources]
         self._said: list[dict[int, SourceLag]] = [{} for _ in sources]
 
     def report(self, workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One entry for each source. ``workers``: the newest statistics of each."""
+        """Take the newest statistics of each worker, and make one entry for each source."""
         self._note(SourceLag(*lag) for stats in workers for lag in stats.get("lags", ()))
         return [{"name": source.name} | self._lag(number) for number, source in enumerate(self._sources)]
 
     def _note(self, lags: Iterable[SourceLag]) -> None:
-        """While a partition passes to another worker, both may have spoken of it: who is farther is the one that reads."""
+        """Keep one lag of each partition. While it passes to another worker, both may report it; the farther one reads it now."""
         new: dict[tuple[int, int], SourceLag] = {}
         for lag in lags:
             if 0 <= lag.source < len(self._said) and 0 <= lag.partition < len(self._names[lag.source]):

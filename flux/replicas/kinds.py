@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from flux.wire.messages import PartitionOrder, PartitionSeen
 
 
-class Acks(Enum):
-    """What an ack of a replica tells a producer."""
+class AckMeaning(Enum):
+    """The meaning of a replica's ack for a producer."""
 
     NOTHING = "it reads no streams: producers keep no rows for it, and wait for no ack"
     APPLIED = "the rows through there are in its state"
@@ -58,7 +58,7 @@ class Host(Protocol):
 
 class Kind(Protocol):
     """What differs. ``applies``: while another replica leads, it applies the committed steps, and its output is compared;
-    ``releases``: consumers may then read its output; ``acks``: see ``Acks``; ``commits``: a step is committed only when it
+    ``releases``: consumers may then read its output; ``acks``: see ``AckMeaning``; ``commits``: a step is committed only when it
     has received the entry, once it is live; ``copies``: it needs a copy of the primary's state before it can follow;
     ``replays``: its checkpoints are replay points, without state and output, where that is possible."""
 
@@ -69,7 +69,7 @@ class Kind(Protocol):
     @property
     def releases(self) -> bool: ...
     @property
-    def acks(self) -> Acks: ...
+    def acks(self) -> AckMeaning: ...
     @property
     def commits(self) -> bool: ...
     @property
@@ -87,7 +87,7 @@ class Active:
     name = ACTIVE
     applies = True
     releases = True
-    acks = Acks.APPLIED
+    acks = AckMeaning.APPLIED
     commits = True
     copies = True
     replays = False
@@ -108,7 +108,7 @@ class Standby:
     name = STANDBY
     applies = False
     releases = False
-    acks = Acks.CHECKPOINT
+    acks = AckMeaning.CHECKPOINT
     commits = True
     copies = True
     replays = False
@@ -164,16 +164,16 @@ def kind_of(replica: ReplicaAt) -> Kind:
 
 def without_streams() -> frozenset[str]:
     """Names of the kinds that read no streams."""
-    return frozenset(name for name, kind in _known.items() if kind.acks is Acks.NOTHING)
+    return frozenset(name for name, kind in _known.items() if kind.acks is AckMeaning.NOTHING)
 
 
 def without_rows() -> frozenset[str]:
     """Names of the kinds for which producers keep rows that do not travel."""
-    return frozenset(name for name, kind in _known.items() if kind.acks is Acks.CHECKPOINT)
+    return frozenset(name for name, kind in _known.items() if kind.acks is AckMeaning.CHECKPOINT)
 
 
 def keeps_checkpoints(kind: Kind) -> bool:
-    return kind.acks is Acks.CHECKPOINT
+    return kind.acks is AckMeaning.CHECKPOINT
 
 
 def compared(stage: StagePlan) -> bool:

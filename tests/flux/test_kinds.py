@@ -14,7 +14,7 @@ import flux.replicas.kinds as kinds
 from flux.errors import ProtocolError, QueryFailed
 from flux.host.stage_worker import StageWorker
 from flux.replicas.checksums import CHECKSUMS_KEPT
-from flux.replicas.kinds import Acks, Active
+from flux.replicas.kinds import AckMeaning, Active
 from flux.replicas.order import Claim, OrderLog
 from flux.replicas.replica import Replica
 from flux.stream.producer import Producer
@@ -221,7 +221,7 @@ def test_a_producer_keeps_nothing_for_a_kind_that_reads_no_streams() -> None:
     producer.on_table(one_stage(ReplicaAt(A, 0), ReplicaAt(B, 0, kind=WITNESS)), 0, 0.0)
     assert [send.worker for send in producer.poll(0.0) if isinstance(send.message, Hello)] == [A]
     assert kinds.without_streams() == {WITNESS}
-    assert Witness.acks is Acks.NOTHING
+    assert Witness.acks is AckMeaning.NOTHING
 
 
 def test_a_consumer_reads_from_a_secondary_only_if_its_kind_releases_output() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flux.replicas.kinds import Acks
+from flux.replicas.kinds import AckMeaning
 from tests.simulation.witness import WITNESS, Witness, WitnessPlaces
 
 Patch = pytest.MonkeyPatch
@@ -28,7 +28,7 @@ def commits_without_its_witness(patch: Patch) -> None:
 
 def waits_for_acks_of_a_witness(patch: Patch) -> None:
     """Producers keep rows for a replica that reads none."""
-    patch.setattr(Witness, "acks", Acks.APPLIED)
+    patch.setattr(Witness, "acks", AckMeaning.APPLIED)
 
 
 def waits_for_a_witness_to_be_copied(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import controller.replicas.kinds as at_controller
 import flux.replicas.kinds as at_workers
 from flux.dataflow.plan import StagePlan
-from flux.replicas.kinds import Acks, Host
+from flux.replicas.kinds import AckMeaning, Host
 from flux.replicas.order import OrderLog
 from flux.wire.messages import PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey
@@ -52,7 +52,7 @@ class Witness:
     name = WITNESS
     applies = False
     releases = False
-    acks = Acks.NOTHING
+    acks = AckMeaning.NOTHING
     commits = True
     copies = False
 
