@@ -35,7 +35,7 @@ from controller.replicas.move_queue import MoveJob
 from controller.replicas.placement import FarApart
 from controller.replicas.repairs import Repairs
 from controller.replicas.wishes import wished
-from controller.report.events import Event, History
+from controller.report.events import Event, EventLog
 from controller.report.metrics import Metrics
 from controller.report.replication import Level, levels
 from flux.dataflow.sources import DataFrameSource
@@ -75,7 +75,7 @@ class FakeCore:
         self.phase = "running"
         self.error = None
         self.members = Membership()
-        self.repairs = Repairs(self.plan, History())
+        self.repairs = Repairs(self.plan, EventLog())
         self.rounds = Rounds(self.plan.settings)
         self.told: list[Any] = []
         self.pending: list[Move] = []
