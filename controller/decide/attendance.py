@@ -113,7 +113,7 @@ class Attendance:
             return
         if message.role == "vault":
             board.disks.open(member.node, message.endpoint, message.first_epoch)
-        if board.table is None and len(board.members.workers) == slots.count and self._has_vault:
+        if board.table is None and len(board.members.workers) >= len(slots.open) and self._has_vault:
             self._all_here(now)
 
     @property

@@ -53,6 +53,8 @@ class Board:
         self.events = EventLog()
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
+        #: Whether there was ever a table.
+        self.has_begun = False
         self.changed = True
         self._columns = TableColumns(plan)
         self._effects: list[Tell] = []
@@ -64,7 +66,7 @@ class Board:
         """Everybody goes by this table from now on."""
         before = None if self.table is None else self.shown
         assert before is None or table.epoch > before.epoch, "an epoch is used once"
-        self.table, self.changed = table, True
+        self.table, self.changed, self.has_begun = table, True, True
         whole = NewTable(table=self.shown, complete=self.complete)
         change = None if before is None else TableChanged(change=change_between(before, self.shown))
         for member in self.members.processes():
@@ -81,6 +83,13 @@ class Board:
         """The table as processes go by it."""
         assert self.table is not None
         return self.disks.shown(self.table)
+
+    def wait_for_workers(self) -> None:
+        """Begin again: nothing is hosted but at the vault. The next table is a first one, with an epoch above all before."""
+        assert self.table is not None
+        self.disks.begin_again(self.table.epoch + 1)
+        self.table = None
+        self.on(QueryEvent.ALL_GONE)
 
     def columns(self) -> TableColumns | None:
         """The table as arrays, None before the first. Ask for it again after every change."""

@@ -144,10 +144,12 @@ class Departures:
         """Send a worker the table without it, which tells it that it was given up. Its task counts as there until its
         goodbye."""
         board = self._board
-        assert board.table is not None
         self.slots.renew(member.about.index)
         self._sent_home[member.node] = member
-        board.tell(member, NewTable(table=board.shown, complete=board.complete))
+        if board.table is None:  # it was the last one
+            board.tell(member, Stop(reason=f"worker {member.node} was given up"))
+        else:
+            board.tell(member, NewTable(table=board.shown, complete=board.complete))
 
     def turn_away(self, connection: Hashable, message: Register, replaced: bool) -> None:
         """Answer a process that comes back after it was given up, or after it was ``replaced`` by another attempt."""
@@ -156,7 +158,7 @@ class Departures:
         member.connection = connection
         if message.node in self.dismissed:
             board.tell(member, Stop(reason="this worker has left the query"))
-        elif message.role == "worker" and board.table is not None and not replaced and board.members.knew(message.node):
+        elif message.role == "worker" and board.has_begun and not replaced and board.members.knew(message.node):
             self.fence(member)  # this includes workers that were taken for dead when their connections closed
         else:
             board.tell(member, Rejected(reason="another attempt of this task has registered"))

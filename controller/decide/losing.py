@@ -3,6 +3,9 @@ take-over, silence)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 from controller.decide.balancing import Balancer
 from controller.decide.board import Board
 from controller.decide.departures import Departures
@@ -14,6 +17,7 @@ from controller.replicas.move_queue import MoveQueue
 from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import AfterLoss, Judge, without_worker
 from controller.wording import some
+from flux.dataflow.plan import Plan
 from flux.errors import QueryFailed
 from flux.host.notes import Kind, Pulse
 from flux.replicas.kinds import replicated
@@ -21,11 +25,34 @@ from flux.wire.control import InStep
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
+#: Seconds that a query which has lost all workers waits for further ones once the first has come: all partitions would go to the
+#: first one otherwise.
+OTHERS_S = 5.0
 #: Partitions that an error names; further ones are only counted.
 NAMED = 8
 
 
+def without_copies(plan: Plan) -> Plan:
+    """Return the plan with one replica for each partition. The sweep adds the others when the state has been restored."""
+    return replace(plan, stages=tuple(replace(stage, replicas=1) for stage in plan.stages))
+
+
+@dataclass
+class Waiting:
+    """A query whose workers all are lost."""
+
+    #: When the last of them was lost.
+    since: float
+    #: The end of the query if no other worker comes.
+    error: QueryFailed
+    #: When the first of those came that are here now. None: none is here.
+    first: float | None = None
+
+
 class Losses:
+    #: Set while the query waits for workers in place of those that are lost.
+    waiting: Waiting | None = None
+
     def __init__(
         self,
         board: Board,
@@ -104,7 +131,7 @@ class Losses:
         """Take a worker out of the table that may still live. If it does, its task ends normally, and another slot is
         opened in its place: Spark tolerates only a few failed tasks, and would count each false suspicion."""
         self.lose(member, why, now, request)
-        if self._board.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
+        if self._board.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED) or self.waiting is not None:
             self._departures.fence(member)
 
     def lose(self, member: Member, why: str, now: float, request: int = 0) -> None:
@@ -120,15 +147,46 @@ class Losses:
             board.table, member.node, repairs.is_safe, readers, repairs.keeps_up, repairs.outlives_primary
         )  # fmt: skip
         revived_ = revived(table, orphans, board.placement()) if orphans and self._plan.durable else None
-        if orphans and revived_ is None:
+        if orphans and revived_ is None and not self._plan.durable:
             board.end(self._all_gone(member, orphans, why))
             return
+        alone = bool(orphans) and revived_ is None
         table = revived_ or table
         repairs.note_loss(member, why, board.table, table, now, request)
         self._departures.note_lost(member, drain, now)
         self._moving.reconcile(table, now)
+        if alone:
+            self._wait_for_others(self._all_gone(member, orphans, why), now)
+            return
         board.publish(table)
         self._sweeper.sweep(now)
+
+    # ---- no worker is left, and the checkpoint location has everything
+
+    def _wait_for_others(self, error: QueryFailed, now: float) -> None:
+        self.waiting = Waiting(now, error)
+        self._board.wait_for_workers()
+        limit = self._plan.settings.workers_timeout
+        self._board.note(f"no worker is left; the query waits for others, {limit:g} s at most", now)
+
+    def look_for_others(self, open_slots: int, start: Callable[[float], None], now: float) -> None:
+        """While the query waits for workers in place of those that are lost: ``start`` when all have come, or some time after the
+        first. End the query if none comes within ``workers.timeout``."""
+        waiting, here = self.waiting, len(self._board.members.workers)
+        if waiting is None:
+            return
+        self.give_up_vault(now)
+        if not here:
+            waiting.first = None
+            if now - waiting.since > self._plan.settings.workers_timeout:
+                self._board.end(waiting.error)
+            return
+        waiting.first = now if waiting.first is None else waiting.first
+        if here >= open_slots or now - waiting.first >= OTHERS_S:
+            start(now)
+
+    def others_came(self) -> None:
+        self.waiting = None
 
     def note_complete(self, key: PartitionKey, worker: int) -> None:
         """This worker's replica has reached the end of its input."""
@@ -187,7 +245,8 @@ class Losses:
         who = f"worker {member.node} (slot {member.about.index}, {member.about.host} pid {member.about.pid})"
         if self._plan.durable:
             return QueryFailed(
-                f"{who} was lost ({why}), and no worker is left. Start the query again with the same checkpoint location: it "
+                f"{who} was lost ({why}), no worker is left, and none has come within {self._plan.settings.workers_timeout:g} s "
+                f"(spark.flux.workers.timeout). Start the query again with the same checkpoint location: it "
                 "goes on where it was"
             )
         advice = (

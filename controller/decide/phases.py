@@ -1,10 +1,12 @@
 """The phases of a query: the phase that follows each event, and the message that all processes get with it.
 
     STARTING --all here--> RUNNING --all out--> FINISHED
+    RUNNING, FINISHED --all gone--> STARTING
     STARTING, RUNNING, FINISHED --over--> ENDED
 
-A query in STARTING waits for ``spark.flux.workers.timeout`` at most. The others have no limit: a query may run for
-ever, and output is kept until somebody has fetched it.
+A query with a checkpoint location that loses its last worker starts again from the location (design: all-gone). A query in
+STARTING waits for ``spark.flux.workers.timeout`` at most. The others have no limit: a query may run for ever, and output is kept
+until somebody has fetched it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class QueryPhase(StrEnum):
 
 class QueryEvent(Enum):
     ALL_HERE = "the last worker that was waited for has joined, and the first table is made"
+    ALL_GONE = "the last worker was lost, and the checkpoint location has everything"
     ALL_OUT = "the last partition of the last stages is complete"
     OVER = "it was stopped, it has failed, or it has finished and keeps no output"
 
@@ -42,6 +45,8 @@ class Step:
 STEPS: dict[tuple[QueryPhase, QueryEvent], Step] = {
     (QueryPhase.STARTING, QueryEvent.ALL_HERE): Step(QueryPhase.RUNNING, NewTable),
     (QueryPhase.RUNNING, QueryEvent.ALL_OUT): Step(QueryPhase.FINISHED),
+    (QueryPhase.RUNNING, QueryEvent.ALL_GONE): Step(QueryPhase.STARTING),
+    (QueryPhase.FINISHED, QueryEvent.ALL_GONE): Step(QueryPhase.STARTING),
     (QueryPhase.STARTING, QueryEvent.OVER): Step(QueryPhase.ENDED, Stop),
     (QueryPhase.RUNNING, QueryEvent.OVER): Step(QueryPhase.ENDED, Stop),
     (QueryPhase.FINISHED, QueryEvent.OVER): Step(QueryPhase.ENDED, Stop),

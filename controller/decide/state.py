@@ -20,7 +20,7 @@ from controller.decide.attendance import Attendance
 from controller.decide.balancing import Balancer
 from controller.decide.board import Board, Tell
 from controller.decide.departures import Departures
-from controller.decide.losing import Losses
+from controller.decide.losing import Losses, without_copies
 from controller.decide.operating import People
 from controller.decide.phases import QueryEvent, QueryPhase
 from controller.decide.protecting import Protecting
@@ -247,10 +247,12 @@ class Controller:
         workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
         try:
             endpoints = {member.node: member.about.endpoint for member in workers}
-            table = self.board.disks.first(self.board.placement().first_table(self.plan, endpoints))
+            plan = self.plan if self.losses.waiting is None else without_copies(self.plan)
+            table = self.board.disks.first(self.board.placement().first_table(plan, endpoints))
         except QueryFailed as error:
             self.board.end(error)
             return
+        self.losses.others_came()
         self.board.on(QueryEvent.ALL_HERE)
         self.board.publish(table)
 
@@ -266,7 +268,9 @@ class Controller:
                 self.board.end(None)
 
     def on_tick(self, now: float) -> list[Tell]:
-        if self.phase == QueryPhase.STARTING and now > self._deadline:
+        if self.losses.waiting is not None:
+            self.losses.look_for_others(len(self.places.open), self._start, now)
+        elif self.phase == QueryPhase.STARTING and now > self._deadline:
             self.board.end(self._too_few())
         if self.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
             self.losses.give_up_silent(now)  # also when finished: kept output has replicas too

@@ -22,6 +22,7 @@ class Disks:
 
     def __init__(self) -> None:
         self.first_epoch = FIRST_EPOCH
+        self._restored_at = FIRST_EPOCH  # epoch of the next table in which all primaries come from the directory
         self._vault: ReplicaAt | None = None
         self._endpoint = ""
         self._table: Table | None = None
@@ -29,18 +30,22 @@ class Disks:
 
     def open(self, vault: int, endpoint: str, first_epoch: int) -> None:
         """Note the registration of the vault."""
-        self.first_epoch, self._endpoint = first_epoch, endpoint
+        self.first_epoch = self._restored_at = first_epoch
+        self._endpoint = endpoint
         self._vault = ReplicaAt(vault, first_epoch, kind=DISK)
 
     def first(self, table: Table) -> Table:
         """Make the first table of this life: only primaries, which go on from the checkpoint location, if it holds anything. The
         sweep adds the other replicas."""
-        if self.first_epoch == FIRST_EPOCH:
+        epoch = self._restored_at
+        if epoch == FIRST_EPOCH:
             return table
-        stages = tuple(
-            tuple((ReplicaAt(replicas[0].worker, self.first_epoch),) for replicas in rows) for rows in table.stages
-        )
-        return Table(self.first_epoch, stages, table.sources, table.endpoints)
+        stages = tuple(tuple((ReplicaAt(replicas[0].worker, epoch),) for replicas in rows) for rows in table.stages)
+        return Table(epoch, stages, table.sources, table.endpoints)
+
+    def begin_again(self, epoch: int) -> None:
+        """All workers are lost: the next first table is of this epoch."""
+        self._restored_at = epoch
 
     def shown(self, table: Table) -> Table:
         """Make the table that goes out. Unchanged rows stay the same objects."""

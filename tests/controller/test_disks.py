@@ -290,16 +290,101 @@ def test_a_partition_may_be_lost_again_and_again_until_nobody_is_left() -> None:
         epochs.append(c.replicas()[0].incarnation)
     assert epochs == sorted(set(epochs))
     c.lose(c.holders()[0])
-    assert isinstance(c.core.error, QueryFailed)
-    assert "no worker is left. Start the query again with the same checkpoint location" in str(c.core.error)
+    assert (c.core.error, c.core.phase) == (None, QueryPhase.STARTING)
 
 
-def test_a_new_worker_in_the_place_of_the_last_one_comes_too_late() -> None:
-    c = Durable(slots=1, replicas=1)
+def test_a_query_that_has_lost_all_workers_begins_again_from_the_directory_when_others_have_come() -> None:
+    c = Durable(slots=3, replicas=2, partitions=3, readers=2, journal_timeout=1e9)
+    c.settle()
+    first_epoch = c.core.board.disks.first_epoch
+    c.move(c.holders()[0], next(node for node in range(3) if node not in c.holders()))
+    epoch = c.table.epoch
+    for node in list(c.core.members.workers):
+        c.lose(node)
+    assert (c.core.error, c.core.phase, c.core.table) == (None, QueryPhase.STARTING, None)
+    assert not c.core.repairs.under_way
+    assert "no worker is left; the query waits for others" in c.events("warning")[-1].why
+    c.orders.clear()
+    assert c.ingress_comes().incarnation == first_epoch, "attempts of tasks count on"
+    assert not c.sent(NewTable), "there is no table"
+    for slot in range(3):
+        assert c.core.phase == QueryPhase.STARTING
+        c.join(slot, attempt=1)
+    assert c.core.phase == QueryPhase.RUNNING
+    (begun,) = [order.table for order in c.told("v") if isinstance(order, NewTable)]
+    assert begun.epoch > epoch
+    for row in begun.stages[0]:
+        (primary, vault) = row
+        assert (primary.incarnation, primary.live) == (begun.epoch, True)
+        assert vault == ReplicaAt(c.vault, first_epoch, True, DISK)
+    workers = begun.endpoints.keys() - {c.vault}
+    assert {row[0].worker for row in begun.stages[0]} == workers >= set(begun.sources[0])
+    c.settle()
+    assert all(len(row) == 2 for row in c.table.stages[0])
+    for node in list(c.core.members.workers):
+        c.lose(node)
+    assert c.core.phase == QueryPhase.STARTING, "again and again"
+
+
+def test_a_query_that_has_lost_all_workers_does_not_wait_for_ever() -> None:
+    c = Durable(slots=1, replicas=1, workers_timeout=40.0, journal_timeout=1e9)
     c.lose(c.holders()[0])
+    c.tick(20.0)
     c.join(0, attempt=1)
-    assert c.core.phase == QueryPhase.ENDED
-    assert c.stops("w0.1")
+    c.lose(c.holders()[0])
+    c.tick(39.0)
+    assert c.core.phase == QueryPhase.STARTING
+    c.tick(2.0)
+    assert isinstance(c.core.error, QueryFailed)
+    said = "no worker is left, and none has come within 40 s (spark.flux.workers.timeout). Start the query again with the same"
+    assert said in str(c.core.error)
+    c.join(0, attempt=2)
+    assert c.stops("w0.2")
+
+
+def test_it_goes_on_without_those_that_do_not_come() -> None:
+    c = Durable(slots=3, replicas=2, partitions=3, journal_timeout=1e9)
+    for node in list(c.core.members.workers):
+        c.lose(node)
+    node = c.join(1, attempt=1)
+    c.tick(4.0)
+    assert c.core.phase == QueryPhase.STARTING, "all partitions would go to one worker"
+    c.lose(node)
+    c.tick(4.0)
+    c.join(1, attempt=2)
+    c.tick(0.1)
+    assert c.core.phase == QueryPhase.STARTING
+    c.tick(5.0)
+    assert c.core.phase == QueryPhase.RUNNING
+    c.join(2, attempt=1)
+    c.settle()
+    assert all(len(row) == 2 for row in c.table.stages[0])
+
+
+def test_a_silent_worker_that_was_the_last_one_is_told_to_stop_and_gets_a_successor() -> None:
+    c = Durable(slots=1, replicas=1, heartbeat_timeout=0.5, heartbeat_last_timeout=2.0, journal_timeout=1e9)
+    (silent,) = c.holders()
+    c.beats(3.0, silent)
+    assert (c.core.error, c.core.phase) == (None, QueryPhase.STARTING)
+    assert c.stops("w0.0")
+    assert c.core.places.open == [1], "its task may still be there"
+    c.orders.clear()
+    c.take(c.core.on_report("back", register(0, node=silent), c.now))
+    assert c.stops("back")
+    c.join(1)
+    assert c.core.phase == QueryPhase.RUNNING
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_query_without_workers_ends_when_it_is_stopped_or_its_vault_is_lost(waits: bool) -> None:
+    c = Durable(slots=1, replicas=1, journal_timeout=3.0)
+    c.lose(c.holders()[0])
+    if waits:
+        c.take(c.core.on_pause(c.now))
+        assert (c.core.error, c.core.phase) == (None, QueryPhase.ENDED)
+    else:
+        c.tick(3.5)
+        assert "has not answered" in str(c.core.error)
 
 
 def test_a_worker_that_leaves_takes_over_where_nobody_else_is_left() -> None:

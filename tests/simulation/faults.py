@@ -51,6 +51,8 @@ class Faults:
     nondeterministic: bool = False
     #: A worker dies, and Spark starts its task again.
     crashes_per_s: float = 0.0
+    #: All workers die at once, and neither the vault nor the controller does.
+    all_workers_per_s: float = 0.0
     #: The next one follows at once, so that it falls into the take-over or the repair.
     second_crash_probability: float = 0.0
     #: Its connection is not seen to close: only its silence tells.

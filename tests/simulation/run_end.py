@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: What a query says whose directory is all that is left of it.
 NO_WORKER = "no worker is left"
+#: What it notes when it loses the last one.
+WAITS = "no worker is left; the query waits for others"
 
 
 class RunEnd:
@@ -45,6 +47,9 @@ class RunEnd:
         self.counts["order entries cut by a new primary"] += self.sim.ledger.entries_cut
         self.counts["take-overs"] += self.controller.repairs.take_overs
         self.counts["repairs"] += self.controller.repairs.done
+        self.counts["queries that waited for new workers"] += sum(
+            e.kind == "warning" and WAITS in e.why for e in self.controller.repairs.history
+        )
         self.counts["replicas far behind"] += sum(e.kind == "behind" for e in self.controller.repairs.history)
         self.sim.outcomes.check_at_the_end()
         error = self.controller.error

@@ -41,6 +41,7 @@ class Strikes:
             (faults.zombies_per_s, self._speculate),
             (faults.epochs_per_s, sim.server.new_epoch),
             (faults.crashes_per_s, self._crash_one),
+            (faults.all_workers_per_s, self._crash_all),
             (faults.controller_pauses_per_s, sim.server.pause),
             (faults.closings_per_s, self._close_for_nothing),
             (faults.clock_steps_per_s, self._set_a_clock),
@@ -173,6 +174,16 @@ class Strikes:
         else:
             self._die(victim)
         return True
+
+    def _crash_all(self) -> None:
+        """Within some hundredths of a second. A table that lists a worker as lost may be under way."""
+        for victim in self.sim.workers:
+            if not victim.dead:
+                self.world.after(self.world.random.random() * 0.05, self._die_unspared, victim)
+
+    def _die_unspared(self, victim: WorkerProcess) -> None:
+        if not victim.dead and self.controller.phase != "ended":
+            self.sim.crash(victim)
 
     def _die(self, victim: WorkerProcess) -> None:
         if not victim.dead and self.controller.phase != "ended" and self.spares(victim):

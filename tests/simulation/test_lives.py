@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mixes import LIVES, LIVES_FETCHED, LIVES_OF_ONE
+from tests.simulation.mixes import LIVES, LIVES_FETCHED, LIVES_OF_ONE, LIVES_WITHOUT_WORKERS
 from tests.simulation.run import Result, run
 
 #: Beyond the first thousand there are sinks.
@@ -46,6 +46,13 @@ def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results
 )
 def test_it_happens_in_these_lives(results: list[Result], event: str) -> None:
     assert sum(result.counts[event] for result in results) > 3
+
+
+def test_a_query_goes_on_where_all_workers_are_lost_and_the_vault_is_not() -> None:
+    results = [run(seed, LIVES_WITHOUT_WORKERS) for seed in range(1000, 1012)]
+    assert not [str(result) for result in results if not result.ok]
+    assert sum(result.counts["queries that waited for new workers"] for result in results) > 10
+    assert sum(result.counts["ends of what a location knows"] for result in results) > 10
 
 
 def test_output_that_is_fetched_outlives_the_workers_that_have_it() -> None:

@@ -41,7 +41,7 @@ PROGRESS_S, GONE_S = 900.0, 180.0
 #: After so many kills of executors the query is stopped, and started again with other workers and replicas.
 KILLS_OF_A_LIFE = 5
 #: What a query says that cannot go on by itself, or cannot start because of an executor that is lost just then.
-ALL_LOST = "no worker is left. Start the query again with the same checkpoint location"
+ALL_LOST = "no worker is left, and none has come within"
 TOO_FEW = "on different executors, and the"
 EXECUTOR, JVM = "CoarseGrainedExecutorBackend", "SparkSubmit"
 

@@ -75,6 +75,24 @@ def test_partitions_without_another_replica_go_on_from_the_vault(cluster: Any, t
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.costs_an_executor
+def test_a_query_that_loses_all_its_workers_goes_on_when_others_have_come(cluster: Any, tmp_path: Path) -> None:
+    query = started(cluster, tmp_path, workers=2)
+    try:
+        until(lambda: rows_in(query) > TOTAL // 4, "a quarter of the rows")
+        for member in query.members().values():
+            os.kill(member.about.pid, signal.SIGKILL)
+        until(lambda: query.phase == "starting", "the losses are noticed")
+        assert "Waiting for 2 workers" in query.status["message"]
+        until(lambda: query.phase == "running", "others have come")
+        (tmp_path / "gate").touch()
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    check_rows(tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
 def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing_comes_twice(
     cluster: Any, tmp_path: Path
 ) -> None:
