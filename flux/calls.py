@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from flux.errors import UsageError
@@ -24,8 +26,7 @@ def checked(
         named = parameters(function)
         looks = options is not None or not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        def check(kwargs: Any) -> None:
             strange = [name for name in kwargs if name not in named] if looks else []
             if strange:
                 more = list(options()) if options is not None else []
@@ -33,15 +34,54 @@ def checked(
                 for name in strange:
                     if name.lower() not in known:
                         raise unknown(called, name, [*named, *more])
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise UsageError(f"{called}: {error}; it takes {', '.join(named)}") from None
-            return function(*args, **kwargs)
+                check(kwargs)
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise UsageError(f"{called}: {error}; it takes {', '.join(named)}") from None
+                return function(*args, **kwargs)
+            except UsageError as error:  # where it was found says nothing to the caller, in a notebook either
+                raise error.with_traceback(None)  # noqa: B904
 
         return call
 
     return decorate
+
+
+class CallablePackage(ModuleType):
+    """A package that is called like the function of its name: ``flux.kafka(...)``. Signature and documentation are those of the
+    function, for ``help`` and for editors. It becomes the class of a package with two variables: ``HOME``, the module of the
+    function, and ``__all__``, its name alone. The function is loaded when it is asked for."""
+
+    HOME: str
+
+    def _function(self) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(self.HOME), self.__all__[0])
+        return found
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._function()(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("__all__", ()):
+            return self._function()
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._function())
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        function = self._function()
+        return f"{self.__name__}{inspect.signature(function)}\n\n{inspect.getdoc(function)}"
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:

@@ -7,6 +7,8 @@ and a query that cannot go on (QueryFailed). A broken invariant is an AssertionE
 
 from __future__ import annotations
 
+from flux.tracebacks import print_shortened
+
 
 class FluxError(Exception):
     """Base of everything this project raises on purpose. ``traceback``: of the user's code where that has raised, perhaps
@@ -23,7 +25,12 @@ class FluxError(Exception):
 
 
 class UsageError(FluxError, ValueError):
-    """The call cannot be carried out as written: says what was expected, what came, and what to do."""
+    """The call cannot be carried out as written: says what was expected, what came, and what to do. Printed without the frames of
+    this project, because the line of the call is what is wrong."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        print_shortened()
 
 
 class SchemaError(UsageError):

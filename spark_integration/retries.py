@@ -54,9 +54,10 @@ class Retries:
         for group in self._inputs():
             for stage, attempt in self._news(group, self._failed):
                 reason = self._reason(stage, attempt, self._failed[stage])
-                self._say(reason)
                 if remedy := remedy_of(reason):
                     self._hopeless("ingress", reason + remedy)
+                else:
+                    self._say(reason)
         for stage, attempt in self._news(self._workers, self._lost):
             reason = self._reason(stage, attempt, self._lost[stage])
             if remedy := remedy_of(reason):

@@ -8,20 +8,16 @@ and the query would wait for its report for ever.
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from flux.tracebacks import OURS
 
 log = logging.getLogger("flux")
 
 #: Longer ones are cut in the middle: they travel in a message, and people read them.
 TRACEBACK_CHARS_MAX = 8_000
-_ROOT = str(Path(__file__).resolve().parents[2])
-_OURS = tuple(
-    os.path.join(_ROOT, package) + os.sep for package in ("flux", "partitioning", "controller", "spark_integration")
-)
 
 
 def encodable(text: str) -> str:
@@ -56,7 +52,7 @@ def user_traceback(error: BaseException) -> str:
 
 def raised_by_user(error: BaseException) -> bool:
     """Whether a frame of others than this project was on the way of the exception, its causes aside."""
-    return any(not frame.filename.startswith(_OURS) for frame in traceback.extract_tb(error.__traceback__))
+    return any(not frame.filename.startswith(OURS) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def shortened(text: str) -> str:
@@ -70,7 +66,7 @@ def _keep_others(shown: traceback.TracebackException | None) -> bool:
     """Whether any frame is left."""
     if shown is None:
         return False
-    shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not f.filename.startswith(_OURS)])
+    shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not f.filename.startswith(OURS)])
     chained = [shown.__cause__, shown.__context__, *(shown.exceptions or ())]
     return any([bool(shown.stack), *map(_keep_others, chained)])
 

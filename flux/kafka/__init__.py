@@ -7,15 +7,10 @@ function ``source.kafka``, which says what it takes.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from flux.calls import CallablePackage
 
-class _Callable(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        from flux.kafka.source import kafka
+__all__ = ["kafka"]
+HOME = "flux.kafka.source"
 
-        return kafka(*args, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

@@ -7,15 +7,10 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from flux.calls import CallablePackage
 
-class _Callable(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        from flux.dataflow.streaming import stream
+__all__ = ["stream"]
+HOME = "flux.dataflow.streaming"
 
-        return stream(*args, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import pickle
+import pydoc
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -417,3 +422,51 @@ def test_measures_without_their_column_or_with_arguments_they_do_not_have_are_re
 def test_a_key_without_columns_is_refused(wrong: Any) -> None:
     with pytest.raises(flux.UsageError, match="names no column: leave key out"):
         flux.stage(key=wrong)
+
+
+@pytest.mark.parametrize(("package", "home"), [("kafka", "flux.kafka.source"), ("stream", "flux.dataflow.streaming")])
+def test_help_and_editors_see_the_function_that_a_package_is_called_for(package: str, home: str) -> None:
+    called, function = getattr(flux, package), getattr(importlib.import_module(home), package)
+    assert inspect.signature(called) == inspect.signature(function)
+    assert inspect.getdoc(function) in inspect.getdoc(called)
+    shown = pydoc.plain(pydoc.render_doc(called))
+    first, *_ = str(inspect.getdoc(function)).splitlines()
+    assert first in shown.partition("PACKAGE CONTENTS")[0]
+    assert f"    {package}{inspect.signature(function)}" in shown.partition("FUNCTIONS")[2]
+    assert package in dir(called)
+    with pytest.raises(AttributeError, match=f"module 'flux.{package}' has no attribute 'nothing'"):
+        called.nothing  # noqa: B018
+
+
+def wrong_calls() -> list[Callable[[], Any]]:
+    given = flux.stage(lambda batch: batch, name="same")
+    return [
+        lambda: flux.source(1, schema="k BIGINT"),
+        lambda: flux.stage(partitions=0)(lambda batch: batch),
+        lambda: flux.source(lambda partition: iter(()), schema="k BIGNT"),
+        lambda: Sums(pa.table({"k": [1]})),
+        lambda: given(flux.source(lambda partition: iter(()), schema="k BIGINT")).start(spark=None, replica=2),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(wrong_calls())))
+def test_a_wrong_call_is_printed_with_the_line_of_the_call_and_no_frame_of_ours(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(flux.UsageError) as caught:
+        wrong_calls()[number]()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    printed = capsys.readouterr().err
+    files = [line for line in printed.splitlines() if line.lstrip().startswith("File ")]
+    assert files, printed
+    assert all(f'"{__file__}"' in line for line in files), printed
+    assert printed.rstrip().endswith(str(caught.value))
+
+
+def test_other_errors_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(flux.UsageError):
+        flux.source(1, schema="k BIGINT")
+    with pytest.raises(OSError, match="not") as caught:
+        Path("/not/there").read_text()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert "pathlib" in capsys.readouterr().err
