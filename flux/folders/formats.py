@@ -92,6 +92,8 @@ class Format:
 
 def _line(error: Exception) -> str:
     """Return the text of an error as one line, without a full stop: more follows."""
+    if "straddling object" in str(error):  # pyarrow advises another size of blocks, which is no option here
+        return f"a row is longer than {BLOCK_BYTES:,} bytes"
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 

@@ -89,6 +89,17 @@ def test_a_compressed_file_that_is_cut_off_is_no_empty_one(tmp_path: Path) -> No
         read(Csv(N), path)
 
 
+@pytest.mark.parametrize("format", [Csv(N), Json(N)])
+def test_a_row_that_is_too_long_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Format
+) -> None:
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 100_000)
+    row = b'{"n": 1, "o": "%s"}\n' if isinstance(format, Json) else b'"%s"\n'
+    (tmp_path / "f").write_bytes(row % (b"x" * 300_000))
+    with pytest.raises(BadFile, match=r"a row is longer than 100,000 bytes\. Mend"):
+        read(format, tmp_path / "f")
+
+
 DAY = datetime.date(2026, 1, 2)
 NOON = datetime.datetime(2026, 1, 2, 12)
 MIDNIGHT = datetime.datetime(2026, 1, 2)
