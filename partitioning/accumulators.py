@@ -13,9 +13,9 @@ Law: the state depends on the rows and their order alone, not on how they were s
              time, timestamp, duration,
              string, binary
 
-Decimals have at most 38 digits. NaN is greater than any number. Strings and binaries compare byte by byte, as
-unsigned numbers, and the shorter comes first: that is Spark's order of strings (UTF8_BINARY), the order of their code
-points. An update that raises leaves the state unusable.
+Decimals have at most 38 digits. Their sums may pass that and come back: only results have to fit. NaN is greater than any
+number. Strings and binaries compare byte by byte, as unsigned numbers, and the shorter comes first: that is Spark's order of
+strings (UTF8_BINARY), the order of their code points. An update that raises leaves the state unusable.
 """
 
 from __future__ import annotations
@@ -250,10 +250,12 @@ class SumInteger(Accumulator):
 
 
 class SumDecimal(Accumulator):
-    """The sum of a decimal column, as 128-bit integers in units of the scale."""
+    """The sum of a decimal column, as 192-bit integers in units of the scale.
+
+    A sum may pass the digits of its type and come back, as 0.6 + 0.6 - 0.6 of DECIMAL(38,38) does: only a result has to fit."""
 
     name = "sum"
-    _arrays = ("_low", "_high", "_counts")
+    _arrays = ("_low", "_high", "_over", "_counts")
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
         super().__init__(column, type_)
@@ -261,16 +263,18 @@ class SumDecimal(Accumulator):
         self.result_type = self._sum_type
         self._low = np.zeros(0, np.uint64)
         self._high = np.zeros(0, np.uint64)
+        self._over = np.zeros(0, np.int64)
         self._counts = np.zeros(0, np.int64)
 
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         values, validity, offset, _ = raw(column)
-        digits = self._sum_type.precision
-        if not kernels.add_decimals(slots, values, validity, offset, digits, self._low, self._high, self._counts):
-            raise SumOverflowError(self.column, self._sum_type)
+        kernels.add_decimals(slots, values, validity, offset, self._low, self._high, self._over, self._counts)
 
     def _result(self, slots: np.ndarray) -> pa.Array:
-        return decimal_column(self.result_type, self._low[slots], self._high[slots], self._counts[slots] > 0)
+        low, high = self._low[slots], self._high[slots]
+        if not kernels.decimals_fit(low, high, self._over[slots], self._sum_type.precision):
+            raise SumOverflowError(self.column, self.result_type)
+        return decimal_column(self.result_type, low, high, self._counts[slots] > 0)
 
 
 class MeanDecimal(SumDecimal):
@@ -283,8 +287,8 @@ class MeanDecimal(SumDecimal):
     def _result(self, slots: np.ndarray) -> pa.Array:
         low, high, counts = self._low[slots].copy(), self._high[slots].copy(), self._counts[slots]
         digits = self.result_type.scale - self._sum_type.scale
-        if not kernels.divide_decimals(low, high, counts, digits, self.result_type.precision):
-            raise SumOverflowError(self.column, self.result_type)
+        if not kernels.divide_decimals(low, high, self._over[slots], counts, digits, self.result_type.precision):
+            raise SumOverflowError(self.column, self.result_type, self.name)
         return decimal_column(self.result_type, low, high, counts > 0)
 
 

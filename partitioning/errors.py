@@ -42,11 +42,11 @@ class ColumnTypeError(TypeError):
 class SumOverflowError(ArithmeticError):
     """A sum or mean left the range of its result type. No wrapped value is given, as in Spark's ANSI mode."""
 
-    def __init__(self, column: str, type_: pa.DataType) -> None:
+    def __init__(self, column: str, type_: pa.DataType, measure: str = "sum") -> None:
         self.column, self.type = column, type_
         super().__init__(
-            f"the sum of column {column!r} does not fit {type_}. Cast the column to double, or to a decimal "
-            "with room for the sum, before aggregating it"
+            f"the {measure} of column {column!r} does not fit {type_}. Cast the column to double, or to a decimal "
+            f"with room for the {measure}, before aggregating it"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -860,48 +860,67 @@ def _negated(low: Word, high: Word) -> Any:
 
 @kernel
 def add_decimals(
-    slots: Array, values: int, validity: int, offset: int, precision: int,
-    low: Array, high: Array, counts: Array,
-) -> bool:  # fmt: skip
-    """Add decimals to 128-bit sums. Return False at the first sum that has more than ``precision`` digits.
+    slots: Array, values: int, validity: int, offset: int,
+    low: Array, high: Array, over: Array, counts: Array,
+) -> None:  # fmt: skip
+    """Add decimals to sums of 192 bits in two's complement, of which ``over`` is the signed top.
 
-    Both operands are below 10**38, so that a sum that wraps still has a magnitude above
-    2**128 - 2 * 10**38 > 10**38 and is noticed."""
+    No sum of less than 2**63 values leaves that range, so a sum may pass the digits of its type and come back."""
     sign = np.uint64(63)
     for i in range(slots.size):
         j = offset + i
         if validity == 0 or _bit(validity, j):
             s = slots[i]
-            a = _u64(values + 16 * j)
+            a, b = _u64(values + 16 * j), _u64(values + 16 * j + 8)
             new_low = low[s] + a
-            new_high = high[s] + _u64(values + 16 * j + 8) + (_U1 if new_low < a else _U0)
-            if new_high >> sign:
-                magnitude_low, magnitude_high = _negated(new_low, new_high)
-            else:
-                magnitude_low, magnitude_high = new_low, new_high
-            if not _fits(magnitude_low, magnitude_high, precision):
-                return False
+            partial = high[s] + b
+            new_high = partial + (_U1 if new_low < a else _U0)
+            carries = np.int64(partial < b) + np.int64(new_high < partial)
             low[s] = new_low
             high[s] = new_high
+            over[s] += carries - np.int64(b >> sign)
             counts[s] += 1
+
+
+@kernel
+def decimals_fit(low: Array, high: Array, over: Array, precision: int) -> bool:
+    """Tell whether all sums of ``add_decimals`` have at most ``precision`` digits: then ``low`` and ``high`` are the decimals."""
+    sign = np.uint64(63)
+    for i in range(low.size):
+        negative = (high[i] >> sign) != _U0
+        if over[i] != (-1 if negative else 0):
+            return False
+        magnitude_low, magnitude_high = low[i], high[i]
+        if negative:
+            magnitude_low, magnitude_high = _negated(magnitude_low, magnitude_high)
+        if not _fits(magnitude_low, magnitude_high, precision):
+            return False
     return True
 
 
 @kernel
-def divide_decimals(low: Array, high: Array, counts: Array, digits: int, precision: int) -> bool:
-    """Divide sums by counts in place, with ``digits`` (at most 4) more decimals, half up. Return False if one does not fit."""
+def divide_decimals(low: Array, high: Array, over: Array, counts: Array, digits: int, precision: int) -> bool:
+    """Divide the sums of ``add_decimals`` by counts, with ``digits`` (at most 4) more decimals, half up. ``low`` and ``high``
+    become the quotients. Return False if one does not fit.
+
+    A quotient is at most as large as the largest value, so it has at most 127 bits."""
     sign = np.uint64(63)
     for i in range(counts.size):
         count = np.uint64(counts[i])
         if count == _U0:
             continue
-        negative = (high[i] >> sign) != _U0
-        rest_low, rest_high = low[i], high[i]
+        negative = over[i] < 0
+        rest_low, rest_high, rest_over = low[i], high[i], np.uint64(over[i])
         if negative:
             rest_low, rest_high = _negated(rest_low, rest_high)
+            rest_over = ~rest_over + (_U1 if rest_low == _U0 and rest_high == _U0 else _U0)
+        bits = 192
+        if rest_over == _U0:  # as nearly always: nothing to divide in the first 64
+            rest_low, rest_high, rest_over, bits = _U0, rest_low, rest_high, 128
         quotient_low, quotient_high, remainder = _U0, _U0, _U0
-        for _ in range(128):  # long division, one bit at a time: once per group, not per row
-            remainder = (remainder << _U1) | (rest_high >> sign)
+        for _ in range(bits):  # long division, one bit at a time: once per group, not per row
+            remainder = (remainder << _U1) | (rest_over >> sign)
+            rest_over = (rest_over << _U1) | (rest_high >> sign)
             rest_high = (rest_high << _U1) | (rest_low >> sign)
             rest_low <<= _U1
             quotient_high = (quotient_high << _U1) | (quotient_low >> sign)

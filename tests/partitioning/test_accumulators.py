@@ -149,8 +149,47 @@ def test_decimal_means_have_four_more_digits_and_round_half_up(
     assert result.to_pylist() == [Decimal(answer)]
 
 
+def test_a_decimal_sum_may_pass_its_digits_and_come_back() -> None:
+    fractions = [Decimal("0.6"), Decimal("0.6"), Decimal("-0.6")]
+    assert one("sum", fractions, pa.decimal128(38, 38)) == Decimal("0.6")
+    with pytest.raises(SumOverflowError, match=r"the sum of column 'c' does not fit decimal128\(38, 38\)"):
+        one("sum", fractions[:2], pa.decimal128(38, 38))
+    assert one("mean", fractions[:2], pa.decimal128(38, 38)) == Decimal("0.6")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_decimal_sums_and_means_of_any_size_are_those_of_python(seed: int) -> None:
+    """Sums of up to some 10**41, of both signs, also through a state in between."""
+    rng = np.random.default_rng(seed)
+    most = 10**38 - 1
+    values = [
+        int(rng.choice([-1, 1])) * (most - int(rng.integers(0, 1 << 62))) for _ in range(int(rng.integers(1, 2000)))
+    ]
+    numbers = pa.array([Decimal(value) for value in values], pa.decimal128(38, 0))
+    total, count = sum(values), len(values)
+    half = count // 2
+    made, other = accumulator("sum", "c", numbers.type), accumulator("sum", "c", numbers.type)
+    made.update(np.zeros(half, np.int32), numbers[:half], 1)
+    other.load(made.state())
+    other.update(np.zeros(count - half, np.int32), numbers[half:], 1)
+    rest = [-sign * most for sign in [1 if total > 0 else -1] for _ in range(abs(total) // most)]
+    other.update(np.zeros(len(rest), np.int32), pa.array([Decimal(value) for value in rest], numbers.type), 1)
+    assert other.result().to_pylist() == [Decimal(total + sum(rest))]
+    with decimal.localcontext(ANSWERS_CONTEXT):
+        answer = (Decimal(total) / count).quantize(Decimal("0.0001"), decimal.ROUND_HALF_UP)
+    if abs(answer) < 10**34:
+        assert one("mean", [Decimal(value) for value in values], numbers.type) == answer
+    else:
+        with pytest.raises(SumOverflowError, match="the mean of column 'c'"):
+            one("mean", [Decimal(value) for value in values], numbers.type)
+    fine = pa.array([Decimal(value).scaleb(-38, ANSWERS_CONTEXT) for value in values], pa.decimal128(38, 38))
+    with decimal.localcontext(ANSWERS_CONTEXT):
+        answer = (Decimal(total).scaleb(-38) / count).quantize(Decimal(1).scaleb(-38), decimal.ROUND_HALF_UP)
+    assert measure("mean", fine).to_pylist() == [answer]
+
+
 def test_a_decimal_mean_that_needs_more_than_38_digits_is_an_error() -> None:
-    with pytest.raises(SumOverflowError, match="'c'"):
+    with pytest.raises(SumOverflowError, match=r"the mean of column 'c' does not fit.* with room for the mean"):
         one("mean", [Decimal(10**35)], pa.decimal128(38, 0))
 
 
