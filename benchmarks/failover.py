@@ -100,7 +100,7 @@ class Faults:
         return members[number % len(members)]
 
     def _why_not(self) -> str:
-        progress = self.query.lastProgress or {}
+        progress: dict[str, Any] = self.query.lastProgress or {}
         where = {member.node: member.about.executor for member in self.query.members().values()}
         low, busy = progress.get("underReplicated"), progress.get("repairsUnderWay")
         return f"not whole after {REPAIR_S:g} s: too few copies of {low}, under way {busy}, workers {where}"
@@ -280,7 +280,7 @@ def measure(
         faults.run()
         script.say(END, script.batch_due_at(time.time() + LOOK_S))
         query.wait_for_output()
-        progress = query.lastProgress or {}
+        progress: dict[str, Any] = query.lastProgress or {}
         events = query.events()
         seen = collect(query, script)
         expected = script.expected()

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from controller.decide.phases import QueryPhase
 from controller.decide.state import Controller, Tell
 from controller.operate.desk import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refused
 from controller.operate.service import Service
-from controller.report.progress import Progress, unread_files
+from controller.report.progress import Progress, QueryProgress, unread_files
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.shell.lifeline import Lifelines
@@ -63,7 +63,7 @@ class Server:
         # Events show the wall clock's time of the start plus the time that has passed since: the wall clock may be set
         # back.
         self.core.board.events.wall_ahead = started - began
-        self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
+        self.progress: deque[QueryProgress] = deque(maxlen=PROGRESS_KEPT)
         self.started = threading.Event()
         self.finished = threading.Event()
         self.ended = threading.Event()
@@ -276,7 +276,7 @@ class Server:
         for source, files in self._unread_files.items():
             if shown := unread_files(files):
                 report["sources"][source]["unreadFiles"] = shown
-        self.progress.append(report | core.report())
+        self.progress.append(QueryProgress(report | core.report()))
         self._service.observe()
 
     @staticmethod

@@ -55,7 +55,7 @@ def _reports(query: Query) -> Any:
 def line(report: dict[str, Any]) -> str:
     workers = ", ".join(f"worker {w['id']}: {w['rowsPerSecond']:,.0f} rows/s" for w in report["workers"])
     return (
-        f"{report['totalInputRows']:,} rows in, {report['processedRowsPerSecond']:,.0f} rows/s, "
+        f"{report['totalInputRows']:,} rows in, {report['inputRowsPerSecond']:,.0f} input rows/s, "
         f"backlog {report['backlog']['slices']} slices and {_mib(report['backlog']['bytes'])} ({workers}){replication(report)}"
     )
 
@@ -73,7 +73,7 @@ def replication(report: dict[str, Any]) -> str:
 
 def view(report: dict[str, Any]) -> Group:
     head = Text(
-        f"rows in {report['totalInputRows']:,}   rows/s {report['processedRowsPerSecond']:,.0f}   "
+        f"rows in {report['totalInputRows']:,}   input rows/s {report['inputRowsPerSecond']:,.0f}   "
         f"backlog {report['backlog']['slices']:,} slices, {_mib(report['backlog']['bytes'])}{replication(report)}"
     )
     stages = Table("stage", "partitions done", "rows in", "rows out", "rows/s", "queued")

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.explain import explain
 from controller.operate.all_available import AllAvailable
+from controller.report.progress import QueryProgress
 from controller.wording import count, technique
 from flux.dataflow.plan import DataFrameSourcePlan, Plan, StagePlan
 from flux.dataflow.readers import Readers
@@ -126,7 +127,7 @@ class Query(Operated):
         }
         sinks = [(stage.name, stage.sink) for stage in self._plan.stages if stage.sink is not None]
         said = [f"{name} to {text_of(sink, repr)}, {guarantee(sink)}" for name, sink in sinks]
-        sources = (progress or {}).get("sources", ())
+        sources = (progress or QueryProgress()).get("sources", ())
         for key in ("notRead", "unreadFiles"):
             if of_sources := {source["name"]: source[key] for source in sources if key in source}:
                 status[key] = of_sources
@@ -139,7 +140,7 @@ class Query(Operated):
 
     def _held_back(self) -> list[str]:
         """By sinks that are slower than their stages."""
-        stages = (self.lastProgress or {}).get("stages", ())
+        stages = (self.lastProgress or QueryProgress()).get("stages", ())
         waiting = [(stage["name"], stage.get("waitForSink", 0)) for stage in stages]
         read = {stage.name for stage in self._plan.stages if isinstance(stage.sink, Readers)}
         return [f"{count(number, 'partition')} of stage {name} {'waits' if number == 1 else 'wait'} for "
@@ -147,13 +148,13 @@ class Query(Operated):
                 for name, number in waiting if number]  # fmt: skip
 
     @property
-    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
+    def lastProgress(self) -> QueryProgress | None:  # noqa: N802
         """The newest progress report, None before the first."""
         reports = self.recentProgress
         return reports[-1] if reports else None
 
     @property
-    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
+    def recentProgress(self) -> list[QueryProgress]:  # noqa: N802
         """The last hundred progress reports, the oldest first."""
         return list(self._server.progress)
 

@@ -238,7 +238,7 @@ class Desk:
             uptime_s=about.uptime_s(now),
             epoch=-1 if core.table is None else core.table.epoch,
             rows_in=report.get("totalInputRows", 0),
-            rows_per_s=report.get("processedRowsPerSecond", 0.0),
+            rows_per_s=report.get("inputRowsPerSecond", 0.0),
             backlog_slices=backlog.get("slices", 0),
             backlog_bytes=backlog.get("bytes", 0),
             take_overs=core.repairs.take_overs,

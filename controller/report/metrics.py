@@ -38,7 +38,10 @@ REFUSALS = {
     "stale": ("flux_stale_dropped", "Messages of an earlier handshake, life or epoch"),
     "gap": ("flux_gaps", "Messages that came after one that was lost"),
     "malformed": ("flux_malformed_refused", "Messages that could not be read"),
-    "refused": ("flux_unauthenticated_refused", "Messages of connections that had not proved the secret"),
+    "refused": (
+        "flux_unauthenticated_refused",
+        "Messages without proof of the secret, or that no process of the query sends",
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,59 @@ from flux.dataflow.sink import guarantee
 from flux.dataflow.user_code import text_of
 from flux.wire.statistics import Lag
 from partitioning.ids import ACTIVE
+
+
+class QueryProgress(dict[str, Any]):
+    """One progress report: a dictionary with the properties of pyspark's ``StreamingQueryProgress``. As there, ``id`` and
+    ``runId`` are strings as items and UUIDs as properties, and ``str`` gives the report as indented JSON."""
+
+    @property
+    def id(self) -> uuid.UUID:
+        return uuid.UUID(self["id"])
+
+    @property
+    def runId(self) -> uuid.UUID:  # noqa: N802
+        return uuid.UUID(self["runId"])
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self["name"]
+        return name
+
+    @property
+    def timestamp(self) -> str:
+        return str(self["timestamp"])
+
+    @property
+    def numInputRows(self) -> int:  # noqa: N802
+        return int(self["numInputRows"])
+
+    @property
+    def inputRowsPerSecond(self) -> float:  # noqa: N802
+        return float(self["inputRowsPerSecond"])
+
+    @property
+    def processedRowsPerSecond(self) -> float:  # noqa: N802
+        return float(self["processedRowsPerSecond"])
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        return list(self["sources"])
+
+    @property
+    def json(self) -> str:
+        """The report as JSON in one line."""
+        return json.dumps(self, separators=(",", ":"))
+
+    @property
+    def prettyJson(self) -> str:  # noqa: N802
+        """The report as indented JSON."""
+        return json.dumps(self, indent=2)
+
+    def __str__(self) -> str:
+        return self.prettyJson
+
+    __repr__ = __str__
 
 
 class Totals(NamedTuple):

@@ -167,7 +167,7 @@ class Subscriptions:
 
     def on_hello(self, connection: Hashable, hello: Hello) -> None:
         stream = StreamId(hello.edge, hello.producer)
-        if not 0 <= hello.edge < len(self._plan.edges) or hello.producer < 0:
+        if not self._exists(stream):
             self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
         elif hello.epoch > self._hosted.epoch:
             # The producer has heard of a table that has not come here yet; answer when it has.
@@ -215,8 +215,21 @@ class Subscriptions:
         return False
 
     def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
-        self._counters.refused += 1
+        self._count_refused(stream)
         self.answer(connection, Refuse(*stream, code, reason))
+
+    def _exists(self, stream: StreamId) -> bool:
+        """Whether the plan has such a stream."""
+        return 0 <= stream.edge < len(self._plan.edges) and stream.producer >= 0
+
+    def _count_refused(self, stream: StreamId) -> None:
+        """Count a message about a stream that is not read from its sender. Such messages are under way whenever a worker is given
+        up, a reader of a source changes or a task is tried again, so they are stale. A stream that the plan does not have is
+        the invention of its sender."""
+        if self._exists(stream):
+            self._counters.stale += 1
+        else:
+            self._counters.refused += 1
 
     # ---- which replica of a producer to read from
 
@@ -337,7 +350,7 @@ class Subscriptions:
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams.get(stream)
         if inbound is None or inbound.connection != connection:
-            self._counters.refused += 1
+            self._count_refused(stream)
             self.answer(connection, Reset(*stream, "say Hello first"))
             return []
         stage = self._plan.edges[stream.edge].consumer

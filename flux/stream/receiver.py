@@ -120,7 +120,8 @@ class Spoilt(NamedTuple):
 @dataclass
 class Counters:
     """Numbers of messages and slices that were refused. ``duplicate``: slices taken before; ``stale``: of another
-    handshake, life or epoch. ``switched``: streams that went on from another replica of their producer."""
+    handshake, life or epoch. ``refused``: from connections that have not proved the secret, or that no process of this query
+    would send. ``switched``: streams that went on from another replica of their producer."""
 
     duplicate: int = 0
     stale: int = 0

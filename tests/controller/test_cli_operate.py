@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from operated import ID, NOW, FakeCore, served
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from controller.balance.load import Move
 from controller.operate import cli
-from controller.operate.cli import tables, waiting
-from controller.operate.client import choose
+from controller.operate.cli import look, tables, waiting
+from controller.operate.client import Client, choose
 from controller.operate.connection_file import write
 from controller.replicas.lags import Life
 from controller.replicas.move_phases import MovePhase
@@ -81,7 +83,14 @@ def test_without_any_query_list_is_empty_and_all_else_exits_with_3() -> None:
 
 def test_the_status_has_stages_workers_replication_and_latency(core: FakeCore) -> None:
     shown = run("status").stdout
-    for part in ("clicks", "running for 1 min 30 s", "epoch 0", "rows in 6,000", "200 rows/s", "3 slices and 3.0 MiB"):
+    for part in (
+        "clicks",
+        "running for 1 min 30 s",
+        "epoch 0",
+        "rows in 6,000",
+        "100 input rows/s",
+        "3 slices and 3.0 MiB",
+    ):
         assert part in shown
     delays = next(line for line in shown.splitlines() if line.startswith("Delays"))
     assert delays.split() == [
@@ -107,7 +116,7 @@ def test_the_status_has_stages_workers_replication_and_latency(core: FakeCore) -
     ]
     assert shown.splitlines()[shown.splitlines().index(delays) + 1].endswith("the query"), "it has one copy"
     status = parsed("status")
-    assert (status["id"], status["name"], status["epoch"], status["rows_per_s"]) == (ID, "clicks", 0, 200.0)
+    assert (status["id"], status["name"], status["epoch"], status["rows_per_s"]) == (ID, "clicks", 0, 100.0)
     assert [stage["name"] for stage in status["stages"]] == ["Delays", "Worst"]
     assert [worker["worker"] for worker in status["workers"]] == [0, 1, 2]
     assert not {"type", "number", "secret"} & set(status)
@@ -183,6 +192,38 @@ def test_top_shows_one_frame_on_demand_and_ends_in_time(core: FakeCore) -> None:
     assert set(parsed("top")) == {"status", "partitions"}
     endless = run("top")
     assert endless.exit_code == USAGE, "not a terminal"
+
+
+def test_top_fits_into_80_columns_and_says_where_each_worker_is(core: FakeCore) -> None:
+    for member in core.members.workers.values():
+        member.stats |= {"rows_in": 123_456_789, "queued": 12_345, "rss_bytes": 123 << 30}
+    core.leaving.add(1)
+    shown = run("top", "--once").stdout
+    workers = shown[shown.index("worker") :]
+    assert {"e0", "e1", "e2"} <= set(workers.split())
+    assert "leaving" in workers
+    narrow = Console(width=80, record=True, file=StringIO())
+    with Client(choose(ID)) as client:
+        narrow.print(tables.top(*look._frame(client)))
+    lines = narrow.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines), "nothing had to be cut"
+    assert "executor" in run("status").stdout
+
+
+def test_every_command_takes_the_query_with_q(core: FakeCore) -> None:
+    with served("views", "aa22"):
+        for command in (
+            ("status",),
+            ("top", "--once"),
+            ("history",),
+            ("rebalance", "--dry-run"),
+            ("scale", "--workers", "3"),
+        ):
+            assert run(*command, "-q", "views").exit_code == DONE, command
+        assert run("status", "views", "-q", "views").exit_code == DONE
+        twice = run("status", "clicks", "-q", "views")
+        assert (twice.exit_code, "two queries are named, clicks and views" in twice.stderr) == (USAGE, True)
 
 
 # ---- rebalance

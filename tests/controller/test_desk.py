@@ -58,7 +58,7 @@ def test_the_status_says_who_the_query_is_and_how_it_does() -> None:
     status = answer(counter(), GetStatus(number=5))
     assert isinstance(status, Status)
     assert (status.number, status.id, status.name, status.pid, status.phase) == (5, ID, "clicks", 4321, "running")
-    assert (status.uptime_s, status.rows_in, status.rows_per_s) == (90.0, 6000, 200.0)
+    assert (status.uptime_s, status.rows_in, status.rows_per_s) == (90.0, 6000, 100.0)
     assert (status.backlog_slices, status.backlog_bytes) == (3, 3 << 20)
     assert status.source_lags == {"clicks": 12345}
     assert status.bad_records == {"clicks": 7}

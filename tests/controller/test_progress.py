@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from typing import Any
 
-from controller.report.progress import Progress
+from controller.report.progress import Progress, QueryProgress
 from tests.controller.operated import FakeCore
 
 
@@ -47,3 +49,17 @@ def test_the_count_does_not_fall_while_nobody_has_reported_a_partition() -> None
     after = first_stage(progress, [(0, 90, 9, 0), (1, 60, 6, 0)], now=3.0)
     assert counted(after) == (160, 16, 0)
     assert after["rowsPerSecond"] == 0.0
+
+
+def test_a_report_has_the_properties_of_pysparks() -> None:
+    core = at_work([(0, 100, 10, 0)])
+    identity = "94f46fdd-2c1d-4c7e-9a58-7a4d8f0f3a11"
+    report = QueryProgress(Progress(core.plan, identity, "clicks", identity).make(core.members, 7, 1, 1.0))
+    assert (report.id, report["id"]) == (uuid.UUID(identity), identity)
+    assert (report.runId, report.name, report.timestamp) == (uuid.UUID(identity), "clicks", report["timestamp"])
+    assert (report.numInputRows, report.inputRowsPerSecond, report.processedRowsPerSecond) == (7, 0.0, 0.0)
+    assert report.sources == report["sources"]
+    assert "\n" not in report.json
+    assert json.loads(report.json) == json.loads(report.prettyJson) == report
+    assert str(report) == report.prettyJson != report.json
+    assert isinstance(report, dict)

@@ -21,7 +21,8 @@ def test_rows_before_hello_are_refused() -> None:
             with Peer(query.ports()[0]) as peer:
                 peer.send(encode(data(nonce=nonce, sequence=BATCHES // 2)), row())
                 assert isinstance(answered(peer), Reset)
-        query.until_counted("refused", 8)
+        query.until_counted("stale", 8)
+        assert query.counters()["refused"] == 0, "it is what workers hear of one that was given up, which is no alarm"
 
 
 def test_rows_for_a_stream_that_does_not_exist_are_refused() -> None:
@@ -34,7 +35,7 @@ def test_rows_for_a_stream_that_does_not_exist_are_refused() -> None:
             answer = answered(peer)
             assert isinstance(answer, Refuse)
             assert answer.code == "edge"
-        query.until_counted("refused", 7)
+        query.until_counted("refused", 6)  # any producer may be a partition of an input
 
 
 def test_malformed_messages_of_a_peer_are_counted_and_change_nothing() -> None:

@@ -45,10 +45,10 @@ def test_a_progress_report_fits_the_screen() -> None:
     }
     report = {
         "totalInputRows": 1234567,
-        "processedRowsPerSecond": 2.0,
+        "inputRowsPerSecond": 2.0,
         "backlog": {"slices": 3, "bytes": 1 << 20},
         "workers": [worker],
         "stages": [stage],
     }
-    assert line(report) == "1,234,567 rows in, 2 rows/s, backlog 3 slices and 1.0 MiB (worker 0: 2 rows/s)"
+    assert line(report) == "1,234,567 rows in, 2 input rows/s, backlog 3 slices and 1.0 MiB (worker 0: 2 rows/s)"
     assert len(view(report).renderables) == 3

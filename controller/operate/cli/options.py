@@ -15,6 +15,7 @@ import typer
 
 from controller.operate.cli.output import outcome
 from controller.operate.client import Client, choose
+from flux.errors import UsageError
 
 _NAMED: dict[str, Any] = {
     "show_default": False,
@@ -49,22 +50,30 @@ Command = Callable[..., None]
 
 def shows(command: Command) -> Command:
     """Declare a command that changes nothing."""
-    return _with_options(command, query=(Query, None), as_json=(Json, False))
+    return _with_options(command, query=(Query, None), query_option=(QueryOption, None), as_json=(Json, False))
 
 
 def changes(query: Any = QueryOption, timeout: float = 600, confirmed: bool = False) -> Callable[[Command], Command]:
     """Declare a command that changes a query.
 
-    ``query`` is the argument or option that names the query; ``timeout`` the default wait, in seconds; ``confirmed`` adds
-    ``--yes`` to a command that asks for confirmation."""
+    ``query`` is the argument or option that names the query, and every command has the option; ``timeout`` the default wait, in
+    seconds; ``confirmed`` adds ``--yes`` to a command that asks for confirmation."""
     yes = {"yes": (Yes, False)} if confirmed else {}
+    named = {"query": (query, None)} | ({} if query is QueryOption else {"query_option": (QueryOption, None)})
 
     def decorate(command: Command) -> Command:
         return _with_options(
-            command, query=(query, None), **yes, wait=(Wait, True), timeout=(Timeout, timeout), as_json=(Json, False)
+            command, **named, **yes, wait=(Wait, True), timeout=(Timeout, timeout), as_json=(Json, False)
         )
 
     return decorate
+
+
+def _one(names: set[str]) -> str | None:
+    """Return the name of the query, None if none was given. UsageError for two different ones."""
+    if len(names) > 1:
+        raise UsageError(f"two queries are named, {' and '.join(sorted(names))}: give one, as the argument or with -q")
+    return next(iter(names), None)
 
 
 def _with_options(command: Command, **shared: tuple[Any, Any]) -> Command:
@@ -73,8 +82,8 @@ def _with_options(command: Command, **shared: tuple[Any, Any]) -> Command:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         said = {name: given.pop(name) for name in shared}
-        query = said.pop("query")
-        with outcome(said["as_json"]), Client(choose(query)) as client:
+        names = {said.pop("query"), said.pop("query_option", None)} - {None}
+        with outcome(said["as_json"]), Client(choose(_one(names))) as client:
             command(Invocation(client, **said), **given)
 
     # Typer makes the command line from the signature. Types are resolved here, where the names of the command's module are known.

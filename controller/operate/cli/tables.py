@@ -27,6 +27,8 @@ from partitioning.ids import ACTIVE
 
 #: Partitions in one frame of ``flux top``.
 TOP_PARTITIONS = 15
+#: Longest name of an executor or a partition in ``flux top``, whose lines have 80 characters.
+NAME_CHARACTERS = 20
 #: Replicas that are shown one by one unless all are asked for: no person reads more.
 MANY = 1000
 
@@ -37,6 +39,16 @@ def table(*columns: str) -> Table:
     for column in columns:
         number, long = column.startswith(">"), column.startswith("~")
         made.add_column(column.lstrip(">~"), justify="right" if number else "left", no_wrap=not long)
+    return made
+
+
+def narrow(*columns: str) -> Table:
+    """Make a table with less space between columns, in which names of executors and partitions are cut to ``NAME_CHARACTERS``."""
+    made = table(*columns)
+    made.collapse_padding = True
+    for column in made.columns:
+        if column.header in ("executor", "partition"):
+            column.max_width = NAME_CHARACTERS
     return made
 
 
@@ -83,7 +95,7 @@ def worker(number: int) -> str:
 
 
 def queries(sightings: Sequence[Sighting]) -> RenderableType:
-    made = table("query", "id", "~state", "~application", ">pid", ">workers", ">rows/s", ">up")
+    made = table("query", "id", "~state", "~application", ">pid", ">workers", ">rows in/s", ">up")
     for sighting in sightings:
         status, connection = sighting.status, sighting.found.connection
         if status is not None:
@@ -112,7 +124,7 @@ def head(query: Status) -> Text:
         f" ({query.id[:8]}) {query.phase} for {duration(query.uptime_s)}, {query.application} pid {query.pid}\n"
     )
     text.append(
-        f"epoch {query.epoch}, rows in {query.rows_in:,}, {query.rows_per_s:,.0f} rows/s, "
+        f"epoch {query.epoch}, rows in {query.rows_in:,}, {query.rows_per_s:,.0f} input rows/s, "
         f"backlog {query.backlog_slices:,} slices and {size(query.backlog_bytes)}\n"
         f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
         f"{query.stall_ms_max:.1f} ms"
@@ -184,13 +196,27 @@ def _cost(row: StageStatus) -> str:
 
 
 def workers(rows: Sequence[WorkerStatus]) -> Table:
-    made = table(">worker", ">slot", "host", ">pid", ">primaries", ">replicas", ">load", ">CPU", ">rows/s", ">queued",
+    made = table(">worker", ">slot", "host", ">pid", "executor", ">primaries", ">replicas", ">load", ">CPU", ">rows/s", ">queued",
                  ">log", ">memory", "")  # fmt: skip
     for row in rows:
         made.add_row(
-            str(row.worker), str(row.slot), row.host, str(row.pid), str(row.primaries), str(row.replicas),
+            str(row.worker), str(row.slot), row.host, str(row.pid), row.executor, str(row.primaries), str(row.replicas),
             percent(row.load), percent(row.cpu), f"{row.rows_per_s:,.0f}", f"{row.queued:,}", size(row.log_bytes),
             size(row.rss_bytes), "leaving" if row.leaving else "",
+        )  # fmt: skip
+    return made
+
+
+def workers_in_short(rows: Sequence[WorkerStatus]) -> Table:
+    """Make the table of workers that fits into 80 columns. The column for workers that leave is there only while one does."""
+    leaving = any(row.leaving for row in rows)
+    made = narrow(">worker", "executor", ">primaries", ">load", ">CPU", ">rows/s", ">queued", ">memory",
+                  *[""] * leaving)  # fmt: skip
+    for row in rows:
+        made.add_row(
+            str(row.worker), row.executor, f"{row.primaries} of {row.replicas}", percent(row.load), percent(row.cpu),
+            f"{row.rows_per_s:,.0f}", f"{row.queued:,}", size(row.rss_bytes),
+            *["leaving" if row.leaving else ""] * leaving,
         )  # fmt: skip
     return made
 
@@ -208,7 +234,7 @@ def under_way(query: Status) -> list[RenderableType]:
 
 
 def requests(rows: Sequence[RequestStatus]) -> Table:
-    made = table(">request", "what", "state", "~still to come")
+    made = table(">request", "~what", "state", "~still to come")
     for row in rows:
         made.add_row(str(row.request), row.what, row.state, row.left)
     return made
@@ -274,13 +300,13 @@ def history(events: Sequence[Event]) -> RenderableType:
 
 
 def top(query: Status, heaviest: Partitions) -> RenderableType:
-    """Make one frame: workers and the heaviest partitions by load, moves and repairs under way."""
+    """Make one frame: workers and the heaviest partitions by load, moves and repairs under way. It fits into 80 columns."""
     busiest = sorted(query.workers, key=lambda row: (-row.load, row.worker))
-    return Group(head(query), "", workers(busiest), "", *_heaviest(heaviest), *under_way(query))
+    return Group(head(query), "", workers_in_short(busiest), "", *_heaviest(heaviest), *under_way(query))
 
 
 def _heaviest(answer: Partitions) -> list[RenderableType]:
-    made = table("partition", ">worker", "role", ">load", ">rows/s", ">queued", ">state")
+    made = narrow("partition", ">worker", "role", ">load", ">rows/s", ">queued", ">state")
     for row in answer.replicas[:TOP_PARTITIONS]:
         made.add_row(
             f"{row.stage}/{row.partition}", str(row.worker), _role(row), percent(row.load), f"{row.rows_per_s:,.0f}",
