@@ -10,18 +10,18 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flux.dataflow.chained import chain_of
-from flux.dataflow.plan import Forgotten, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.dataflow.plan import Forgotten, Plan, SourcePlan, WorkerSourcePlan
 from flux.durable.names import ABOUT
 from flux.durable.place import Place, place_of
 from flux.errors import UsageError
 from flux.shell.loop import Rendezvous
 from flux.shell.vault import Task, without_code
 from spark_integration.prepare import Kept
+from spark_integration.same_plan import description, difference
 
 #: Of what is in the directory. Another number is not read.
 FORMAT = 2
@@ -91,11 +91,11 @@ class Location:
         """UsageError: the directory is another plan's, and in what they differ."""
         if self.about is None:
             return
-        differences = list(_differences(_grown(self.about["plan"], plan), description(plan), ""))
-        if differences:
+        found = difference(_grown(self.about["plan"], plan), description(plan))
+        if found:
             raise UsageError(
-                f"checkpointLocation={str(self.place)!r} is that of another plan: {'; '.join(differences[:5])}. Start the flow "
-                "that it was made by, or give another directory"
+                f"checkpointLocation={str(self.place)!r} is that of another plan: {found}. Start the flow that it was made by, "
+                "or give another directory"
             )
 
     def take(self, plan: Plan, kept: Kept | None = None) -> None:
@@ -158,56 +158,6 @@ def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:
         more = max(known, now.get(source["name"], 0)) if isinstance(known, int) else known
         sources.append({**source, "partitions": more})
     return {**was, "sources": sources}
-
-
-def description(plan: Plan) -> dict[str, Any]:
-    """What must be the same for a query to go on."""
-    return {
-        "sources": [_source(source) for source in plan.sources],
-        "stages": {stage.name: _stage(plan, stage) for stage in plan.stages},
-    }
-
-
-def _source(source: SourcePlan) -> dict[str, Any]:
-    partitions: Any = "those of each batch" if isinstance(source, StreamSourcePlan) else "those of the DataFrame"
-    if isinstance(source, WorkerSourcePlan):
-        partitions = source.partitions
-    said = {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
-    return said | ({"positions": True} if source.positions else {})
-
-
-def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
-    operators = [f"{type(each).__module__}.{type(each).__qualname__}" for each in chain_of(stage.make())]
-    return {
-        "number": stage.id,
-        "operator": ", then ".join(operators),
-        "partitions": stage.partitions,
-        "key": list(stage.key),
-        "output": str(stage.output_schema).splitlines(),
-        "output mode": stage.output_mode,
-        "reads": [
-            {"from": plan.origin(plan.edges[edge]).name, "schema": str(plan.edges[edge].schema).splitlines()}
-            for edge in stage.edges_in
-        ],
-        "sink": stage.sink is not None,
-    }
-
-
-def _differences(was: Any, now: Any, where: str) -> Iterator[str]:
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in [*was, *(key for key in now if key not in was)]:
-            name = f"{where} {key}".strip()
-            if key not in now:
-                yield f"{name} was there and is not any more"
-            elif key not in was:
-                yield f"{name} is new"
-            else:
-                yield from _differences(was[key], now[key], name)
-    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now) and was and isinstance(was[0], dict):
-        for one, other in zip(was, now, strict=True):
-            yield from _differences(one, other, where)
-    elif was != now:
-        yield f"{where} was {was!r} and is {now!r}"
 
 
 class VaultProcess:

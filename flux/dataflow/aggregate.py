@@ -157,6 +157,14 @@ class Aggregate(Operator):
         ]
         return pa.schema([*(_nullable(schemas, column) for column in key), *measures])
 
+    def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
+        def said(measure: Measure) -> str:
+            if measure.column is None:
+                return str(measure)
+            return f"{measure} of {schemas[0].field(position(schemas[0], measure.column)).type}"
+
+        return {f"measure {name}": said(measure) for name, measure in self._measures.items()}
+
     def check_case(self, schema: pa.Schema) -> None:
         """SchemaError where a measure names a column by other letters: for sessions that tell upper and lower case apart."""
         for measure in self._measures.values():

@@ -111,6 +111,11 @@ class Operator:
             raise UsageError(
                 f"{cls.__name__}.snapshot_classes must be a tuple of classes, as in (Sketch,), not {listed!r}"
             )
+        version = cls.__dict__.get("state_version")
+        if not (version is None or isinstance(version, int | str)):
+            raise UsageError(
+                f"{cls.__name__}.state_version must be a number or a text, as in 1 or '2026-11', not {version!r}"
+            )
         if "snapshot" in cls.__dict__ and "snapshot_classes" not in cls.__dict__:
             cls.snapshot_classes = None  # another snapshot than that of a built-in operator that it derives from
         own = cls.__dict__.keys() & {"changes", "apply_changes"}
@@ -126,6 +131,10 @@ class Operator:
                 f"{cls.__name__} defines {has}() and not {lacks}(): define both, so that what changes() gives can be applied to "
                 "an earlier snapshot, or neither, so that whole snapshots travel"
             )
+
+    #: Version of the meaning and form of the state, a number or a text. A start on a checkpoint location is refused if the state
+    #: has another one. None: not checked. Change it when new code cannot go on with state of the code before.
+    state_version: int | str | None = None
 
     #: The stage that it was made by when it was made by calling one, as in ``Sessions(gap=30)``.
     _flux_stage: Any = None
@@ -216,6 +225,10 @@ class Operator:
 
     def close(self) -> None:
         """Called once, at the end of the operator's life, also after an error."""
+
+    def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
+        """Say by name what parts of the state mean, for the check of a checkpoint location."""
+        return {}
 
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
         """Schema of the output given the inputs'; called at planning time, before ``open``. None: a sink."""

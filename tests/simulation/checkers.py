@@ -186,7 +186,8 @@ class Ledger:
 
     def _known_everywhere(self, maker: Watch, step: int, what: str) -> None:
         key = maker.replica.stage.id, maker.replica.partition
-        for listed in self.controller.board.shown.stages[key[0]][key[1]]:
+        listing = () if self.controller.table is None else self.controller.board.shown.stages[key[0]][key[1]]
+        for listed in listing:
             core, repairs = self.alive(listed.worker), self.controller.repairs
             counts = listed.kind == DISK or repairs.is_safe(*key, listed) or repairs.has_arrived(*key, listed)
             if core is None or not counts or core.replicas.get(key) is maker.replica:
@@ -208,6 +209,8 @@ class Ledger:
                 )
 
     def _evicted(self, stream: StreamId, entry: LogEntry) -> None:
+        if self.controller.table is None:
+            return  # all workers were lost: this one is given up and does not know yet
         table, edge = self.controller.board.shown, self.plan.edges[stream.edge]
         again = isinstance(edge, FromSource) and self.plan.sources[edge.source].seeks
         for partition in entry.touches.tolist():

@@ -263,7 +263,7 @@ UPSTREAM_PROTECTED = replace(PROTECTED_UNEVEN, upstream=True)
 LIVES = Mix(lives=4)
 #: All workers are lost, and the vault is not.
 LIVES_WITHOUT_WORKERS = Mix(
-    Faults(calm_after_s=3.0, delay_s=0.002, all_workers_per_s=1.0, crashes_per_s=1.0, deaths_per_s=1.0, read_s=0.01),
+    Faults(calm_after_s=3.0, delay_s=0.002, all_workers_per_s=2.0, crashes_per_s=1.0, deaths_per_s=1.0, read_s=0.01),
     lives=2,
 )
 #: The same, with repairs and take-overs by the vault.
