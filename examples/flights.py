@@ -29,6 +29,8 @@ import flux
 
 #: Carriers with fewer flights to an airport than this say little about themselves.
 FLIGHTS_MIN = 20
+#: A machine that is busy with other things is no failure. The loss of a killed worker is noticed at once all the same.
+HEARTBEAT_TIMEOUT = "3s"
 
 console = Console(highlight=False)
 
@@ -172,7 +174,7 @@ def main() -> int:
         started = time.perf_counter()
         query = WorstCarrier(Delays(flights.mapInArrow(unhurried, flights.schema))).start(
             keep_output=True, workers=arguments.workers, progress_interval="200ms",
-            heartbeat_timeout="3s",  # a machine that is busy with other things is no failure; a killed worker is noticed at once
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
         )  # fmt: skip
         saboteur = threading.Thread(target=kill_a_worker, args=(query, flights.count() // 2), daemon=True)
         saboteur.start()

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 import flux
-from examples.flights import console, kill_a_worker, read_flights, start_spark
+from examples.flights import HEARTBEAT_TIMEOUT, console, kill_a_worker, read_flights, start_spark
 from tests.kafka.broker import Broker, create_topic, missing
 
 TOPIC, PARTITIONS = "flights", 4
@@ -113,7 +113,7 @@ def run(spark: SparkSession, broker: Broker, folder: Path, workers: int) -> int:
     columns = "id BIGINT, dest STRING, carrier STRING, arr_delay BIGINT"
     source = flux.kafka(TOPIC, broker.address, group=TOPIC, format="json", schema=columns)
     query = RunningDelays(source).to_parquet(folder, roll_every="500ms").start(
-        workers=workers, progress_interval="200ms"
+        workers=workers, progress_interval="200ms", heartbeat_timeout=HEARTBEAT_TIMEOUT
     )  # fmt: skip
     while query.isActive and query.phase == "starting":  # flights are to come while it runs
         time.sleep(0.05)

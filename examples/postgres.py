@@ -24,7 +24,7 @@ from psycopg import sql
 from pyspark.sql import functions as F  # noqa: N812
 
 import flux
-from examples.flights import console, kill_a_worker, read_flights, start_spark, unhurried
+from examples.flights import HEARTBEAT_TIMEOUT, console, kill_a_worker, read_flights, start_spark, unhurried
 from tests.postgres_server import Server
 
 #: How long a transaction waits for another before it looks who that is.
@@ -160,7 +160,9 @@ def main() -> int:
         with psycopg.connect(address) as connection:
             connection.execute("DROP TABLE IF EXISTS carriers")
         flow = arrived(flights.mapInArrow(unhurried, flights.schema))
-        query = flow.to(Additions(address, "carriers", "carrier", ["flights", "delay"])).start(workers=3)
+        query = flow.to(Additions(address, "carriers", "carrier", ["flights", "delay"])).start(
+            workers=3, heartbeat_timeout=HEARTBEAT_TIMEOUT
+        )
         threading.Thread(target=kill_a_worker, args=(query, flights.count() // 2), daemon=True).start()
         flux.follow(query)
         query.awaitTermination()

@@ -1,28 +1,27 @@
-"""What a user types, from the outside: the main job and the benchmarks. Two in a process of their own, which start Spark
-themselves; the other benchmarks in this one, with the executors that are there."""
+"""What a user types, from the outside: the jobs of the Makefile and the benchmarks. The jobs and one benchmark run in processes
+of their own, which start Spark themselves; the other benchmarks in this one, with the executors that are there."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import platformdirs
 import pytest
 from typer.testing import CliRunner
 
 from controller.operate import cli
+from tests import postgres_server
+from tests.kafka import broker
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Bench = Callable[..., dict[str, Any]]
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture
@@ -40,13 +39,61 @@ def bench(cluster: Any, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: No
     return invoke
 
 
+#: The jobs of the Makefile, and texts that they print.
+JOBS = {
+    "run": ("336,776 flights", "97 airports, equal", "rows in", "Killing worker"),
+    "run-kafka": ("336,776 flights", "336,776 running delays; Spark's batch answer: equal", "Killing worker"),
+    "run-postgres": ("336,776 flights", "16 carriers; Spark's batch answer is equal", "Killing worker"),
+}
+LATENCY = [sys.executable, "-m", "flux", "bench", "latency", "--rate", "5000", "--seconds", "2", "--json"]
+
+
+class Program(NamedTuple):
+    """A process that a test waits for, and the files that it prints into."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+    def said(self) -> str:
+        """Wait for the end; what was printed into ``out``. Into ``err`` goes what is not the result."""
+        code = self.process.wait(500)
+        assert code == 0, self.out.read_text()[-2000:] + self.err.read_text()[-2000:]
+        return self.out.read_text()
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Program]]:
+    """All that start Spark, at once, because each waits much of the time: as a user starts them, from another folder, with a home
+    that is empty, and without the paths that tests have. Only packages and jars are there: fetching them takes minutes."""
+    home = tmp_path_factory.mktemp("home")
+    theirs = {"PYTHONPATH", "PYSPARK_PYTHON", "FLUX_RUNTIME_DIR"}
+    clean = {key: value for key, value in os.environ.items() if key not in theirs}
+    clean |= {"HOME": str(home), "XDG_CACHE_HOME": platformdirs.user_cache_dir()}
+    make = ["make", "-C", str(ROOT), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed"]
+    started = {}
+    for name, command in {**{job: [*make, job] for job in JOBS}, "latency": LATENCY}.items():
+        out, err = home / f"{name}.out", home / f"{name}.err"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(command, cwd=home, env=clean, stdout=stdout, stderr=stderr, process_group=0)
+        started[name] = Program(process, out, err)
+    yield started
+    for program in started.values():
+        if program.process.poll() is None:
+            os.killpg(program.process.pid, signal.SIGTERM)
+            program.process.wait(60)
+
+
 @pytest.mark.starts_spark
-def test_the_main_job_ends_with_0_and_says_that_its_answer_is_sparks() -> None:
-    done = run("examples/flights.py")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "336,776 flights" in done.stdout
-    assert "97 airports, equal" in done.stdout
-    assert "rows in" in done.stderr, "progress is shown while it runs"
+@pytest.mark.parametrize("job", JOBS)
+def test_each_job_of_the_makefile_ends_with_0_and_says_that_its_answer_is_sparks(
+    programs: dict[str, Program], job: str
+) -> None:
+    missing = {"run-kafka": broker.missing, "run-postgres": postgres_server.missing}.get(job)
+    if missing is not None and (why := missing()):
+        pytest.skip(why)
+    text = programs[job].said() + programs[job].err.read_text()
+    assert [each for each in JOBS[job] if each not in text] == []
 
 
 def test_the_throughput_benchmark_is_compared_with_sparks_own_streaming(bench: Bench) -> None:
@@ -57,10 +104,10 @@ def test_the_throughput_benchmark_is_compared_with_sparks_own_streaming(bench: B
 
 
 @pytest.mark.starts_spark
-def test_the_latency_benchmark_starts_spark_counts_every_row_and_prints_one_json_object_last() -> None:
-    done = run("-m", "flux", "bench", "latency", "--rate", "5000", "--seconds", "2", "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_the_latency_benchmark_starts_spark_counts_every_row_and_prints_one_json_object_last(
+    programs: dict[str, Program],
+) -> None:
+    result = json.loads(programs["latency"].said().splitlines()[-1])
     assert result["rows"] == 5000 * (2 + 2), "the measured seconds and the warm-up"
     assert 0 < result["p50_ms"] <= result["p99_ms"] <= result["max_ms"]
 
@@ -94,8 +141,7 @@ def test_the_skew_benchmark_runs_with_and_without_balance_and_loses_nothing(
     assert (result["lost"], result["duplicated"]) == (0, 0)
 
 
-@pytest.mark.starts_spark
 def test_a_benchmark_of_moves_wants_a_worker_to_move_to() -> None:
-    done = run("-m", "flux", "bench", "move", "--workers", "2", "--replicas", "2")
-    assert done.returncode == 2
-    assert "need more than 2 workers" in done.stderr
+    done = CliRunner().invoke(cli.app, ["bench", "move", "--workers", "2", "--replicas", "2"])
+    assert done.exit_code == 2
+    assert "need more than 2 workers" in done.output
