@@ -18,7 +18,7 @@ from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.operator import Context, Operator, gives_changes
 from flux.dataflow.plain import plain_schema
 from flux.errors import SchemaError, UsageError
-from flux.replicas.snapshot import decode_snapshot, encode_snapshot
+from flux.replicas.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
 
@@ -133,7 +133,13 @@ class _Run:
         self.schema = self._checked()
         self.out: list[pa.RecordBatch] = []
         self.kept: bytes | memoryview | None = None
+        self.has_rows = False
         open_operator(self.operator, self.context)
+        self._check_state()
+
+    def _check_state(self) -> None:
+        """SnapshotError: the state cannot travel, so that a query would end by it."""
+        check_snapshot(self.operator.snapshot(), f"stage {self.stage.name}", self.operator.snapshot_classes)
 
     def _checked(self) -> pa.Schema | None:
         """The schema of the output, as a plan would have it."""
@@ -184,6 +190,9 @@ class _Run:
         batch = conform(batch, self.context.schemas[number], f"batch of input {number}")
         self.context.input = number
         self._take(self.operator.process(batch))
+        if not self.has_rows:  # most of what cannot travel is there after the first rows
+            self.has_rows = True
+            self._check_state()
         self.context.step += 1
 
     def finish(self) -> pa.Table | None:

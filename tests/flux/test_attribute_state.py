@@ -73,6 +73,21 @@ def test_the_testing_kit_moves_attributes(at: int) -> None:
     assert out.to_pydict() == {"k": [1, 2], "v": [3, 1]}
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_the_testing_kit_finds_attributes_that_cannot_travel(nested: bool) -> None:
+    @flux.stage(schema=SCHEMA)
+    class Iterates(Counts):
+        def open(self, context: Context) -> None:
+            super().open(context)
+            self.lock = None if nested else threading.Lock()
+
+        def process(self, rows: pa.RecordBatch) -> None:
+            self.counts[0] = (value for value in (1, 2))  # type: ignore[assignment]
+
+    with pytest.raises(SnapshotError, match=f"stage Iterates: attribute '{'counts' if nested else 'lock'}'"):
+        flux.testing.apply(Iterates, batch(1))
+
+
 def test_attributes_that_share_an_object_share_it_afterwards() -> None:
     class Shared(Counts):
         def open(self, context: Context) -> None:

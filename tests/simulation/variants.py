@@ -15,6 +15,7 @@ import pytest
 
 from controller.replicas.membership import Membership
 from controller.replicas.repairs import Repairs
+from flux.dataflow.operator import Operator
 from flux.host.effects import LOCAL
 from flux.host.stage_worker import StageWorker
 from flux.host.subscriptions import Subscriptions
@@ -365,6 +366,11 @@ def leaves_the_state_out_of_the_copy(patch: Patch) -> None:
     patch.setattr(Replica, "restore", lambda *given: None)
 
 
+def takes_no_attributes_for_state(patch: Patch) -> None:
+    """As it was: an operator that defines no snapshot had no state."""
+    patch.setattr(Operator, "snapshot", lambda operator: None)
+
+
 @dataclass(frozen=True)
 class Variant:
     """``laws`` that may be broken, and no others; ``seeds`` that show it under the faults of ``mix``."""
@@ -403,6 +409,7 @@ VARIANTS = [
     Variant(copies_before_producers_retain, ROWS | STUCK | ACKED, (125, 197), OLD_ACKS),
     Variant(acks_for_a_state_that_has_not_come, {"nothing is acked before the state has come"}),
     Variant(leaves_the_state_out_of_the_copy, ALIKE | STUCK, (1, 0), REPAIRS),
+    Variant(takes_no_attributes_for_state, ROWS | ALIKE | STUCK, (0, 3), REPAIRS),
     Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK, (41,)),
     Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, (0, 1), WAITING),
     Variant(sends_orders_only_once, STUCK, (24, 43)),
