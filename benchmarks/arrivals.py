@@ -1,8 +1,8 @@
 """A sink that notes arriving rows and their times, and an evaluation of its notes at the end.
 
-For every step it notes, for each partition of the stage before it, when the step was applied (the step's time, the
-same on every replica, so that the notes survive faults), when the oldest of its rows was due, and how many rows came.
-Besides, it keeps the count of each key, to be compared with what the source alone gives.
+For every step and each partition of the stage before it, the sink notes when the step was applied (the step's time, the same on
+every replica, so that the notes survive faults), when the oldest of its rows was due, and the number of rows. Besides, it keeps
+the count of each key, to be compared with the result of the source alone.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from partitioning.scheme import partition_ids
 from spark_integration.egress import fetch_all
 from spark_integration.query import Query
 
-#: Of a value that leaves the sink.
+#: Size of a value that leaves the sink.
 CHUNK_BYTES = 1 << 20
-#: Small steps are looked at together: what the sink computes is no part of what is measured.
+#: Small steps are evaluated together, because the work of the sink should not be part of the measurement.
 STEPS, ROWS = 64, 4096
 
 
 class Arrivals(flux.Operator):
-    """Input: key, due_ns and rows. ``newest``: rows is the newest count of a key; else it is to be added to it."""
+    """A sink for columns key, due_ns and rows. ``newest``: rows is the newest count of a key; else it is added to the count."""
 
     schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
     keys = 0
@@ -49,7 +49,7 @@ class Arrivals(flux.Operator):
             self._look()
 
     def _look(self) -> None:
-        """At the steps since the last time."""
+        """Evaluate the steps since the last time."""
         if not self._steps:
             return
         times = np.array([now for now, _ in self._steps])
@@ -73,7 +73,7 @@ class Arrivals(flux.Operator):
         yield from self._chunks("note", self._all_notes().tobytes())
 
     def _chunks(self, kind: str, data: bytes) -> Iterator[pa.RecordBatch]:
-        """In order: each is a batch of its own, with the partition to put them together by."""
+        """Yield the parts of a note in order. Each is a batch of its own, with the partition by which parts are put together."""
         for start in range(0, len(data), CHUNK_BYTES):
             name = f"{kind} {self.context.partition} {start:012}"
             columns = [pa.array([name]), pa.array([data[start : start + CHUNK_BYTES]], pa.binary())]
@@ -91,13 +91,13 @@ class Arrivals(flux.Operator):
 
 
 def sink(keys: int, partitions: int, newest: bool = True) -> type[Arrivals]:
-    """The sink for so many keys, behind a stage of so many partitions."""
+    """Make the sink for ``keys`` keys, behind a stage of ``partitions`` partitions."""
     settings = {"keys": keys, "partitions": partitions, "newest": newest, "__module__": __name__}
     return type("Arrived", (Arrivals,), settings)
 
 
 class Span(NamedTuple):
-    """From ``start`` to ``end``, in seconds since 1970."""
+    """A time from ``start`` to ``end``, in seconds since 1970."""
 
     start: float
     end: float
@@ -125,25 +125,25 @@ class Seen:
         return ages
 
     def between(self, start: float, end: float) -> np.ndarray:
-        """Mask of the entries that had a due time and arrived in this span."""
+        """Make a mask of the entries that had a due time and arrived in this span."""
         return (self.at >= start) & (self.at < end) & (self.due > 0)
 
     def due_between(self, start: float, end: float) -> np.ndarray:
-        """Mask of the entries that were due in this span, whenever they arrived."""
+        """Make a mask of the entries that were due in this span, whenever they arrived."""
         return (self.due >= start) & (self.due < end)
 
     def rate(self, start: float, end: float) -> float:
-        """Rows per second that arrived in this time."""
+        """Compute the rows per second that arrived in this time."""
         inside = (self.at >= start) & (self.at < end)
         return float(self.rows[inside].sum() / (end - start))
 
     def longest_gap_ms(self, partition: int, start: float, end: float) -> float:
-        """Longest time without rows of a partition. The time before the first and after the last row counts too."""
+        """Compute the longest time without rows of a partition. The time before the first and after the last row counts, too."""
         at = self.at[(self.at > start) & (self.at < end) & (self.partition == partition)]
         return float(np.diff([start, *at, end]).max() * 1e3)
 
     def exactness(self, expected: np.ndarray) -> dict[str, int]:
-        """Numbers of missing rows and of rows counted twice, compared with the rows that the source gives by itself."""
+        """Count missing rows and rows counted twice, by comparison with the rows that the source gives by itself."""
         return {
             "rows": int(expected.sum()),
             "lost": int(np.maximum(expected - self.counts, 0).sum()),
@@ -152,18 +152,18 @@ class Seen:
 
 
 def collect(query: Query, script: Script, keys: int | None = None) -> Seen:
-    """Wait for the end of the output and put the notes of all sinks together. ``keys`` of the sink; None: as many as the
-    script has."""
+    """Wait for the end of the output and put the notes of all sinks together. ``keys`` are those of the sink; None: as many as
+    the script has."""
     query.wait_for_output()
     found: dict[str, list[bytes]] = {"count": [], "note": []}
     for row in sorted(fetch_all(query).collect(), key=lambda row: row.kind):
         found[row.kind.split()[0]].append(bytes(row.data))
     notes = np.frombuffer(b"".join(found["note"]), np.int64).reshape(-1, 4)
-    # A key arrives at one sink: the others have counted none of it.
+    # A key arrives at one sink, and the others have counted none of it.
     counts = np.frombuffer(b"".join(found["count"]), np.int32).reshape(-1, keys or script.keys).sum(axis=0)
     return Seen.of(notes, counts)
 
 
 def percentile(values: Any, percent: float) -> float | None:
-    """Rounded; None of nothing."""
+    """Compute a percentile, rounded; None without values."""
     return round(float(np.percentile(values, percent)), 3) if len(values) else None

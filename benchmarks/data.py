@@ -58,7 +58,7 @@ SHAPES = {shape.name: shape for shape in (NARROW, WIDE)}
 
 
 def files(shape: Shape, rows: int) -> list[str]:
-    """Paths of uncompressed parquet files with so many rows together, the same rows in every run."""
+    """Return the paths of uncompressed parquet files with ``rows`` rows together, the same rows in every run."""
     folder = Path(tempfile.gettempdir()) / f"flux-bench-{os.getuid()}" / f"{shape.name}-{rows}"
     if not (folder / "_SUCCESS").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,7 +82,7 @@ def _rows(shape: Shape, start: int, rows: int, seed: int) -> pa.Table:
         "key": key,
         "id": np.arange(start, start + rows),
         "amount": random.integers(0, 1000, rows),
-        # Whole numbers: their sum is exact in any order, so that the answers can be compared to the last bit.
+        # Whole numbers, because their sum is exact in any order, so that the answers can be compared to the last bit.
         "value": random.integers(0, 1000, rows).astype(np.float64),
     }
     if shape is WIDE:
@@ -95,7 +95,7 @@ def _rows(shape: Shape, start: int, rows: int, seed: int) -> pa.Table:
 
 
 def reader(paths: list[str], partitions: int, read_rows: int = READ_ROWS):  # type: ignore[no-untyped-def]
-    """A source for the workers: partition p reads every ``partitions``-th file, ``read_rows`` at a time."""
+    """Make a source for the workers: partition p reads every ``partitions``-th file, ``read_rows`` at a time."""
 
     def read_parquet(partition: int, start: int) -> Iterator[pa.RecordBatch]:
         for path in paths[partition::partitions]:

@@ -1,9 +1,9 @@
-"""How a fault looks from outside: rows flow at a steady rate while workers are killed or stopped.
+"""Faults, seen from outside: rows flow at a steady rate while workers are killed or stopped.
 
-Rows pass a keyed stage with ``replicas`` copies and arrive at a sink with as many. Every row carries the time at which
-it was due. The sink notes for each step when it was applied (the step's time, the same on every replica, so that the
-notes survive faults too) and the newest count of each key; at the end the counts are compared with those computed
-from the source alone: what is missing was lost, what is too much was counted twice.
+Rows pass a keyed stage with ``replicas`` replicas and arrive at a sink with as many. Every row carries the time at which it was
+due. The sink notes for each step when it was applied (the step's time, the same on every replica, so that the notes survive
+faults, too) and the newest count of each key. At the end the counts are compared with those computed from the source alone:
+rows that are missing were lost, rows that are too many were counted twice.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from spark_integration.start import start_query
 
 KEYS, WORKERS = 10_000, 3
 WARM_UP_S = 3.0
-#: How long after a fault outputs are looked at for a gap, and how long to wait for repair.
+#: Time after a fault in which outputs are examined for a gap; longest wait for a repair.
 LOOK_S, REPAIR_S = 4.0, 30.0
-#: How long rows come as fast as they go, and for how many batches after it: sources are ahead of what they have said last.
+#: Time in which rows come as fast as possible; batches after it, because sources are ahead of their last reports.
 FLAT_S, END_AHEAD = 4.0, 400
 #: Steady flow between the end of a repair and the next fault.
 CALM_S = 2.0
-#: If the query fails, this many of the last ones are shown.
+#: Events that are shown if the query fails, the last ones.
 EVENTS = 40
-#: Milliseconds. A row that arrives later after such a fault shows that some stream has stood still for longer than
-#: detection, take-over and reading on take, however well everything else flows. A pause is noticed after the heartbeat
-#: time-out.
+#: Milliseconds. A row that arrives later after such a fault shows that some stream has stood still for longer than detection,
+#: take-over and further reading take, even if everything else flows. A pause is noticed after the heartbeat time-out.
 OLDEST_MS = {"kill-executor": 1000.0, "kill-worker": 400.0, "pause": 1500.0}
 
 
@@ -64,8 +63,8 @@ class Fault:
 
 @dataclass
 class Faults:
-    """Injects faults one after the other, each when the query is whole again and has as many ``workers`` as at its
-    start: a fault that leaves one worker alone measures how much that one can do."""
+    """A series of faults. Each happens when the query is whole again and has as many ``workers`` as at its start: a fault that
+    leaves one worker alone would measure the capacity of that worker."""
 
     query: Query
     kind: str
@@ -86,7 +85,7 @@ class Faults:
             fault = Fault(time.time(), victim.node)
             self._strike(victim)
             self.done.append(fault)
-            # Workers of one executor are noticed one by one, and between them all may look whole.
+            # The losses of workers of one executor are noticed one by one, and between them all may look whole.
             gone = {m.node for m in members if m.about.executor == victim.about.executor}
             gone = gone if self.kind == "kill-executor" else {victim.node}
             self._until(lambda gone=gone: not gone & self.query.members().keys(), REPAIR_S)
@@ -96,14 +95,14 @@ class Faults:
             self.console.print(f"  {self.kind} {number + 1} of {self.times}: worker {victim.node}, {took}")
 
     def victim(self, members: list[Member], number: int) -> Member:
-        """Whom the next fault befalls: each in its turn."""
+        """Choose the worker of the next fault, each in its turn."""
         return members[number % len(members)]
 
     def _why_not(self) -> str:
         progress: dict[str, Any] = self.query.lastProgress or {}
         where = {member.node: member.about.executor for member in self.query.members().values()}
         low, busy = progress.get("underReplicated"), progress.get("repairsUnderWay")
-        return f"not whole after {REPAIR_S:g} s: too few copies of {low}, under way {busy}, workers {where}"
+        return f"not whole after {REPAIR_S:g} s: too few replicas of {low}, under way {busy}, workers {where}"
 
     def _strike(self, victim: Member) -> None:
         pid = victim.about.pid
@@ -126,7 +125,8 @@ class Faults:
         return self._until(self.query.is_whole, limit_s)
 
     def _calm(self, limit_s: float) -> bool:
-        """Whole with all workers, and that for a while: one that has just joined may still be given partitions."""
+        """Tell whether the query is whole with all workers, and has been for a while: a worker that has just joined may still
+        be given partitions."""
         since = time.monotonic()
 
         def calm() -> bool:
@@ -158,7 +158,7 @@ def run(
     oldest_ms: float | None = None,
     **options: Any,
 ) -> Report:
-    """``oldest_ms``: the age that no row may exceed, in milliseconds; None: that of ``OLDEST_MS``."""
+    """Run the benchmark. ``oldest_ms`` is the age that no row may exceed, in milliseconds; None: that of ``OLDEST_MS``."""
     bound = OLDEST_MS[fault] if oldest_ms is None else oldest_ms
     spark, startup = session.start(
         WORKERS,
@@ -182,7 +182,7 @@ def run(
 
 
 def _too_old(result: dict[str, Any]) -> str | None:
-    """Why the run counts as failed; None: no row was too old."""
+    """Return the reason why the run counts as failed; None: no row was too old."""
     oldest, bound = result["oldest_ms_max"], result["oldest_ms_bound"]
     if oldest is None or oldest <= bound:
         return None
@@ -197,8 +197,10 @@ def flow(
     counts: tuple[int, str] | None = None,
     passed: tuple[int, str] | None = None,
 ) -> Any:
-    """``counts``: replicas of the count, and the kind of those beside its primary; as the sink has them where None. ``passed``:
-    the same of a stage without state before it, which passes rows on."""
+    """Make the flow.
+
+    ``counts`` has the replicas of the count, and the kind of the replicas beside its primary; None: as the sink has them.
+    ``passed`` has the same of a stage without state before it, which passes rows on."""
     count_replicas, recovery = counts or (replicas, "active")
     counted = flux.stage(
         key="key", partitions=partitions, replicas=count_replicas, recovery=recovery, output_mode="update"
@@ -220,7 +222,8 @@ def saturated(
     passed: tuple[int, str] | None = None,
     **options: Any,
 ) -> tuple[float, dict[str, int]]:
-    """Rows per second that the count takes when rows come as fast as they go, without faults; and what is lost or doubled."""
+    """Measure the rows per second that the count takes when rows come as fast as possible, without faults, and count lost and
+    duplicated rows."""
     script = Script(WORKERS / TICK_S, WORKERS, keys)
     given = flow(script, replicas, partitions, counts, passed)
     options = {"progress_interval": "250ms", **options}
@@ -242,7 +245,7 @@ def saturated(
 
 
 def rate_between(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float:
-    """Rows per second that the count has taken between two progress reports."""
+    """Compute the rows per second that the count has taken between two progress reports."""
     if before is None or after is None:
         raise flux.QueryTimeout(f"no progress report has come within {REPAIR_S:g} s")
     rows, at = zip(*(_counted(report) for report in (before, after)), strict=True)
@@ -267,14 +270,16 @@ def measure(
     passed: tuple[int, str] | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], Line]:
-    """``counts``, ``passed``: as for ``flow``."""
+    """Measure faults at a steady rate. ``counts`` and ``passed``: see ``flow``."""
     script = Script(rate, WORKERS, keys)
     given = flow(script, replicas, partitions, counts, passed)
     query = start_query([given], "failover", spark, keep_output=True, workers=WORKERS, **options)
     faults = Faults(query, kind, times, WORKERS, console, query.plan.settings.heartbeat_timeout + 1.0)
     try:
         query.wait_until_running(60)
-        start_at = time.time() + 1.0  # not before workers are there: rows of a backlog are old without any fault
+        start_at = (
+            time.time() + 1.0
+        )  # workers must be there before, because rows of a backlog are old without any fault
         script.say(START, start_at)
         time.sleep(1.0 + WARM_UP_S)
         faults.run()
@@ -316,8 +321,8 @@ def measure(
 
 
 def note_oldest(seen: Seen, faults: list[Fault]) -> None:
-    """The age of the oldest row that arrived between each fault and the next one. A stream that stands still until the
-    table changes again shows here."""
+    """Note the age of the oldest row that arrived between each fault and the next one. It shows a stream that stands still
+    until the table changes again."""
     ends = [*(fault.at for fault in faults), np.inf][1:]
     for fault, end in zip(faults, ends, strict=True):
         ages = seen.age_ms[seen.between(fault.at, end)]
@@ -325,7 +330,8 @@ def note_oldest(seen: Seen, faults: list[Fault]) -> None:
 
 
 def note_caught_up(seen: Seen, faults: list[Fault]) -> None:
-    """When the last row arrived after each fault that was twice as old as 99 in a hundred before it, and older than 50 ms."""
+    """Note the arrival of the last row after each fault that was twice as old as 99 in a hundred before it, and older than 50
+    ms."""
     for number, fault in enumerate(faults):
         end = faults[number + 1].at if number + 1 < len(faults) else np.inf
         before = seen.age_ms[seen.between(fault.at - CALM_S, fault.at)]
@@ -335,7 +341,7 @@ def note_caught_up(seen: Seen, faults: list[Fault]) -> None:
 
 
 def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]:
-    """Gaps between outputs after each fault, and the age of rows before, during and after."""
+    """Summarise gaps between outputs after each fault, and the age of rows before, during and after."""
     times, ages = seen.at, seen.age_ms
     gaps = []
     during = np.zeros(len(times), bool)
@@ -367,7 +373,7 @@ def _summary(seen: Seen, faults: list[Fault], start_at: float) -> dict[str, Any]
 
 
 def measure_peer(spark: SparkSession, rate: int, console: Console) -> float:
-    """Longest gap between outputs of Spark Structured Streaming around the loss of one executor, in milliseconds."""
+    """Measure the longest gap between outputs of Spark Structured Streaming around the loss of one executor, in milliseconds."""
     console.print("the peer: Spark Structured Streaming, same rate, one executor killed")
     spark.conf.set("spark.sql.shuffle.partitions", "3")
     outputs: list[float] = []
@@ -392,7 +398,7 @@ def measure_peer(spark: SparkSession, rate: int, console: Console) -> float:
 
 
 def _executors() -> list[int]:
-    """Processes of the executors of this application."""
+    """Find the processes of the executors of this application."""
     import psutil
 
     def is_executor(process: psutil.Process) -> bool:

@@ -1,6 +1,7 @@
-"""Values of Avro and JSON to columns and back, the same rows: ``python -m benchmarks.kafka_avro [ROWS]``. No broker.
+"""Values of Avro and JSON to columns and back, with the same rows: ``python -m benchmarks.kafka_avro [ROWS]``. No broker.
 
-The last line of each has a list besides, so that the library reads it."""
+The last line of each format has a list besides, so that the library reads it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ CLICK = {
     ],
 }  # fmt: skip
 COLUMNS = "user BIGINT, name STRING, amount DOUBLE, at BIGINT, n INT, new BOOLEAN"
-#: Of each format the best of so many runs counts.
+#: Runs of each format, of which the best counts.
 RUNS = 5
 
 
@@ -39,7 +40,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def values(count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """In Avro, with the framing of a registry, and in JSON."""
+    """Make values in Avro, with the framing of a registry, and in JSON."""
     plain, schema = [], fastavro.parse_schema(CLICK)
     for row in rows(count):
         out = io.BytesIO()
@@ -51,7 +52,7 @@ def values(count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def rate(format_: Format | None, given: pa.Array) -> float:
-    """Million rows per second."""
+    """Measure million rows per second."""
     assert format_ is not None
     return best_of(lambda: len(format_.parse(given, find_all=True).rows), len(given))
 
@@ -67,7 +68,7 @@ def best_of(work: Callable[[], int], rows: int) -> float:
 
 
 def by_library(schema: Any, given: list[dict[str, Any]]) -> int:
-    """What others write with: value by value, from objects that are there."""
+    """Write value by value, from existing objects, with the library that other writers use."""
     parsed, made = fastavro.parse_schema(schema), []
     for row in given:
         out = io.BytesIO()

@@ -29,13 +29,13 @@ from flux.kafka.security import Security
 from flux.kafka.topic_ids import Place
 from flux.kafka.warm_up import warm_up
 
-#: Of a topic that is written and read once.
+#: Time limit to write and read a topic once.
 _WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """``cpu_us``: of this process, all threads, for each row."""
+    """One run. ``cpu_us`` is the time of all threads of this process for each row."""
 
     who: str
     door: str
@@ -75,7 +75,7 @@ def remove(address: str, topic: str) -> None:
 
 
 def with_flux(door: Door, topic: str, rows: int) -> int:
-    """As a worker takes it: every column but the headers. Returns the rows."""
+    """Read as a worker does: every column but the headers. Return the rows."""
     reader = PartitionReader(
         Reading(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, Place(0)
     )
@@ -93,7 +93,8 @@ def with_flux(door: Door, topic: str, rows: int) -> int:
 
 
 def consumer_of(door: Door, topic: str) -> Any:
-    """It fetches ahead as fast as it can: by default it pauses for a second whenever 100,000 messages wait."""
+    """Make a consumer that fetches ahead as fast as it can. By default it would pause for a second whenever 100,000 messages
+    wait."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -106,7 +107,7 @@ def consumer_of(door: Door, topic: str) -> Any:
 
 
 def with_confluent(door: Door, topic: str, rows: int) -> int:
-    """The keys, values, offsets and times of 10,000 messages at a time."""
+    """Read the keys, values, offsets and times of 10,000 messages at a time."""
     consumer, got, end = consumer_of(door, topic), 0, time.monotonic() + _WAIT_S
     while got < rows and time.monotonic() < end:
         messages = consumer.consume(10_000, 0.1)
@@ -124,7 +125,7 @@ def with_confluent(door: Door, topic: str, rows: int) -> int:
 
 
 def with_consume_alone(door: Door, topic: str, rows: int) -> int:
-    """The messages, and of each the value: nothing is made of it."""
+    """Read the messages and their values, without making anything of them."""
     consumer, got, end = consumer_of(door, topic), 0, time.monotonic() + _WAIT_S
     while got < rows and time.monotonic() < end:
         got += len([message.value() for message in consumer.consume(10_000, 0.1)])

@@ -30,7 +30,7 @@ from flux.dataflow.operator import Context
 from flux.dataflow.sink import Position, SinkContext
 from flux.kafka.warm_up import warm_up
 
-#: Of an output batch.
+#: Rows of an output batch.
 _BATCH_ROWS = 100_000
 _WAIT_S = 120.0
 _SMALL = 2000
@@ -38,7 +38,8 @@ _SMALL = 2000
 
 @dataclass(frozen=True)
 class Run:
-    """``cpu_us``: of this process, all threads, for each row. ``p50_ms``, ``p99_ms``: of a small write."""
+    """One run. ``cpu_us`` is the time of all threads of this process for each row; ``p50_ms`` and ``p99_ms`` are times of a
+    small write."""
 
     who: str
     door: str
@@ -62,7 +63,7 @@ def with_flux(door: Door, topic: str, values: list[bytes], codec: str, small: in
     stage = flow.flow.stage.make()
     stage.open(Context("records"))
     column = pa.array(values, pa.binary())
-    # Numbered in the order in which they are written.
+    # They are numbered in the order in which they are written.
     ones: list[Any] = [stage.process(pa.record_batch({"value": column.slice(0, 1)})) for _ in range(small)]
     batches: list[Any] = [
         stage.process(pa.record_batch({"value": column.slice(at, _BATCH_ROWS)}))
@@ -127,7 +128,7 @@ def _timed(who: str, door: Door, rows: int, write: Callable[[], Any], one: Calla
     cpu, began = sum(os.times()[:2]), time.perf_counter()
     write()
     took, cpu = time.perf_counter() - began, sum(os.times()[:2]) - cpu
-    times = sorted(times[small // 10 :])  # connections and leaders are known by then
+    times = sorted(times[small // 10 :])  # without the first ones, during which connections are made and leaders found
     return Run(who, door.name, rows / took, cpu / rows * 1e6, times[len(times) // 2], times[len(times) * 99 // 100])
 
 

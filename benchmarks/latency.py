@@ -24,11 +24,11 @@ from spark_integration.egress import fetch_all
 from spark_integration.start import start_query
 
 SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("amount", pa.int64()), ("value", pa.float64())])
-#: Rows become due in groups this far apart; the source emits what is due whenever it is asked.
+#: Rows become due in groups, one every tick. The source emits the rows that are due whenever it is asked.
 TICK_S = 0.001
-#: Rows are made so many at a time, before they are due: what the source computes is no part of what is measured.
+#: Rows that are made at a time, before they are due, because the work of the source should not be part of the measurement.
 MADE_ROWS = 8192
-#: Latencies are kept in buckets of so many microseconds.
+#: Width of the buckets in which latencies are kept.
 BUCKET_US = 50
 BUCKETS = 200_000
 #: The first seconds are not counted: connections are made, pages are touched for the first time.
@@ -36,14 +36,14 @@ WARM_UP_S = 2.0
 
 
 def paced(rate: float, seconds: float, partitions: int):  # type: ignore[no-untyped-def]
-    """A source of ``rate`` rows per second over all partitions for so many seconds."""
+    """Make a source of ``rate`` rows per second over all partitions, for ``seconds`` seconds."""
 
     def read_paced(partition: int) -> Iterator[pa.RecordBatch | None]:
         random = np.random.default_rng(partition)
         mine = rate / partitions
         start = time.time()
         sent, total = 0, round(mine * (seconds + WARM_UP_S))
-        first = end = 0  # of the rows that are made
+        first = end = 0  # the made rows
         made: Any = None
         while sent < total:
             due = min(int((time.time() - start) // TICK_S * TICK_S * mine), total)
@@ -70,7 +70,7 @@ class Newest(flux.Aggregate):
 
 
 class Arrivals(flux.Operator):
-    """Histogram of the age of arriving rows, emitted at the end."""
+    """A sink that keeps a histogram of the age of arriving rows, and emits it at the end."""
 
     schema = pa.schema([("bucket", pa.int64()), ("rows", pa.int64())])
 
@@ -161,6 +161,6 @@ def _measure(
 
 
 def _percentile(histogram: np.ndarray, share: float) -> float:
-    """Upper end of the bucket in which the percentile lies, in milliseconds."""
+    """Return the upper end of the bucket in which the percentile lies, in milliseconds."""
     reached = np.searchsorted(np.cumsum(histogram), share * histogram.sum())
     return round((float(reached) + 1) * BUCKET_US / 1e3, 3)

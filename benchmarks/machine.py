@@ -1,7 +1,7 @@
-"""What this machine and its Python are like just now: figures of other days, machines and builds compare only beside these.
+"""Speed of this machine and its Python at the moment: figures of other days, machines and builds compare only beside these.
 
-Two costs decide most of what small batches cost, and both vary by half and more: the interpreter's between builds of the same
-Python, that of waking up on a virtual machine between days.
+Two costs decide most of the cost of small batches, and both vary by half and more: the interpreter's between builds of the same
+Python, and that of waking up on a virtual machine between days.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 import time
 from functools import cache
 
-#: Of each measurement, the least counts: whatever disturbs adds.
+#: Times that each measurement is made. The least counts, because every disturbance adds.
 TIMES = 8
 OBJECTS, WAKE_UPS = 50_000, 40
 WAKE_UP_EVERY_S = 0.002
@@ -18,9 +18,10 @@ WAKE_UP_EVERY_S = 0.002
 
 @cache
 def about() -> dict[str, str | float]:
-    """``python``: its version and compiler. ``interpreter_ns``: to make an object and call its method, which is loop, attributes
-    and a dictionary. ``wake_up_us``: of CPU for a thread that sleeps and goes on. Measured once in
-    a process, before there is load."""
+    """Measure the machine, once in a process, before there is load.
+
+    ``python`` is its version and compiler. ``interpreter_ns`` is the time to make an object and call its method: loop,
+    attributes and a dictionary. ``wake_up_us`` is the CPU time of a thread that sleeps and goes on."""
     return {
         "python": f"{platform.python_version()} ({platform.python_compiler()})",
         "interpreter_ns": round(min(_objects() for _ in range(TIMES)) / OBJECTS * 1e9),

@@ -1,9 +1,9 @@
-"""How moves of partitions look from outside, while rows flow.
+"""Moves of partitions, seen from outside, while rows flow.
 
-Rows pass a keyed stage whose partitions have so many MiB of state each (keys that were loaded first) and arrive at a
-sink. First at a steady rate: each partition is moved once, and the gaps between its arrivals and the latency of the
-others' rows are looked at, against the time before, of the same run. Then as fast as it goes: how many rows arrive per
-second, without moves and while every partition is moved again, one after the other.
+Rows pass a keyed stage whose partitions have ``state_mb`` MiB of state each (keys that were loaded first) and arrive at a sink.
+First at a steady rate: each partition is moved once, and the gaps between its arrivals and the latency of rows of other
+partitions are compared with the time before, of the same run. Then as fast as possible: rows per second without moves, and
+while every partition is moved again, one after the other.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from controller.report.events import Event
 from spark_integration.query import Query
 from spark_integration.start import start_query
 
-#: Of a copy of the state, for each key: the key itself and six measures.
+#: Bytes of a copy of the state for each key: the key itself and six measures.
 BYTES_PER_KEY = 72
-#: Steady flow that is not looked at, that is compared with, and between two moves.
+#: Steady flow: before the measurement, to compare with, and between two moves.
 WARM_UP_S, CALM_S, PAUSE_S = 2.0, 10.0, 0.5
-#: How long around a move outputs are looked at, before it is asked for and after it is done.
+#: Time around a move in which outputs are examined: before its request, and after its end.
 BEFORE_S, AFTER_S = 0.05, 0.25
-#: Rows as fast as they go: until it is steady, and how long they are counted without moves.
+#: Rows as fast as possible: time until the rate is steady, and time of measurement without moves.
 FLAT_WARM_UP_S, FLAT_S = 2.0, 4.0
-#: How long loading, and one move, may take before something is wrong.
+#: Longest time of loading, and of one move. If it takes longer, something is wrong.
 LOAD_LIMIT_S, MOVE_LIMIT_S = 600.0, 60.0
-#: Batches by which sources that run as fast as they go are told of the end ahead.
+#: Batches by which sources at full speed are told of the end ahead.
 END_AHEAD = 100
 
 
@@ -53,7 +53,7 @@ class Totals(flux.Aggregate):
 
 @dataclass(frozen=True)
 class Window:
-    """A move, from when it was asked for to when it was done."""
+    """A move, from its request to its end."""
 
     partition: int
     start: float
@@ -62,7 +62,7 @@ class Window:
 
 @dataclass
 class Times:
-    """Times of the parts of a run. ``flat_*``: the part in which rows come as fast as they can."""
+    """Times of the parts of a run. ``flat_*`` is the part in which rows come as fast as possible."""
 
     start: float = 0.0
     first_move: float = 0.0
@@ -123,7 +123,7 @@ def _measure(
 
 
 def _applied(query: Query) -> int:
-    """Rows that have arrived at the sink. Raises the error of a query that has failed."""
+    """Count the rows that have arrived at the sink. Raise the error of a query that has failed."""
     if (error := query.exception()) is not None:
         raise error
     progress = query.lastProgress
@@ -158,13 +158,15 @@ def _move_flat_out(script: Script, query: Query, operator: Operator, times: Time
     script.say(END, furthest(query) + END_AHEAD)
 
 
-# ---- what came of it
+# ---- outcome
 
 
 def summary(seen: Seen, times: Times, moves: Sequence[Event], partitions: int) -> dict[str, Any]:
-    """``stall_ms``: longest gap between arrivals of a partition around its move, less the median of what the longest
-    gap is in windows just as long without a move; ``controller_stall_ms``: how long the primary stood still for the
-    copy; ``flat_*``: of the moves while rows come as fast as they go, whose copies have more rows in their output
+    """Summarise a run.
+
+    ``stall_ms`` is the longest gap between arrivals of a partition around its move, less the median of the longest gaps in
+    windows of the same length without a move. ``controller_stall_ms`` is the time for which the primary stood still for the
+    copy. ``flat_*`` are those of the moves while rows come as fast as possible; their copies have more rows in their output
     logs."""
     calm = Span(times.start + WARM_UP_S, times.first_move)
     gaps = [_gap(seen, window) for window in times.windows]
@@ -210,7 +212,7 @@ def _gap(seen: Seen, window: Window) -> float:
 
 
 def usual_gap_ms(seen: Seen, window: Window, calm: Span, partitions: int) -> float:
-    """The same look at the calm time: median over all windows of that length, and over all partitions."""
+    """Compute the longest gap in the calm time: the median over all windows of the same length, and over all partitions."""
     length = BEFORE_S + window.end - window.start + AFTER_S
     starts = np.arange(calm.start, max(calm.end - length, calm.start) + 1e-3, length)
     gaps = [seen.longest_gap_ms(p, start, start + length) for start in starts for p in range(partitions)]

@@ -1,8 +1,8 @@
-"""The loss of one worker of a large cluster as the controller sees it: the controller is real, and so are the bytes of all
-messages between it and the workers; the workers are no more than what they answer, in virtual time.
+"""The loss of one worker of a large cluster, seen by the controller.
 
-Every worker confirms every table. A primary copies its state within ``COPY_S`` and reports that the new replica follows, and
-later that it is safe. Heartbeats and rounds of balance are left out: they come whether a worker is lost or not.
+The controller is real, and so are the bytes of all messages between it and the workers. The workers are simulated, in virtual
+time: they only answer. Every worker confirms every table. A primary copies its state within ``COPY_S`` and reports that the new
+replica follows, and later that it is safe. Heartbeats and rounds of balance are left out: they come with and without a loss.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from flux.wire.frames import encode
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
-#: From one process to another, until it has been read there.
+#: Time of a message from one process to another, until it has been read there.
 LATENCY_S = 0.002
-#: Until a worker goes by a new table.
+#: Time until a worker goes by a new table.
 FOLLOW_S = 0.005
-#: From the order for a copy of a small state until the new replica follows.
+#: Time from the order for a copy of a small state until the new replica follows.
 COPY_S = 0.010
-#: The controller looks at its clock at least so often.
+#: Longest time between two looks of the controller at its clock.
 TICK_S = 0.01
 
 
 @dataclass
 class Outcome:
-    """``plan_s``: CPU seconds of the controller from the loss until the tables are encoded that name the heirs and the first
-    replicas to add; ``cpu_s``: until everything is repaired; ``repair_s``: the same in virtual time."""
+    """Costs of a loss. ``plan_s`` are the CPU seconds of the controller from the loss until the tables are encoded that name
+    the heirs and the first replicas to add; ``cpu_s`` those until everything is repaired; ``repair_s`` the virtual time until
+    then."""
 
     epochs: int = 0
     additions: int = 0
@@ -75,7 +76,7 @@ class LargeCluster:
         return self.core.table
 
     def lose(self, worker: int) -> Outcome:
-        """Everything from the loss of this worker to the end of its repair."""
+        """Run everything from the loss of this worker to the end of its repair."""
         outcome = self._outcome = Outcome()
         before, epoch, began = self.core.repairs.done, self.table.epoch, self.now
         start = time.process_time()
@@ -91,7 +92,7 @@ class LargeCluster:
         return outcome
 
     def _run(self) -> None:
-        """Until nothing comes any more."""
+        """Run until no event is left."""
         while self._coming or self.core.repairs.under_way:
             tick = self.now + TICK_S
             while self._coming and self._coming[0][0] <= tick:
@@ -110,7 +111,7 @@ class LargeCluster:
             self._perform(effects)
 
     def _perform(self, effects: list[Tell]) -> None:
-        """As the server does: what goes to everybody is encoded once."""
+        """Send messages as the server does: a message to all is encoded once."""
         encoded: dict[int, int] = {}
         start = time.process_time()
         for effect in effects:
@@ -134,7 +135,7 @@ class LargeCluster:
                 self._caught_up(worker, command.stage, command.partition, command.worker, command.incarnation, False)
 
     def _note_live(self, command: TableChanged) -> None:
-        """Primaries of these replicas hear that they have all that is committed."""
+        """Tell primaries that these replicas have everything committed."""
         for row in command.change.rows:
             addition = self.core.repairs.under_way.get(PartitionKey(row.stage, row.partition))
             for other in row.replicas[1:]:

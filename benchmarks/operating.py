@@ -16,7 +16,7 @@ LOOK_S = 0.01
 
 
 def until(condition: Callable[[], object], limit_s: float, what: str) -> None:
-    """QueryFailed, with ``what`` was waited for, if it does not come true in time."""
+    """Wait for a condition. QueryFailed, with ``what`` as the reason: it did not come true in time."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
@@ -25,7 +25,7 @@ def until(condition: Callable[[], object], limit_s: float, what: str) -> None:
 
 
 def await_any_progress(query: Query, after: dict[str, Any] | None, timeout: float) -> dict[str, Any] | None:
-    """The next progress report after the one given, or None if none came in time or the query has ended."""
+    """Return the next progress report after the given one; None: none came in time, or the query has ended."""
     end = time.monotonic() + timeout
     while time.monotonic() < end and query.isActive:
         newest = query.lastProgress
@@ -36,13 +36,13 @@ def await_any_progress(query: Query, after: dict[str, Any] | None, timeout: floa
 
 
 def furthest(query: Query) -> int:
-    """Number of the batch that the fastest source has come to."""
+    """Return the number of the batch that the fastest source has come to."""
     sources = [each for member in query.members().values() for each in member.stats.get("sources", ())]
     return int(max(start + batches for _, _, start, batches, _ in sources))
 
 
 class Operator:
-    """One conversation with the controller of a query. To be used in a with statement, by one thread."""
+    """A conversation with the controller of a query, for a with statement, and for one thread."""
 
     def __init__(self, query: Query, stage: str) -> None:
         self.query = query
@@ -50,14 +50,14 @@ class Operator:
         self._client = Client(choose(query.id))
 
     def placement(self) -> dict[int, list[int]]:
-        """Partition of the stage -> workers that have its copies, the primary's first."""
+        """Map each partition of the stage to the workers with its replicas, the primary's first."""
         found: dict[int, list[int]] = {}
         for replica in self._client.partitions(self.stage).replicas:
             found.setdefault(replica.partition, []).append(replica.worker)
         return found
 
     def targets(self) -> dict[int, int]:
-        """For each partition, the next worker that has no copy of it."""
+        """Map each partition to the next worker without a replica of it."""
         workers = sorted(self.query.members())
         return {partition: next_worker(workers, held) for partition, held in self.placement().items()}
 
@@ -69,7 +69,7 @@ class Operator:
         until(lambda: len(self.moves()) >= before + len(wanted), limit_s, f"partitions {sorted(targets)} have moved")
 
     def moves(self) -> list[Event]:
-        """Moves of the stage that are done: events, the oldest first."""
+        """Return the events of the stage's completed moves, the oldest first."""
         return [event for event in self.query.events() if event.kind == "move" and event.stage == self.stage]
 
     def __enter__(self) -> Operator:
@@ -80,11 +80,11 @@ class Operator:
 
 
 def next_worker(workers: Sequence[int], held: Sequence[int]) -> int:
-    """The first worker without a replica, counted in a ring from the primary's worker on."""
+    """Return the first worker without a replica, counted in a ring from the primary's worker on."""
     ring = [worker for worker in workers if worker > held[0]] + [worker for worker in workers if worker < held[0]]
     free = [worker for worker in ring if worker not in held]
     if not free:
         raise QueryFailed(
-            f"no worker of {list(workers)} is free of the copies on {list(held)}: there must be more workers"
+            f"no worker of {list(workers)} is free of the replicas on {list(held)}: there must be more workers"
         )
     return free[0]

@@ -1,8 +1,8 @@
 """Rows that are due at a steady rate, made from their number alone, so that they can be made again and counted.
 
-A source in three parts, each optional: keys that are loaded first, as fast as it goes; rows that are due, so many
-every ``tick_s``; rows as fast as it goes. The driver says by small files where one part ends and the next begins (all
-processes are on one machine). Whoever seeks to a batch makes the same rows as the one before him.
+A source in three parts, each optional: keys that are loaded first, as fast as possible; rows that are due, a batch every
+``tick_s``; rows as fast as possible. The driver says by small files where one part ends and the next begins (all processes are
+on one machine). A reader that seeks to a batch makes the same rows as the reader before it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ import pyarrow as pa
 
 SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("value", pa.int64())])
 VALUES = 1024
-#: Rows of one batch of a source are due together: so much time's worth of them, unless a script says otherwise.
+#: The rows of this time are due together and make one batch, unless a script says otherwise.
 TICK_S = 0.01
-#: Rows of one batch while keys are loaded, and of one as fast as it goes.
+#: Rows of one batch while keys are loaded, and of one at full speed.
 LOAD_ROWS, FLAT_ROWS = 65_536, 8_192
-#: Small batches are made together, about so many rows: what a source computes is no part of what is measured.
+#: Small batches are made together, about this number of rows at a time, because the work of a source should not be part of the
+#: measurement.
 MADE_ROWS = 4096
-#: Rows of one look at what is expected.
+#: Rows that are expected at a time, when they are counted.
 COUNTED_ROWS = 1 << 20
 START, FLAT, HOLD, END = "start", "flat", "hold", "end"
 
 
 @dataclass
 class Script:
-    """What the source gives. ``keys``: 0 to this, exclusive; ``load``: each of them once before everything else;
-    ``zipf``: key k is drawn with a probability like 1 / (k + 1) ** zipf, 0: all alike; ``look_s``: how often readers look
-    for what the driver says, 0: with every batch."""
+    """Description of the rows of a source.
+
+    ``keys``: from 0 to this, exclusive; ``load``: each of them comes once before everything else; ``zipf``: key k is drawn with
+    a probability like 1 / (k + 1) ** zipf, 0: all alike; ``look_s``: time between two looks of a reader for the driver's files,
+    0: a look with every batch."""
 
     rate: float
     partitions: int
@@ -54,14 +57,17 @@ class Script:
 
     @property
     def loads(self) -> int:
-        """Batches that load keys, of each partition."""
+        """The batches of each partition that load keys."""
         return math.ceil(self.keys / self.partitions / LOAD_ROWS) if self.load else 0
 
     # ---- the driver's side
 
     def say(self, what: str, value: float) -> None:
-        """``START``: when rows begin to be due; ``FLAT``: number of the batch with which they come as fast as it goes;
-        ``HOLD``: until when nothing is given, whatever is due; ``END``: number of the first batch that is not to come."""
+        """Write a file for the readers.
+
+        ``START`` has the time at which rows begin to be due; ``FLAT`` the number of the batch with which full speed begins;
+        ``HOLD`` the time until which rows are kept back, due or not; ``END`` the number of the first batch that is not to
+        come."""
         new = Path(self.folder, f"{what}.new")
         new.write_text(str(value))
         os.rename(new, Path(self.folder, what))
@@ -73,13 +79,13 @@ class Script:
             return None
 
     def batch_due_at(self, at: float) -> int:
-        """Number of the batch that is due then."""
+        """Return the number of the batch that is due at a time."""
         start = self.said(START)
         assert start is not None
         return self.loads + math.ceil((at - start) / self.tick_s)
 
     def expected(self) -> np.ndarray:
-        """Rows of each key, when the end has been said."""
+        """Count the expected rows of each key, once the end has been said."""
         end = self.said(END)
         assert end is not None
         counts = np.full(self.keys, int(self.load), np.int64)
@@ -133,14 +139,14 @@ class Script:
             yield made.slice(at, self.per_batch)
 
     def _made(self, partition: int, first: int, batches: int, begins: float) -> pa.RecordBatch:
-        """The rows of so many batches that are due one after the other."""
+        """Make the rows of ``batches`` batches that are due one after the other."""
         numbers = np.arange(first - self.loads + 1, first - self.loads + 1 + batches)
         due_ns = np.round((begins + numbers * self.tick_s) * 1e9).astype(np.int64)
         keys = self._draw(partition, self._first_row(first, None), batches * self.per_batch)
         return _batch(keys, np.repeat(due_ns, self.per_batch))
 
     def _rows(self, partition: int, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys, and when they are due: at no time."""
+        """Make keys, with due times that mean none."""
         return self._draw(partition, first, rows), np.zeros(rows, np.int64)
 
     def _load(self, partition: int, number: int) -> pa.RecordBatch:
@@ -149,7 +155,7 @@ class Script:
         return _batch(keys, np.zeros(len(keys), np.int64))
 
     def _first_row(self, number: int, flat: float | None) -> int:
-        """Rows drawn before this batch."""
+        """Count the rows drawn before this batch."""
         if flat is None or number <= flat:
             return (number - self.loads) * self.per_batch
         return (int(flat) - self.loads) * self.per_batch + (number - int(flat)) * FLAT_ROWS
@@ -173,7 +179,7 @@ class Script:
 
 
 def _mixed(number: np.ndarray) -> np.ndarray:
-    """64 bits that look random, of a number (the finaliser of splitmix64)."""
+    """Make 64 bits that look random from a number (the finaliser of splitmix64)."""
     mixed = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""How soon a query goes on after everything was killed: driver, executors, workers, at once (design: vault).
+"""Time until a query goes on after driver, executors and workers were killed at once (design: vault).
 
-A program of its own keeps some MiB of state in keyed counts and gives output at a steady rate; all its processes are killed, and
-it is run again. The time counts from the call of ``start`` to the first output that had not been shown before. Spark's own start
-is told apart.
+A program of its own keeps some MiB of state in keyed counts and gives output at a steady rate. All its processes are killed,
+and it is run again. The time counts from the call of ``start`` to the first output that had not been shown before. Spark's own
+start is reported separately.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from benchmarks.timeline import Report
 
 PARTITIONS, WORKERS, KEYS_PER_BATCH, BATCH_S = 8, 3, 500, 0.01
 SCHEMA = pa.schema([("key", pa.int64()), ("sequence", pa.int64())])
-#: How long a life lasts before it is killed, once its output flows: several checkpoints.
+#: Time of a life before it is killed, once its output flows: several checkpoints; longest wait.
 FLOWS_S, LIMIT_S = 4.0, 120.0
 
 
 def paced(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-    """A batch each hundredth of a second, at most as many behind as were missed in a second."""
+    """Yield a batch each hundredth of a second. After a pause, at most the batches of one second are made up for."""
     number, due = start, time.time()
     while True:
         if time.time() < due:
@@ -47,7 +47,7 @@ def paced(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
 
 
 class Ballast(flux.Operator):
-    """Counts rows, beside so many bytes of state that never change but are part of each checkpoint."""
+    """Operator that counts rows, with ``nbytes`` of state that never changes but is part of each checkpoint."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -70,7 +70,7 @@ class Ballast(flux.Operator):
 
 
 class Shown(flux.Sink):
-    """A line for each batch that the outside has not seen: time, partition, position."""
+    """Sink that writes a line for each batch that the outside has not seen: time, partition, position."""
 
     exactly_once = True
 
@@ -94,7 +94,7 @@ class Shown(flux.Sink):
 
 
 def life(folder: str, state_mb: int) -> None:
-    """The program. It says when it starts the query, and never ends."""
+    """Run the program. It prints the time at which it starts the query, and never ends."""
     spark, seconds = session.start(WORKERS, 1, 1024, idle_jvm=True)
     counted = flux.stage(partitions=PARTITIONS, key="key", schema="rows long")(Ballast)
     flow = counted(nbytes=(state_mb << 20) // PARTITIONS)(flux.source(paced, SCHEMA, partitions=WORKERS))
@@ -106,7 +106,8 @@ def life(folder: str, state_mb: int) -> None:
 
 
 def run(state_mb: int, times: int, console: Console, peer: bool = False) -> Report:
-    """``times``: everything is killed so often. ``peer``: also Structured Streaming, in turn with the other program."""
+    """Run the benchmark: everything is killed ``times`` times. ``peer``: also with Structured Streaming, in turn with the other
+    program."""
     programs = {"": Killed("benchmarks.restart")} | ({"peer_": Killed("benchmarks.restart_peer")} if peer else {})
     for number in range(times + 1):
         for name, program in programs.items():
@@ -124,13 +125,14 @@ def run(state_mb: int, times: int, console: Console, peer: bool = False) -> Repo
 
 
 def why_failed(figures: dict[str, Any]) -> str | None:
-    """None: no batch was left out or given twice."""
+    """Return the reason why the run counts as failed; None: no batch was left out or given twice."""
     lost, duplicated = figures["lost"], figures["duplicated"]
     return f"{lost} batches lost, {duplicated} duplicated, 0 are allowed" if lost or duplicated else None
 
 
 class Killed:
-    """The program of a module, run again and again. ``restarts``: seconds from its call of ``start`` to its first new output."""
+    """The program of a module, run again and again. ``restarts`` has the seconds from its call of ``start`` to its first new
+    output."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -142,7 +144,7 @@ class Killed:
         self._shown.mkdir()
 
     def live(self, state_mb: int) -> None:
-        """Until its output has flowed for a while. Then all its processes are killed."""
+        """Run the program until its output has flowed for a while. Then kill all its processes."""
         again = any(self._shown.iterdir())
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         began = time.time()
@@ -157,7 +159,7 @@ class Killed:
         finally:
             family = [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]
             for process in family:
-                with contextlib.suppress(psutil.NoSuchProcess):  # some end when others do
+                with contextlib.suppress(psutil.NoSuchProcess):  # some processes end when others do
                     process.kill()
             driver.wait()
             psutil.wait_procs(family, 10)
@@ -166,13 +168,13 @@ class Killed:
             self.restarts.append(first - said["start_at"])
 
     def _lines(self) -> list[list[tuple[float, int]]]:
-        """Of each partition: when which position was shown. The last line may be half written."""
+        """Return the times and positions of the output of each partition. The last line may be half written."""
         texts = [path.read_text() for path in sorted(self._shown.iterdir())]
         whole = [text[: text.rfind("\n") + 1].splitlines() for text in texts]
         return [[(float(line.split()[0]), int(line.split()[1])) for line in lines] for lines in whole]
 
     def _first(self, since: float, position: int) -> float:
-        """When the first output from this position on came after that time. QueryTimeout: none has come."""
+        """Return the time of the first output from this position on, after a given time. QueryTimeout: none has come."""
         end = time.time() + LIMIT_S
         while time.time() < end:
             new = [at for lines in self._lines() for at, number in lines[-20000:] if at > since and number >= position]

@@ -2,7 +2,7 @@
 that is killed and run again in the same way.
 
 A keyed aggregation keeps as many bytes of state, in as many partitions on as many executors. Micro-batches go through it one
-after the other, and each is noted when all of it has been computed. The state is there when every key has come once.
+after the other, and each is noted when all of it has been computed. The state is complete when every key has come once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from benchmarks import session
 
 PARTITIONS, WORKERS = 8, 3
-#: Bytes of a value, of which a key keeps one: as text of digests, so that nothing becomes smaller by compression.
+#: Digests in a value, and bytes of a value. A key keeps one value: the text of digests, so that compression makes nothing
+#: smaller.
 DIGESTS, VALUE_BYTES = 16, 16 * 64
-#: Of a micro-batch.
+#: Rows of a micro-batch.
 ROWS = 8_000
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def life(folder: str, state_mb: int) -> None:
-    """The program. It says when it starts the query, and never ends."""
+    """Run the program. It prints the time at which it starts the query, and never ends."""
     conf: dict[str, Any] = {
         "spark.sql.shuffle.partitions": PARTITIONS,
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
@@ -52,7 +53,7 @@ def life(folder: str, state_mb: int) -> None:
 
 
 class Shown:
-    """A line for each micro-batch that the outside has not seen: time, number of the batch."""
+    """Writer of a line for each micro-batch that the outside has not seen: time, number of the batch."""
 
     def __init__(self, folder: str) -> None:
         self.path = Path(folder) / "shown" / "0"
@@ -60,7 +61,7 @@ class Shown:
         self.newest = int(lines[-1].split()[1]) if lines else -1
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        batch.write.format("noop").mode("append").save()  # all of it is computed
+        batch.write.format("noop").mode("append").save()  # computes all of it
         if number > self.newest:
             self.newest = number
             with self.path.open("a") as file:

@@ -1,4 +1,4 @@
-"""What grows with the size of a cluster: bytes and CPU time of an epoch, an ack, a heartbeat and a repair.
+"""Costs that grow with the size of a cluster: bytes and CPU time of an epoch, an ack, a heartbeat and a repair.
 
 Simulated clusters (``virtual``) of 10, 100 and 1,000 workers have as many partitions for each worker. Then real workers on this
 machine share one fixed load, with 2, 4 and 8 of them (``scale_real``). A cost is flat if it does not grow with the cluster.
@@ -24,16 +24,16 @@ from flux.wire.frames import encode
 from flux.wire.messages import Ack, AppliedThrough
 from partitioning.cluster import cluster_by_key
 
-#: Workers of the simulated clusters, and of those that are real.
+#: Workers of the simulated clusters, and of the real ones.
 SIZES, REAL_SIZES = [10, 100, 1000], [2, 4, 8]
-#: Partitions of each of the two stages for one worker, so that a worker has 16 replicas however many others there are.
+#: Partitions of each of the two stages for one worker, so that a worker has 16 replicas in a cluster of any size.
 PER_WORKER = 4
-#: Of each kind, how many are measured.
+#: Epochs, acks and heartbeats that are measured.
 EPOCHS, ACKS, HEARTBEATS = 10, 1000, 50
 LOSSES = (1, 10)
-#: A cost is flat if it grows by less than this from the smallest cluster to the largest: so far apart may two runs be.
+#: A cost is flat if it grows by less than this factor from the smallest cluster to the largest. Two runs may differ as much.
 FLAT = 1.5
-#: Why a cost grows with the workers, if it does.
+#: Reasons why a cost grows with the workers, for costs that do.
 REASONS = {
     "epoch, worker": "each of its streams looks for news, and for silence, at every worker that reads it",
     "epoch, controller": "the table goes to every worker, and every worker confirms it",
@@ -47,7 +47,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """In one cluster: seconds of CPU and bytes, of one epoch, ack, heartbeat or repair."""
+    """A cost in one cluster: seconds of CPU and bytes, of one epoch, ack, heartbeat or repair."""
 
     name: str
     workers: int
@@ -56,7 +56,7 @@ class Cost:
 
 
 def run(sizes: Sequence[int], real_sizes: Sequence[int], console: Console, **real: Any) -> Report:
-    """``real_sizes``: numbers of real workers; empty: none are started."""
+    """Run the benchmark. ``real_sizes`` are numbers of real workers; empty: none are started."""
     sockets = SocketCost.calibrated()
     figures: dict[str, Any] = {
         "benchmark": "scale",
@@ -83,7 +83,7 @@ def run(sizes: Sequence[int], real_sizes: Sequence[int], console: Console, **rea
 
 
 def measure(workers: int, sockets: SocketCost) -> tuple[list[Cost], dict[str, Any]]:
-    """All costs in one size of cluster, and what else there is to say of it."""
+    """Measure all costs in one size of cluster. Return them, and further figures of the cluster."""
     cluster = VirtualCluster(workers, PER_WORKER * workers)
     costs = [*_epochs(cluster, sockets), _ack(cluster, sockets), *_heartbeats(cluster, sockets)]
     more: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def measure(workers: int, sockets: SocketCost) -> tuple[list[Cost], dict[str, An
 
 
 def _fresh(cluster: VirtualCluster) -> tuple[Spent, list[RealWorker]]:
-    """From here on, costs count."""
+    """Reset the counts of a cluster. Costs count from here on."""
     cluster.driver = Spent()
     cluster.to_worker.clear()
     for real in cluster.real.values():
@@ -110,14 +110,14 @@ def _fresh(cluster: VirtualCluster) -> tuple[Spent, list[RealWorker]]:
 def _of_workers(
     name: str, cluster: VirtualCluster, reals: Sequence[RealWorker], sockets: SocketCost, times: int
 ) -> Cost:
-    """Of one real worker, for one of so many times."""
+    """Compute the cost of one real worker, for one of ``times`` times."""
     count = times * len(reals)
     cpu_s = sum(sockets.of(real.spent) for real in reals)
     return Cost(name, cluster.workers, cpu_s / count, sum(real.spent.bytes for real in reals) / count)
 
 
 def _epochs(cluster: VirtualCluster, sockets: SocketCost) -> list[Cost]:
-    """A replica of one partition is added and dropped: on a worker that none of the real ones can do without."""
+    """Measure epochs: a replica of one partition is added and dropped, on a worker that every real worker has to reach."""
     board = cluster.core.board
     driver, reals = _fresh(cluster)
     holders = {replica.worker for replica in cluster.table.stages[1][0]}
@@ -136,7 +136,7 @@ def _epochs(cluster: VirtualCluster, sockets: SocketCost) -> list[Cost]:
 
 
 def _ack(cluster: VirtualCluster, sockets: SocketCost) -> Cost:
-    """Of one neighbour after the other, each for one more batch; one partition there has still to apply it."""
+    """Measure acks of one neighbour after the other, each for one more batch; one partition there has still to apply it."""
     real = next(iter(cluster.real.values()))
     producer, table = real.producer(), cluster.table
     readers = sorted(producer.readers)
@@ -161,7 +161,7 @@ def _ack(cluster: VirtualCluster, sockets: SocketCost) -> Cost:
 
 
 def _heartbeats(cluster: VirtualCluster, sockets: SocketCost) -> list[Cost]:
-    """With loads, as every second; those between are smaller."""
+    """Measure heartbeats with loads, which come every second. The heartbeats in between are smaller."""
     driver, reals = _fresh(cluster)
     for _ in range(HEARTBEATS):
         for real in reals:
@@ -176,8 +176,8 @@ def _heartbeats(cluster: VirtualCluster, sockets: SocketCost) -> list[Cost]:
 
 
 def _repair(cluster: VirtualCluster, losses: int, sockets: SocketCost) -> tuple[list[Cost], dict[str, Any]]:
-    """As many workers at once as have no partition in common, then others, until so many are lost; until all of their
-    replicas have been made again. Costs are those of one lost worker."""
+    """Measure repairs: lose as many workers at once as have no partition in common, then others, until ``losses`` are lost and
+    all of their replicas have been made again. Costs are those of one lost worker."""
     driver, reals = _fresh(cluster)
     epoch, began, lost = cluster.table.epoch, cluster.now, 0
     while lost < losses:
@@ -202,7 +202,8 @@ def _repair(cluster: VirtualCluster, losses: int, sockets: SocketCost) -> tuple[
 
 
 def unrelated(cluster: VirtualCluster, most: int) -> list[int]:
-    """So many workers or fewer, none of them real, of which no two have a partition in common: two replicas survive that."""
+    """Choose at most ``most`` workers, none of them real, of which no two have a partition in common: two replicas survive
+    their loss."""
     partners: dict[int, set[int]] = {worker: set() for worker in cluster.core.members.workers}
     for rows in cluster.table.stages:
         for replicas in rows:
@@ -218,7 +219,7 @@ def unrelated(cluster: VirtualCluster, most: int) -> list[int]:
     return chosen
 
 
-# ---- what is said of it
+# ---- sentences
 
 
 def by_name(costs: Iterable[Cost]) -> dict[str, list[Cost]]:
@@ -229,7 +230,7 @@ def by_name(costs: Iterable[Cost]) -> dict[str, list[Cost]]:
 
 
 def sentences(costs: Iterable[Cost]) -> list[str]:
-    """One for each cost that is not flat."""
+    """Write a sentence for each cost that is not flat."""
     said = []
     for name, curve in by_name(costs).items():
         first, last = curve[0], curve[-1]
@@ -247,7 +248,7 @@ def sentences(costs: Iterable[Cost]) -> list[str]:
 
 
 def draw(costs: Sequence[Cost], path: Path) -> None:
-    """One curve for each cost: CPU on the left, bytes on the right."""
+    """Draw one curve for each cost: CPU on the left, bytes on the right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 6), layout="constrained")

@@ -1,7 +1,7 @@
 """CPU per row of real workers on this machine: 2, 4 and 8 of them share one load, in batches of 8,192 rows.
 
-The workers have more processes than the machine has cores, so the load leaves most of the machine idle, and what is compared is
-what a row costs, not how many there can be. Each number of workers is measured several times, in turn.
+The workers have more processes than the machine has cores, so the load leaves most of the machine idle. The comparison is of
+the cost of a row, not of the highest rate. Each number of workers is measured several times, in turn.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(sizes: Sequence[int], console: Console, rate: int, seconds: float, round
 
 
 def _measure(spark: SparkSession, workers: int, rate: int, seconds: float) -> tuple[float, dict[str, int]]:
-    """CPU nanoseconds of all workers per row, and what became of the rows."""
+    """Measure the CPU nanoseconds of all workers per row, and count lost and duplicated rows."""
     batches_per_s = rate / BATCH_ROWS
     script = Script(rate, SOURCES, KEYS, tick_s=SOURCES / batches_per_s)
     counts = flux.stage(key="key", partitions=PARTITIONS, output_mode="update")(Counts)
@@ -80,5 +80,5 @@ def _measure(spark: SparkSession, workers: int, rate: int, seconds: float) -> tu
 
 
 def _cpu_s(query: Query) -> float:
-    """Seconds that all workers have computed, as their last heartbeats say."""
+    """Return the CPU seconds of all workers, by their last heartbeats."""
     return sum(float(member.stats.get("cpu_s", 0.0)) for member in query.members().values())

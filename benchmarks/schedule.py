@@ -1,11 +1,12 @@
-"""Whose checkpoint is next: each partition in its turn, or the one whose recovery would take longest per byte to copy (MIN-MAX).
+"""The order of checkpoints: each partition in its turn, or first the one whose recovery would take longest per byte to copy
+(MIN-MAX).
 
-Partitions have very unequal rates, and states of unequal sizes that have nothing to do with the rates. A worker may send so few
-bytes per second that not all checkpoints that are due can leave. After a while the worker that leads the most rows is killed, and
-the time counts until all partitions that it led give fresh rows again. Each kill has a query of its own, because it changes who
-leads what; the two schedules take turns, with the same rows and the same time before the kill.
+Partitions have very unequal rates, and states of unequal sizes that are independent of the rates. The bytes that a worker may
+send per second are too few for all checkpoints that are due. After a while the worker whose primaries take the most rows is
+killed, and the time counts until all of these partitions give fresh rows again. Each kill has a query of its own, because it
+changes the primaries; the two schedules take turns, with the same rows and the same time before the kill.
 
-The operator sleeps for each row in place of work. So the time to repeat rows depends less on what else the machine does.
+The operator sleeps for each row in place of work. So the time to repeat rows depends less on other load of the machine.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from partitioning.scheme import partition_ids
 from spark_integration.start import start_query
 
 WORKERS = 3
-#: State of the partitions in MiB: each size is that of three partitions that begin on different workers.
+#: State of the partitions in MiB. Each size belongs to three partitions that begin on different workers.
 SIZES_MIB = (4, 8, 2, 8, 1, 4, 8, 2)
 PARTITIONS = WORKERS * len(SIZES_MIB)
-#: The k-th partition gets rows like 1 / k ** ZIPF.
+#: The k-th partition gets rows in proportion to 1 / k ** ZIPF.
 ZIPF = 1.2
-#: What a row takes, and the time between two batches of a source.
+#: Time of a row, and time between two batches of a source.
 ROW_S, TICK_S = 0.0025, 0.25
 INTERVAL_S = 0.25
-#: Rows are fresh that come within this time.
+#: A row is fresh if it comes within this time.
 FRESH_MS = 500.0
-#: The kill comes at a random time in between, and after it rows flow for this long.
+#: The kill comes at a random time between the first two, and after it rows flow for the third.
 FIRST_S, LAST_S, SETTLE_S = 12.0, 22.0, 10.0
 SEED = 14
 
 
 def names(partitions: int) -> np.ndarray:
-    """One key of each partition."""
+    """Find one key of each partition."""
     keys = np.arange(partitions * 64)
     ids = partition_ids(hash_columns([pa.array(keys)]), partitions)
     return np.array([int(np.flatnonzero(ids == partition)[0]) for partition in range(partitions)])
@@ -57,7 +58,7 @@ def names(partitions: int) -> np.ndarray:
 
 @dataclass
 class Unequal(Script):
-    """Draws partitions, the first most often, and gives their keys. ``keys`` is the number of partitions."""
+    """A script that draws partitions, the first most often, and gives their keys. ``keys`` is the number of partitions."""
 
     names: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -76,7 +77,7 @@ class Unequal(Script):
 
 
 class Laborious(flux.Operator):
-    """Passes rows on, each after a while. Its state never changes, and is part of each checkpoint as a whole."""
+    """Operator that passes rows on, each after a while. Its state never changes, and is part of each checkpoint as a whole."""
 
     schema = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("rows", pa.int64())])
 
@@ -104,7 +105,7 @@ class Laborious(flux.Operator):
 
 @dataclass
 class Busiest(Faults):
-    """Kills whoever leads the most rows, after ``wait_s``. ``led``: the partitions that he led."""
+    """Fault that kills the worker whose primaries take the most rows, after ``wait_s``. ``led`` has their partitions."""
 
     wait_s: float = 0.0
     led: list[int] = field(default_factory=list)
@@ -122,7 +123,8 @@ class Busiest(Faults):
 
 
 def recovery_s(seen: Seen, killed_at: float, led: list[int]) -> float:
-    """Until each partition that was lost has given a row that was due after the loss, and in time. Infinite: one never has."""
+    """Compute the time until each lost partition has given a row that was due after the loss, and in time. Infinite: one never
+    has."""
     found = []
     for partition in led:
         fresh = (seen.partition == partition) & (seen.due >= killed_at) & (seen.age_ms <= FRESH_MS)
@@ -132,7 +134,8 @@ def recovery_s(seen: Seen, killed_at: float, led: list[int]) -> float:
 
 @dataclass(frozen=True)
 class Kill:
-    """``recovered_s``: None if the query was not whole in time to kill a worker, or a partition gave no fresh row again."""
+    """One kill. ``recovered_s`` is None if the query was not whole in time to kill a worker, or a partition gave no fresh row
+    again."""
 
     recovered_s: float | None
     rows: int
@@ -141,7 +144,8 @@ class Kill:
 
 
 def run(times: int, rate: int, mb_per_s: float, console: Console) -> Report:
-    """``times``: workers killed for each schedule; ``mb_per_s``: MiB that a worker may send per second."""
+    """Run the benchmark. ``times`` are the workers killed for each schedule; ``mb_per_s`` the MiB that a worker may send per
+    second."""
     spark, startup = session.start(
         WORKERS, 2, 1024, idle_jvm=True, **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"}
     )
@@ -200,7 +204,7 @@ def _kill(
 
 
 def summary(kills: dict[str, list[Kill]]) -> dict[str, Any]:
-    """A row for each schedule, and how many times as long the slowest recoveries take in turn as by MIN-MAX."""
+    """Make a row for each schedule, and the ratio of the slowest recoveries, in turn over MIN-MAX."""
     rows = [_row(policy, found) for policy, found in kills.items()]
     p95 = {row["schedule"]: row["p95_s"] for row in rows}
     longer = round(p95["round-robin"] / p95["min-max"], 2) if all(p95.values()) else None
@@ -216,7 +220,8 @@ def _row(policy: str, kills: list[Kill]) -> dict[str, Any]:
 
 
 def why_failed(kills: dict[str, list[Kill]]) -> str | None:
-    """Why the run counts as failed; None: nothing was lost or doubled, and all partitions came back after every kill."""
+    """Return the reason why the run counts as failed; None: no row was lost or duplicated, and all partitions came back after
+    every kill."""
     for policy, found in kills.items():
         lost, duplicated = sum(kill.lost for kill in found), sum(kill.duplicated for kill in found)
         if lost or duplicated:

@@ -9,16 +9,17 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-#: For JVMs that only keep the workers' processes: optimising their code and collecting their garbage in many threads
-#: takes the cores from the workers for seconds, whenever an executor starts.
+#: Options for JVMs that only keep the workers' processes. Optimising their code and collecting their garbage in many threads
+#: would take the cores from the workers for seconds, whenever an executor starts.
 IDLE_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def start(
     executors: int, cores: int, memory_mb: int = 2048, idle_jvm: bool = False, **conf: Any
 ) -> tuple[SparkSession, float]:
-    """``local-cluster`` with so many executors; also how long it took to start, in seconds. ``idle_jvm``: no row passes
-    a JVM, neither ours nor those of Spark that we compare with."""
+    """Start a ``local-cluster`` of executors. Return the session, and the time of its start in seconds.
+
+    ``idle_jvm``: no row passes a JVM, neither in Flux nor in the Spark query that it is compared with."""
     started = time.perf_counter()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = (

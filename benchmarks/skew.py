@@ -1,15 +1,13 @@
 """Uneven load, with static placement and with load balance.
 
 Three workers stand for three machines: a step of the keyed stage takes a fixed time for each row, which is slept and not
-computed, because on a machine with two cores the work of one worker would slow down the others. On a slow worker a step
-takes ``slow`` times as long. Which worker that is says a small file with its process's id; the operator finds out by
-its own.
-
+computed, because on a machine with two cores the work of one worker would slow down the others. On a slow worker a step takes
+``slow`` times as long. A small file with the id of its process names the slow worker; the operator compares it with its own.
 Two questions:
 
-    slow    after some seconds one worker becomes slow. How many rows arrive per second, and how late are they, where the
-            partitions stay and where they move?
-    zipf    keys follow a Zipf distribution. How even does the load become, and does it then stay calm?
+    slow  after some seconds one worker becomes slow. How many rows arrive per second, and how late are they, with partitions
+          that stay and with partitions that move?
+    zipf  keys follow a Zipf distribution. How even does the load become, and does it then stay calm?
 """
 
 from __future__ import annotations
@@ -38,35 +36,35 @@ from spark_integration.start import start_query
 
 WORKERS = 3
 KEYS = 50_000
-#: Of one row on a worker that is not slow.
+#: Time of one row on a worker that is not slow.
 ROW_S = 20e-6
 #: Partitions of the keyed stage: with a slow worker, and with Zipf keys.
 PARTITIONS, ZIPF_PARTITIONS = 24, 64
-#: Rows offered, as a part of what the workers can do together, one of them being slow. The rest is needed to work off
-#: what has waited until the partitions had moved, and for messages.
+#: Rows offered, as a part of the capacity of all workers, one of them being slow. The rest is needed for messages, and to work
+#: off the rows that have waited until the partitions had moved.
 OFFERED = 0.6
-#: Rows of a source that are due together, of few and of many partitions. Few and larger slices: what is measured is not
-#: how many messages two cores can take.
+#: Rows of a source that are due together, of few and of many partitions. There are few and larger slices, because the rate of
+#: messages that two cores can take is not the subject.
 TICK_S, ZIPF_TICK_S = 0.1, 0.2
-#: Log of one partition of a source, with either placement: some seconds of rows, so that it is full, and everybody waits
-#: for the slow worker, before rows are counted. The default would put that off for more than a minute.
+#: Log of one partition of a source, with either placement: some seconds of rows, so that it is full, and all workers wait for
+#: the slow one, before rows are counted. The default would put that off for more than a minute.
 LOG = "3m"
 #: Steady flow before one worker becomes slow.
 BEFORE_S = 5.0
-#: When the target is to be reached after that; from then on rows and latency are counted.
+#: Time after that for reaching the target. From then on rows and latency are counted.
 SETTLED_LIMIT_S = 15.0
-#: Without a move for so long, the placement has settled.
+#: After this time without a move, the placement has settled.
 CALM_S = 5.0
 #: Small steps: a slow one must not hold up all the others of its worker for long.
 STEP_ROWS = 512
-#: A process that was stopped for long need not make up for it.
+#: Most time that is made up for: a process that was stopped for long need not make up for all of it.
 AHEAD_MAX_S = 0.01
-#: How often a worker looks whether it has become slow.
+#: Time between two looks of a worker whether it has become slow.
 LOOK_S = 0.05
 
 
 class Rest:
-    """Sleeps. What one sleep took too long, on a machine that has much to do, is taken off the next ones."""
+    """A thread's sleep. The excess of a sleep, on a machine that has much to do, is taken off the next ones."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
@@ -77,12 +75,12 @@ class Rest:
         self._ahead_s = min(self._ahead_s + time.perf_counter() - began - seconds, AHEAD_MAX_S)
 
 
-#: A worker is one thread.
+#: The sleep of this process, which has one thread of work.
 _REST = Rest()
 
 
 class Work(flux.Operator):
-    """Counts rows by key and hands them on, at a fixed cost. Its answer does not depend on where it runs."""
+    """Operator that counts rows by key and hands them on, at a fixed cost. Its answer does not depend on its worker."""
 
     schema = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("rows", pa.int64())])
     folder = ""
@@ -110,7 +108,7 @@ class Work(flux.Operator):
 
 @functools.lru_cache(maxsize=4)
 def _pace(folder: str, slow: float, _look: float) -> float:
-    """How many times as long a row takes in this process, looked up anew with every other ``_look``."""
+    """Return the factor by which a row takes longer in this process. It is looked up anew with every other ``_look``."""
     try:
         return slow if int(Path(folder, "slow").read_text()) == os.getpid() else 1.0
     except (FileNotFoundError, ValueError):
@@ -123,8 +121,8 @@ def work(folder: str, slow: float) -> type[Work]:
 
 @dataclass(frozen=True)
 class Ran:
-    """One query. ``start``: when rows began to be due; ``slow_at``: when one worker became slow; ``placement`` at the
-    end: partition -> worker."""
+    """One query. ``start`` is the time at which rows began to be due; ``slow_at`` that at which one worker became slow;
+    ``placement`` maps partitions to workers at the end."""
 
     start: float
     slow_at: float
@@ -142,8 +140,8 @@ class Ran:
 
 
 def run(slow: float, zipf: float | None, seconds: float, console: Console, **options: Any) -> Report:
-    """``seconds``: how long each placement is looked at after the slow-down. Rows and latency are counted from
-    ``SETTLED_LIMIT_S`` on, of a shorter run in its second half."""
+    """Run the benchmark. ``seconds`` is the time of each placement after the slow-down. Rows and latency are counted from
+    ``SETTLED_LIMIT_S`` on; of a shorter run, in its second half."""
     spark, startup = session.start(WORKERS, 2, 1024, idle_jvm=True)
     try:
         figures: dict[str, Any] = {"benchmark": "skew", "spark_startup_s": round(startup, 2)}
@@ -177,8 +175,10 @@ def _slow(spark: SparkSession, slow: float, seconds: float, console: Console, **
 
 
 def slow_summary(static: Ran, adaptive: Ran) -> dict[str, Any]:
-    """Throughput: rows that arrived in the time that is counted. Latency: of the rows that were due in it, whenever they
-    arrived, or the rows that wait longest would not count. That nobody is slow any more when the time is over is to the
+    """Summarise both placements.
+
+    Throughput counts rows that arrived in the counted time. Latency counts rows that were due in it, whenever they arrived,
+    because otherwise the rows that wait longest would not count. The slow worker is fast again after that time, which is to the
     benefit of the static placement."""
     rows = {name: ran.seen.rate(*_counted(ran)) for name, ran in (("static", static), ("adaptive", adaptive))}
     ages = {name: _mean_age(ran, *_counted(ran)) for name, ran in (("static", static), ("adaptive", adaptive))}
@@ -211,7 +211,7 @@ def _mean_age(ran: Ran, start: float, end: float) -> float | None:
 
 
 def settled_s(moves: Sequence[float], since: float, end: float) -> float | None:
-    """When the first move was done after which there was none for ``CALM_S``; 0: none was needed; None: never."""
+    """Return the time of the first move after which there was none for ``CALM_S``; 0: none was needed; None: never."""
     times = [since, *sorted(moves)]
     for at, following in zip(times, [*times[1:], np.inf], strict=True):
         if min(following, end) - at >= CALM_S and (at > since or not moves):
@@ -236,8 +236,8 @@ def _zipf(spark: SparkSession, zipf: float, seconds: float, console: Console, **
 
 
 def zipf_summary(static: Ran, adaptive: Ran) -> dict[str, Any]:
-    """Load of a worker: rows of its partitions in the time that is counted, which take all the same time. Settled is what
-    has been calm for a while: the moves of a round are held against the rounds after that."""
+    """Summarise both placements. The load of a worker is the rows of its partitions in the counted time, which all take the
+    same time. A placement has settled when it has been calm for a while; moves after that are reported per round."""
     moves = [event.at for event in adaptive.moves]
     settled = settled_s(moves, adaptive.start, adaptive.end)
     after = [at for at in moves if settled is not None and at > adaptive.start + settled]
@@ -270,15 +270,15 @@ def _rows_by_partition(ran: Ran) -> np.ndarray:
 
 
 def load_over_mean(rows: np.ndarray, placement: Mapping[int, int]) -> float:
-    """Rows of the worker that has most of them, over the mean of all workers that have any."""
+    """Return the rows of the worker with the most rows, over the mean of all workers that have any."""
     workers = sorted(set(placement.values()))
     loads = [sum(rows[partition] for partition, at in placement.items() if at == worker) for worker in workers]
     return round(float(max(loads) / np.mean(loads)), 3)
 
 
 def attainable(rows: np.ndarray, workers: int) -> float:
-    """Load over mean if each partition, the heaviest first, went to the worker that has least: as even as these partitions can
-    be placed, or within a third of it (Graham 1969), and never below what the heaviest alone asks for."""
+    """Return load over mean if each partition, the heaviest first, went to the worker with the least load. This is as even as
+    these partitions can be placed, or within a third of it (Graham 1969), and never below the share of the heaviest partition."""
     loads = np.zeros(workers)
     for each in np.sort(rows)[::-1]:
         loads[loads.argmin()] += each
@@ -289,9 +289,9 @@ def attainable(rows: np.ndarray, workers: int) -> float:
 
 
 def _run(spark: SparkSession, script: Script, partitions: int, slow: float, seconds: float, **options: Any) -> Ran:
-    """One query: some seconds of steady flow, then ``seconds`` with a slow worker, unless ``slow`` is 1."""
+    """Run one query: some seconds of steady flow, then ``seconds`` with a slow worker, unless ``slow`` is 1."""
     keyed = flux.stage(key="key", partitions=partitions, name="Work")(work(script.folder, slow))
-    # Without a key: whole batches, one message each.
+    # A stage without a key gets whole batches, one message each.
     arrived = flux.stage(partitions=WORKERS, name="Arrivals")(sink(KEYS, partitions, newest=False))
     source = flux.source(script.read, SCHEMA, partitions=WORKERS)
     given: dict[str, Any] = {"workers": WORKERS, "step_max_rows": STEP_ROWS, "source_log_bytes": LOG} | options
@@ -310,7 +310,7 @@ def _run(spark: SparkSession, script: Script, partitions: int, slow: float, seco
         with Operator(query, "Work") as operator:
             placement = {partition: held[0] for partition, held in operator.placement().items()}
             script.say(END, script.batch_due_at(end))
-            script.say("slow", 0)  # what waits is worked off sooner
+            script.say("slow", 0)  # waiting rows are worked off sooner
             seen = collect(query, script)
             moves = [event for event in operator.moves() if event.at < end]
         return Ran(start, slow_at, end, seen, moves, placement, script.expected())

@@ -1,10 +1,10 @@
-"""Small batches at a steady rate, which no source joins: what each batch costs, however few rows it has.
+"""Small batches at a steady rate, which no source joins: the cost of a batch, however few rows it has.
 
-Rows pass a keyed count and arrive at a sink, both with ``replicas`` replicas. Every batch becomes due as a whole; a source
-that is late gives the batches that are due one after the other, as they are. The age of a row counts from when it was due.
-
-Three questions: how old rows get and what the workers compute at one rate; without a rate, up to which rate one row in a
-hundred at most gets older than a bound; and with ``hold``, how long rows take that were all kept back so many seconds.
+Rows pass a keyed count and arrive at a sink, both with ``replicas`` replicas. Every batch becomes due as a whole; a source that
+is late gives the batches that are due one after the other, as they are. The age of a row counts from its due time. Three
+questions: the age of rows and the CPU time of workers at one rate; without a rate, the highest rate at which at most one row in
+a hundred gets older than a bound; and with ``hold``, the time until rows are through that were all kept back for ``hold``
+seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ KEYS = 10_000
 EXECUTORS = 3
 #: The first seconds are not counted: connections are made, code is compiled, pages are touched for the first time.
 WARM_UP_S = 3.0
-#: How often sources look for what this process says: with every small batch it would be a good part of what is measured.
+#: Time between two looks of sources for files of the driver. A look with every small batch would be a good part of the
+#: measurement.
 LOOK_S = 0.02
-#: Rates that are tried: the first, and how close to each other those that pass and that fail are at the end.
+#: Rates to try: the first, and the ratio of failed to passed rate at which the search ends.
 FIRST_RATE, CLOSE = 500.0, 1.1
 
 
@@ -71,7 +72,8 @@ def run(
 
 
 def _fastest(at: Any, p99_ms: float) -> tuple[dict[str, Any], Line]:
-    """The highest rate whose 99th percentile is below the bound: twice as fast until one fails, then between the two."""
+    """Search the highest rate whose 99th percentile is below the bound: double the rate until one fails, then try between the
+    two."""
     passed, failed = 0.0, 0.0
     best: tuple[dict[str, Any], Line] | None = None
     rate = FIRST_RATE
@@ -136,12 +138,12 @@ def _measure(
 
 
 def _cpu_s(query: Query) -> float:
-    """Seconds that all workers have computed, as their last heartbeats say."""
+    """Return the CPU seconds of all workers, by their last heartbeats."""
     return sum(float(member.stats.get("cpu_s", 0.0)) for member in query.members().values())
 
 
 def ages(seen: Seen, start: float, end: float) -> dict[str, float]:
-    """Of the rows that were due in this span: each counts with the age of the oldest that arrived with it."""
+    """Compute the ages of rows that were due in this span. Each counts with the age of the oldest row that arrived with it."""
     due = seen.due_between(start, end)
     order = np.argsort(seen.age_ms[due])
     rows = np.cumsum(seen.rows[due][order])
@@ -153,6 +155,6 @@ def ages(seen: Seen, start: float, end: float) -> dict[str, float]:
 
 
 def worked_off_s(seen: Seen, released: float) -> float:
-    """How long after the release the last row arrived that had been held back."""
+    """Return the time after the release at which the last row arrived that had been held back."""
     held = (seen.due > 0) & (seen.due < released)
     return round(float(seen.at[held].max()) - released, 3)

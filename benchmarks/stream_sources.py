@@ -1,7 +1,7 @@
 """Sources in the workers beside other ways to the same rows: files that keep coming beside a reader of a list of files, and a
 Python data source beside ``spark.read.format``.
 
-Both sides take turns; the best of each is compared. Rows are counted at the end against what the source had.
+Both sides take turns; the best of each is compared. Rows are counted at the end and compared with the rows of the source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.data import KEYS, NARROW, reader
 
 #: Rows of 32 bytes: a file has 64 MB.
 FILE_ROWS = 2_000_000
-#: How often a file comes: somewhat more often than they are read.
+#: Time between two files. They come somewhat more often than they are read.
 EVERY_S = 0.05
 PARTITIONS, WAIT_S = 2, 600.0
 #: Rows of a batch of the data source.
@@ -34,7 +34,8 @@ _EACH = 10_000
 
 
 class Measured(NamedTuple):
-    """``ratio`` of rows a second against the other way; rows of all runs together that are lost or came twice."""
+    """Outcome: the ``ratio`` of rows a second over the other way, and the rows of all runs together that are lost or came
+    twice."""
 
     rows_per_s: float
     ratio: float
@@ -48,8 +49,8 @@ class Totals(flux.Aggregate):
 
 
 def files(spark: SparkSession, rows: int, rounds: int, console: Console) -> Measured:
-    """Files of 64 MB that keep coming, into a keyed count and sum, beside a reader that has the list of them. Measured from the
-    first row that is read to the last that is applied."""
+    """Measure files of 64 MB that keep coming, into a keyed count and sum, beside a reader that has the list of them. The time
+    counts from the first row that is read to the last that is applied."""
     count = max(rows // FILE_ROWS, 1)
     with tempfile.TemporaryDirectory(prefix="flux-bench-files-") as folder:
         paths = [_file(Path(folder), number) for number in range(count)]
@@ -97,7 +98,7 @@ def _come(paths: list[str], folder: Path) -> None:
 
 
 def _files_once(spark: SparkSession, source: Any, come: Callable[[], None], total: int) -> tuple[float, int]:
-    """Seconds, and rows that the keyed stage has applied."""
+    """Measure one run: seconds, and rows that the keyed stage has applied."""
     totals: Any = flux.stage(key="key", partitions=32)(Totals)
     query = totals(source).start(
         spark=spark, workers=PARTITIONS, progress_interval="100ms", balance_enabled=False, keep_output=False
@@ -121,7 +122,7 @@ def _files_once(spark: SparkSession, source: Any, come: Callable[[], None], tota
 
 
 class Batches(DataSource):  # type: ignore[misc]
-    """Rows of three columns that are made up quickly, as record batches or, with ``rows``, one by one."""
+    """Data source with rows of three columns that are made up quickly, as record batches or, with ``rows``, one by one."""
 
     @classmethod
     def name(cls) -> str:
@@ -152,8 +153,10 @@ class BatchesReader(DataSourceReader):  # type: ignore[misc]
 
 
 def datasource(spark: SparkSession, count: int, rounds: int, rows: bool, console: Console) -> Measured:
-    """A Python data source into a keyed count and sum, inside the workers and as a DataFrame. ``rows``: it gives rows one by
-    one, and not record batches. With one replica, so that what is common to both costs as little as it can."""
+    """Measure a Python data source into a keyed count and sum, inside the workers and as a DataFrame.
+
+    ``rows``: it gives rows one by one, and not record batches. There is one replica, so that the cost that both sides share is
+    as low as possible."""
     count = max(count // (PARTITIONS * _EACH), 1) * PARTITIONS * _EACH
     spark.dataSource.register(Batches)
     options = {"count": str(count), "rows": str(rows).lower()}

@@ -1,7 +1,7 @@
 """Streams in and out of a query, one case at a time, on this machine.
 
-A case is a function of ``CASES``: it gets the options of the command, runs, and returns its figures. ``lost`` and ``duplicated``
-count rows against what the source had.
+A case is a function of ``CASES``: it gets the options of the command, runs, and returns its figures. ``lost`` and
+``duplicated`` count rows by comparison with the rows of the source.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from benchmarks.timeline import Report
 WAIT_S = 600.0
 #: Micro-batches at the beginning whose latency does not count: Spark's own code is compiled meanwhile.
 WARM_UP = 15
-#: Of runs of both sides in turn, after one that warms up.
+#: Rounds of both sides in turn, after one that warms up.
 ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Asked:
-    """``rows`` of the backlogs, ``seconds`` of the runs that measure latency, ``rate`` of rows a second there."""
+    """The options of the command: ``rows`` of the backlogs, ``seconds`` of the runs that measure latency, and their ``rate`` of
+    rows a second."""
 
     rows: int
     seconds: float
@@ -46,8 +47,9 @@ class Asked:
 
 @dataclass
 class Figures:
-    """``ratio``: of rows per second, or of latency where the case says so, against what it is compared with; ``p50_ms``,
-    ``p99_ms``: of the case's latency; ``p50_whole_ms``: with Spark's own run of the micro-batch."""
+    """The figures of a case. ``ratio`` is that of rows per second, or of latency where the case says so, to the other side;
+    ``p50_ms`` and ``p99_ms`` are of the case's latency; ``p50_whole_ms`` is the median with Spark's own run of the
+    micro-batch."""
 
     case: str
     rows_per_s: float | None = None
@@ -74,10 +76,12 @@ def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def streaming_in(asked: Asked) -> Figures:
-    """A streaming DataFrame into a query. Latency: from the moment when Spark has run a micro-batch to the call of a sink with
-    its last row; negative where the row was there before Spark had finished. With Spark's run of the micro-batch: from the
-    moment when a function of ``foreachBatch`` would be called. Rows per second: a backlog of parquet files in one
-    micro-batch, against the same files as a DataFrame."""
+    """Measure a streaming DataFrame into a query.
+
+    Latency counts from the moment when Spark has run a micro-batch to the call of a sink with its last row; it is negative if
+    the row was there before Spark had finished. With Spark's run of the micro-batch it counts from the moment when a function
+    of ``foreachBatch`` would be called. Rows per second are those of a backlog of parquet files in one micro-batch, against the
+    same files as a DataFrame."""
     with session(1, 4) as spark:
         figures = Figures("in")
         _latency(spark, asked, figures)
@@ -88,7 +92,7 @@ def streaming_in(asked: Asked) -> Figures:
 
 
 def _latency(spark: SparkSession, asked: Asked, figures: Figures) -> None:
-    """Rows are numbered, so the batch of a row follows from the rows of each batch."""
+    """Measure latency. Rows are numbered, so that the batch of a row follows from the rows of each batch."""
     per_batch = max(asked.rate // 5, 1)  # five micro-batches a second, about
     with tempfile.TemporaryDirectory(prefix="flux-bench-streams-") as folder:
         notes = str(Path(folder) / "notes")
@@ -112,7 +116,7 @@ def _latency(spark: SparkSession, asked: Asked, figures: Figures) -> None:
                 ran |= _ran(query)
                 time.sleep(0.5)
             ran |= _ran(query)
-            query._run.streams.stop()  # there is always more, and what Spark has committed is applied
+            query._run.streams.stop()  # there are always more rows, and those that Spark has committed are applied
             query.processAllAvailable(WAIT_S)
         finally:
             query.stop()
@@ -130,8 +134,8 @@ def _latency(spark: SparkSession, asked: Asked, figures: Figures) -> None:
 
 
 def _ran(query: Any) -> dict[int, tuple[float, float]]:
-    """When Spark ran each batch, from when its offsets were written and its plan was made until all its tasks had ended; then it
-    writes that it is committed."""
+    """Return the time of Spark's run of each batch: from the moment when its offsets are written and its plan is made until all
+    its tasks have ended. Its commit is written after that."""
     found = {}
     for running in query._run.streams._running.values():
         for report in running.recentProgress:
@@ -145,7 +149,7 @@ def _ran(query: Any) -> dict[int, tuple[float, float]]:
 
 
 def _noted(folder: Path) -> tuple[dict[int, float], dict[int, int]]:
-    """When the last rows of each batch came, and how many came."""
+    """Return the arrival of the last rows of each batch, and their number."""
     at: dict[int, float] = {}
     counts: dict[int, int] = {}
     for path in folder.iterdir():
@@ -157,7 +161,7 @@ def _noted(folder: Path) -> tuple[dict[int, float], dict[int, int]]:
 
 
 def _backlog(spark: SparkSession, asked: Asked, figures: Figures) -> dict[str, float]:
-    """Rows per second of both, each the better of two runs in turn."""
+    """Measure the rows per second of both sides, each the better of two runs in turn."""
     folder = str(Path(files(NARROW, asked.rows)[0]).parent)
     schema = spark.read.parquet(folder).schema
 
@@ -188,20 +192,21 @@ def _backlog(spark: SparkSession, asked: Asked, figures: Figures) -> dict[str, f
 
 
 def files_that_come(asked: Asked) -> Figures:
-    """Files of 64 MB that keep coming into a folder, into a keyed count, against a reader that has the list of them."""
+    """Measure files of 64 MB that keep coming into a folder, into a keyed count, against a reader that has the list of them."""
     with session(2, 2) as spark:
         return Figures("files", **stream_sources.files(spark, asked.rows, ROUNDS, asked.console)._asdict())
 
 
 def datasource_batches(asked: Asked) -> Figures:
-    """A Python data source that gives record batches, into a keyed count, inside the workers against ``spark.read.format``."""
+    """Measure a Python data source that gives record batches, into a keyed count, inside the workers against
+    ``spark.read.format``."""
     with session(2, 2) as spark:
         found = stream_sources.datasource(spark, asked.rows, ROUNDS, False, asked.console)
         return Figures("datasource", **found._asdict())
 
 
 def datasource_rows(asked: Asked) -> Figures:
-    """The same for one that gives rows one by one, a tenth as many."""
+    """Measure a Python data source that gives rows one by one, a tenth as many."""
     with session(2, 2) as spark:
         found = stream_sources.datasource(spark, asked.rows // 10, ROUNDS, True, asked.console)
         return Figures("datasource-rows", **found._asdict())
@@ -209,13 +214,13 @@ def datasource_rows(asked: Asked) -> Figures:
 
 # ---- all cases
 
-#: By the name of ``--case``. Each is called with what was asked, and makes a session of its own.
+#: Cases by the name of ``--case``. Each is called with the options of the command, and makes a session of its own.
 # ---- Structured Streaming out
 
 
 def streaming_out(asked: Asked) -> Figures:
-    """Output of a query, read by Spark: the age of a row where ``foreachBatch`` has it. ``ratio``: of the median age against that
-    of the same rows from a Python data source without Flux, which is to be small."""
+    """Measure the output of a query, read by Spark: the age of a row in ``foreachBatch``. ``ratio`` is the median age over that
+    of the same rows from a Python data source without Flux; it should be small."""
     total = int(asked.seconds * asked.rate)
     with session(1, 4) as spark:
         runs = [(bare(spark, asked.rate, total), through_flux(spark, asked.rate, total)) for _ in range(2)]
@@ -245,7 +250,7 @@ def session(executors: int, cores: int, **conf: Any) -> Iterator[SparkSession]:
 
 
 def run(cases: list[str], rows: int, seconds: float, rate: int, console: Console) -> Report:
-    """The named cases, or all."""
+    """Run the named cases, or all."""
     asked = Asked(rows, seconds, rate, console)
     found = [CASES[case](asked) for case in cases or CASES]
     wrong = [each.case for each in found if each.lost or each.duplicated]

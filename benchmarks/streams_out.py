@@ -1,7 +1,7 @@
 """The output of a query as a stream of Spark's, beside a Python data source that gives the same rows without Flux.
 
-A row is due at its time, which is in it; its age is taken where a function of ``foreachBatch`` has it. Both streams run one
-after the other in the same session.
+A row carries its due time; its age is taken in a function of ``foreachBatch``. Both streams run one after the other in the same
+session.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PARTITIONS = 2
 ROWS = pa.schema([("number", pa.int64()), ("due", pa.float64())])
 #: Triggers at the beginning that do not count: processes start, and Spark's own code is compiled.
 WARM_UP = 15
-#: How long a stream may take to give what is still to come.
+#: Time for a stream to give the rows that are still to come.
 WAIT_S = 120.0
 
 
 def rows_between(partition: int, first: int, below: int, began: float, rate: int) -> pa.RecordBatch:
-    """Rows of one partition: number n of all is due n / rate after the beginning, and partitions take turns."""
+    """Make rows of one partition: row n of all rows is due n / rate after the beginning, and partitions take turns."""
     numbers = np.arange(first, below, dtype=np.int64) * PARTITIONS + partition
     return pa.record_batch([pa.array(numbers), pa.array(began + numbers / rate)], schema=ROWS)
 
 
 def due_by_now(partition: int, began: float, rate: int, total: int) -> int:
-    """How many rows of a partition are due."""
+    """Count the rows of a partition that are due."""
     return max(min(int((time.time() - began) * rate), total) - partition + PARTITIONS - 1, 0) // PARTITIONS
 
 
@@ -81,14 +81,14 @@ def paced(began: float, rate: int, total: int) -> flux.Source:
                 given = due
             else:
                 yield None
-        while True:  # the output is read, and then the query is stopped
+        while True:  # until the output is read, and the query is stopped
             yield None
 
     return flux.source(read, schema=ROWS, partitions=PARTITIONS, name="paced")
 
 
 class Seen:
-    """What has come: ages by trigger, and how often each number."""
+    """The rows that have come: ages by trigger, and the number of times of each row."""
 
     def __init__(self, total: int) -> None:
         self.ages: list[np.ndarray] = []
@@ -126,7 +126,7 @@ def _read(frame: Any, total: int) -> Seen:
     running = frame.writeStream.foreachBatch(seen.take).start()
     batches, end = 0, time.monotonic() + WAIT_S
     try:
-        while not seen.times.all() and time.monotonic() < end:  # what is missing then is lost
+        while not seen.times.all() and time.monotonic() < end:  # rows that are missing then are lost
             if not running.isActive:
                 raise RuntimeError(f"the stream has ended: {running.exception()}")
             if len(seen.ages) > batches:

@@ -1,9 +1,9 @@
-"""What each recovery technique costs without faults, and what it gives when an executor is killed: one table in one run.
+"""Costs of each recovery technique without faults, and its gain when an executor is killed: one table in one run.
 
 Every technique protects the same keyed count; in the last rows of the table, a stage without state before it, which passes rows
-on. The rates are those of a finite input that workers read, one technique after the other in several rounds. Latencies and faults
-are those of rows at a steady rate. What comes behind is protected by active replicas in each row of the table, so that only
-the technique differs.
+on. The rates are those of a finite input that workers read, one technique after the other in several rounds. Latencies and
+faults are those of rows at a steady rate. The stages behind are protected by active replicas in each row of the table, so that
+only the technique differs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from benchmarks import data, failover, session, throughput
 from benchmarks.timeline import Line, Report
 
 PARTITIONS, WORKERS, KEYS = 8, 3, 1_000_000
-#: Of what every technique is measured against.
+#: The technique against which all others are measured.
 NONE = "none"
 STATELESS = "stateless: none"
-#: Part of the highest rate at which executors are killed, too.
+#: Part of the highest rate at which executors are killed as well.
 LOADED = 0.6
 FLUSHES, FLUSHED_BYTES = 200, 4096
 
 
 @dataclass(frozen=True)
 class Technique:
-    """``interval_s`` between two checkpoints. ``durable``: with a checkpoint location, a new one for each run. ``passed``: it
-    protects a stage without state, which passes rows on to the count; ``against``: what its rate is compared with."""
+    """One technique.
+
+    ``interval_s`` is the time between two checkpoints. ``durable``: with a checkpoint location, a new one for each run.
+    ``passed``: it protects a stage without state, which passes rows on to the count. ``against`` is the technique with which
+    its rate is compared."""
 
     name: str
     replicas: int
@@ -48,12 +51,12 @@ class Technique:
 
     @property
     def survives(self) -> bool:
-        """The loss of an executor."""
+        """The query survives the loss of an executor."""
         return self.replicas > 1 or self.durable
 
     @property
     def protects(self) -> dict[str, Any]:
-        """What, as ``failover.flow`` takes it."""
+        """The protected stage, as an argument of ``failover.flow``."""
         return {"passed" if self.passed else "counts": (self.replicas, self.recovery)}
 
     @contextmanager
@@ -79,8 +82,8 @@ def techniques(intervals: list[float]) -> list[Technique]:
 
 
 def run(rows: int, rate: int, rounds: int, times: int, intervals: list[float], peer: bool, console: Console) -> Report:
-    """``rows`` of each run at full speed; ``rate`` of the steady runs, in rows per second; ``times``: executors killed in each of
-    these; ``intervals`` between checkpoints, in seconds."""
+    """Run the benchmark: ``rows`` of each run at full speed; ``rate`` of the steady runs, in rows per second; ``times``
+    executors killed in each of these; ``intervals`` between checkpoints, in seconds."""
     spark, startup = session.start(
         WORKERS, 2, 2048, idle_jvm=not peer,
         **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"},
@@ -110,7 +113,7 @@ def run(rows: int, rate: int, rounds: int, times: int, intervals: list[float], p
 def _rates(
     spark: SparkSession, chosen: list[Technique], rows: int, rounds: int, console: Console
 ) -> dict[str, dict[str, float]]:
-    """Medians over the rounds; each technique comes first, second and last in turn."""
+    """Measure rates: medians over the rounds. Each technique comes first, second and last in turn."""
     paths = data.files(data.NARROW, rows)
     quiet = Console(quiet=True)
     throughput.measure(spark, data.NARROW, paths[:4], 4 * data.ROWS_PER_FILE, "worker", WORKERS, PARTITIONS, quiet)
@@ -146,14 +149,14 @@ def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _loopback_bytes() -> int:
-    """Everything that goes from process to process on this machine, so heartbeats and the collected output too."""
+    """Count the bytes from process to process on this machine, including heartbeats and the collected output."""
     return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
 
 
 def _steady(
     spark: SparkSession, each: Technique, rate: int, times: int, console: Console
 ) -> tuple[dict[str, Any], Line]:
-    """Without a replica the query would not survive a fault."""
+    """Measure a technique at a steady rate. Without a replica the query would not survive a fault, so there is none."""
     console.print(f"{rate:,} rows/s, {each.name}")
     with each.options() as options:
         return failover.measure(
@@ -163,7 +166,7 @@ def _steady(
 
 
 def _loaded(spark: SparkSession, each: Technique, times: int, console: Console) -> dict[str, Any]:
-    """Faults at a part of the rate that the same rows reach with this technique when they come as fast as they go."""
+    """Measure faults at a part of the rate that the same rows reach with this technique at full speed."""
     with each.options() as options:
         rate, exact = failover.saturated(spark, 2, PARTITIONS, keys=KEYS, **each.protects, **options)
     console.print(f"{rate:,.0f} rows/s at most, {LOADED:.0%} of it now, {each.name}")
@@ -177,7 +180,7 @@ def _loaded(spark: SparkSession, each: Technique, times: int, console: Console) 
 
 
 def fdatasync_ms() -> float:
-    """Median of one flush where the checkpoint locations are: what an answer of the disk waits for at least."""
+    """Measure the median of one flush in the folder of the checkpoint locations: the least wait for an answer of the disk."""
     took = []
     with tempfile.TemporaryFile(prefix="flux-bench-") as file:
         for _ in range(FLUSHES):
@@ -189,7 +192,7 @@ def fdatasync_ms() -> float:
 
 
 def why_failed(rows: list[dict[str, Any]]) -> str | None:
-    """None: nothing was lost or doubled."""
+    """Return the reason why the run counts as failed; None: no row was lost or duplicated."""
     for row in rows:
         if row["lost"] or row["duplicated"]:
             return f"{row['technique']}: {row['lost']} rows lost, {row['duplicated']} duplicated, 0 are allowed"
@@ -203,7 +206,7 @@ def _row(
     steady: dict[str, Any],
     loaded: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """``caught_up_s`` at the given rate, ``loaded_caught_up_s`` at ``loaded_rows_per_s``."""
+    """Make a row of the table: ``caught_up_s`` is at the given rate, ``loaded_caught_up_s`` at ``loaded_rows_per_s``."""
     most = None if loaded is None else loaded["saturated_rows_per_s"]
     return {
         "technique": each.name,

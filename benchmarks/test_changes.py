@@ -1,8 +1,9 @@
-"""What a checkpoint of changes costs its partition, against a whole one: bytes, and how long the partition stands still.
+"""Cost of a checkpoint of changes for its partition, against a whole one: bytes, and the time for which the partition stands
+still. ``pytest benchmarks/test_changes.py``.
 
-``pytest benchmarks/test_changes.py``. A keyed count of 64 MiB (4 Mi keys), of which a share changes between two checkpoints, at
-keys drawn at random. The stall is what the primary measures, from the step boundary to the moment at which it may go on; bytes
-are made by a thread of their own, as in a worker.
+A keyed count of 64 MiB (4 Mi keys), of which a share changes between two checkpoints, at keys drawn at random. The stall is
+measured by the primary, from the step boundary to the moment at which it may go on; bytes are made by a thread of their own, as
+in a worker.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from partitioning.table import ReplicaAt
 KEY = PartitionKey(0, 0)
 STANDBY_AT, LIFE = 1, 7
 STATE_BYTES = 64 << 20
-#: Of a key and its count.
+#: Size of a key and its count.
 SLOT_BYTES = 16
 KEYS = STATE_BYTES // SLOT_BYTES
 BATCH_ROWS = 1 << 16
@@ -53,7 +54,7 @@ class Host:
 
 
 class Primary:
-    """Of one partition with a standby, that has whatever it is sent."""
+    """The primary of one partition with a standby, which has every checkpoint that is sent."""
 
     def __init__(self) -> None:
         stage = StagePlan(0, "count", 1, 2, ("k",), Count, (SCHEMA,), None, (0,), (), recovery=STANDBY)
@@ -79,7 +80,7 @@ class Primary:
             self.process(keys[start : start + BATCH_ROWS])
 
     def checkpoint(self) -> float:
-        """Seconds for which the partition has stood still."""
+        """Take a checkpoint. Return the seconds for which the partition has stood still."""
         self.transfers.checkpoint(KEY, STANDBY_AT)
         while self.transfers.under_way(KEY, STANDBY_AT):
             effects = list(self.transfers.poll(0.0))

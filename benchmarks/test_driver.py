@@ -1,8 +1,9 @@
-"""What a large query costs the controller's thread: 25 stages of 4,096 partitions, two replicas of each, a hundred workers.
+"""Cost of a large query for the controller's thread: 25 stages of 4,096 partitions, two replicas of each, a hundred workers.
+``pytest benchmarks/test_driver.py``.
 
-``pytest benchmarks/test_driver.py``. While it answers a person, or makes a progress report, this thread hears no
-heartbeat and decides nothing. A report of progress and a look at the metrics come every second, a round of balance too,
-heartbeats ten times a second from every worker. Times are CPU times of the thread.
+While it answers a person, or makes a progress report, this thread hears no heartbeat and decides nothing. A report of progress
+and a look at the metrics come every second, and so does a round of balance; heartbeats come ten times a second from every
+worker. Times are CPU times of the thread.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
 WORKERS, STAGES, PARTITIONS = 100, 25, 4096
-#: Nobody is given up while time is made to pass.
+#: No worker is given up while time is made to pass.
 PATIENT = Settings.of({f"spark.flux.heartbeat.{limit}": "1h" for limit in ("timeout", "lastReplicaTimeout")})
 
 
 class LargeQuery:
-    """A controller with its reports, and workers that are no more than their heartbeats."""
+    """A controller with its reports, and workers that only send heartbeats."""
 
     def __init__(self, workers: int = WORKERS, stages: int = STAGES, partitions: int = PARTITIONS) -> None:
         flow: Any = DataFrameSource("rows", pa.schema([("x", pa.int64())]))
@@ -76,7 +77,7 @@ class LargeQuery:
                 self.confirm(self.core.on_report(effect.connection, seen, self.now))
 
     def _hosted(self) -> dict[int, list[tuple[PartitionKey, int, bool]]]:
-        """Of each worker: its replicas, with incarnation, and whether they are primaries."""
+        """List the replicas of each worker, with incarnation and whether they are primaries."""
         hosted: dict[int, list[tuple[PartitionKey, int, bool]]] = {worker: [] for worker in self.table.endpoints}
         for stage, rows in enumerate(self.table.stages):
             for partition, replicas in enumerate(rows):
@@ -87,7 +88,7 @@ class LargeQuery:
     # ---- heartbeats
 
     def heartbeat(self, worker: int, load: bool) -> bytes:
-        """One with all that a busy worker has to say."""
+        """Make a heartbeat with all statistics of a busy worker."""
         self.beats += 1
         rows, mine = self.beats * 1000, self.hosted[worker]
         of_stages: list[list[PrimaryRows]] = [[] for _ in self.plan.stages]
@@ -111,7 +112,7 @@ class LargeQuery:
     # ---- reports
 
     def report(self) -> None:
-        """As ``Server`` does every second."""
+        """Make a report as ``Server`` does every second."""
         core = self.core
         made = self.progress.make(core.members, core.inputs.total, self.table.epoch, self.now, self.now)
         self.reported = made | core.report()

@@ -60,7 +60,7 @@ def test_count_and_sum_over_16_384_keys(benchmark: Any, name: str, rows: int, mo
 
 
 def test_new_keys(benchmark: Any) -> None:
-    """Every key is new: inserting and doubling included."""
+    """Look up new keys only: inserting and doubling included."""
     column = pa.array(np.arange(ROWS))
     field = pa.field("key", pa.int64())
     benchmark.pedantic(lambda: KeyIndex([field]).slots([column]), rounds=20, warmup_rounds=2)

@@ -1,5 +1,6 @@
-"""What planning costs the controller with 1,000 workers, 100,000 partitions and two copies of each:
-pytest benchmarks/test_planning.py."""
+"""Cost of planning for the controller with 1,000 workers, 100,000 partitions and two replicas of each: pytest
+benchmarks/test_planning.py.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ WORKERS, STAGES, PARTITIONS, LOST = 1_000, 25, 4_000, 10
 
 
 class Large:
-    """Stages of 4,000 partitions, and as many executors as workers."""
+    """A query with stages of 4,000 partitions, and as many executors as workers."""
 
     overloaded = range(0, WORKERS, 50)
 
@@ -43,7 +44,7 @@ class Large:
         return self.placement.first_table(self.plan, dict.fromkeys(range(WORKERS), ""))
 
     def plan_for_losses(self) -> tuple[Table, list[WantedAddition]]:
-        """Ten workers, none of which holds both copies of a partition with another, and all that must be added then."""
+        """Lose ten workers, of which no two hold both replicas of a partition, and plan all additions after that."""
         table = self.table
         for worker in range(0, WORKERS, WORKERS // LOST):
             table, orphans = without_worker(table, worker, lambda stage, partition, replica: replica.live, [1])
@@ -56,7 +57,7 @@ class Large:
         return list(counts.values())
 
     def loads(self) -> Loads:
-        """Every worker has its share but the overloaded, which have twice as much."""
+        """Make loads: every worker has its share, but the overloaded have twice as much."""
         busy = np.random.default_rng(1).uniform(0.8, 1.2, WORKERS * 200) * 0.4 / 200
         busy = busy.tolist()
         replicas = [

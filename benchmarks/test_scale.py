@@ -1,8 +1,8 @@
-"""What a worker pays for the size of its cluster, two stages of two replicas on a hundred workers, and what the loss of one
-worker costs the controller.
+"""Cost of the size of a cluster for a worker, with two stages of two replicas on a hundred workers, and cost of the loss of one
+worker for the controller. ``pytest benchmarks/test_scale.py``.
 
-``pytest benchmarks/test_scale.py``. An epoch is counted from the frame that comes from the controller to the greetings that
-follow from it; an ack is that of a neighbour who has applied one more batch.
+An epoch is counted from the frame of the controller to the greetings that follow from it; an ack is that of a neighbour that
+has applied one more batch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def table_of(plan: Plan, workers: int) -> Table:
 
 
 class OneWorker:
-    """Worker 0, by the frames that come to it."""
+    """Worker 0, driven by the frames that come to it."""
 
     def __init__(self, workers: int, partitions: int) -> None:
         self.plan = plan_of(partitions)
@@ -69,7 +69,7 @@ class OneWorker:
         self.now = 0.0
 
     def hear(self, frame: bytes) -> int:
-        """How many effects follow."""
+        """Receive a frame. Return the number of effects."""
         self.now += 0.001
         command = decode_command(frame)
         assert isinstance(command, NewTable | TableChanged)
@@ -82,7 +82,8 @@ class OneWorker:
         return encode(NewTable(table=self.table, complete={}))
 
     def next_table(self, worker: int) -> bytes:
-        """Another replica for a partition of the second stage, which none of this worker's streams can do without."""
+        """Make a table with another replica for a partition of the second stage, which every stream of this worker has to
+        serve."""
         before = self.table
         self.table = retain(before, 1, before.epoch % len(before.stages[1]), worker)
         return encode(TableChanged(change=change_between(before, self.table)))
@@ -119,7 +120,7 @@ def test_first_table_and_its_memory(benchmark: Any, workers: int, partitions: in
 @pytest.mark.parametrize(("workers", "partitions"), SIZES)
 @pytest.mark.benchmark(group="one ack")
 def test_ack(benchmark: Any, workers: int, partitions: int) -> None:
-    """Of one neighbour at a time, each for one more batch; every eighth partition there has still to apply it."""
+    """Measure acks of one neighbour at a time, each for one more batch; every eighth partition there has still to apply it."""
     one = OneWorker(workers, partitions)
     one.hear(one.first_table())
     producer = next(p for p in one.core.producers.values() if p.stream.edge == 1)

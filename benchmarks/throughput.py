@@ -1,8 +1,8 @@
 """Keyed count and sum over parquet files, in Flux and in Spark Structured Streaming, side by side in one run.
 
-Both read the same files from the first row to the last result; the peer may read a part of them, because it is
-slower and its rate does not depend on how much there is. Both run a warm-up query first; start-up (workers, query
-planning) is reported apart. The answer of Flux is compared with one computed by Spark's batch engine.
+Both read the same files from the first row to the last result; the peer may read a part of them, because it is slower and its
+rate does not depend on the number of rows. Both run a warm-up query first; start-up (workers, query planning) is reported
+separately. The answer of Flux is compared with one computed by Spark's batch engine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from spark_integration.start import start_query
 
 #: Rows that the peer reads at most.
 PEER_ROWS = 5_000_000
-#: Of runs with and without replicas, unless told otherwise: a single run varies by a tenth.
+#: Runs with and without replicas, unless given: a single run varies by a tenth.
 ROUNDS = 10
 #: Files that both sides read once before they are measured.
 WARM_UP_FILES = 10
-#: Best of 1, 2, 4, 8 and 200 on two cores.
+#: The best of 1, 2, 4, 8 and 200 on two cores.
 PEER_SHUFFLE_PARTITIONS = 2
 
 
@@ -53,9 +53,11 @@ def run(
     rounds: int | None = None,
     **options: Any,
 ) -> Report:
-    """``replicas`` above 1 is measured against one copy, and against as many copies that are not kept in order. ``rounds``: runs,
-    in turn with those of the other copies, and then as many of the peer; medians count, and
-    the last run is drawn."""
+    """Run the benchmark.
+
+    ``replicas`` above 1 are measured against one replica, and against as many replicas that are not kept in order. ``rounds``
+    is the number of runs, in turn with those of the other replicas, and then as many of the peer; medians count, and the last
+    run is drawn."""
     shape = data.SHAPES[shape_name]
     console.print(f"writing or finding {rows:,} rows ({shape.name})")
     paths = data.files(shape, rows)
@@ -80,7 +82,7 @@ def run(
                 spark, shape, paths, rows, source, workers, partitions, console, replicas, rounds or ROUNDS, options
             )
         if peer:
-            # Not in turn: what it leaves in the heap of the executors may slow the runs that come after it.
+            # Not in turn, because garbage in the heap of the executors may slow the runs that come after the peer.
             peer_runs = [measure_peer(spark, shape, paths, rows, console) for _ in range(rounds or 1)]
             result |= _median(peer_runs, "peer_rows_per_s")
             result["ratio"] = round(result["rows_per_s"] / result["peer_rows_per_s"], 2)
@@ -90,7 +92,7 @@ def run(
 
 
 def _median(runs: list[dict[str, Any]], rate: str) -> dict[str, Any]:
-    """What was measured in the run whose rate is the median, the lower one of two; where there are several, all rates too."""
+    """Return the figures of the run whose rate is the median, the lower one of two; of several runs, all rates as well."""
     ordered = sorted(runs, key=lambda run: run[rate])
     several = {f"{rate}_each": [run[rate] for run in runs]} if len(runs) > 1 else {}
     return ordered[(len(ordered) - 1) // 2] | several
@@ -109,8 +111,8 @@ def _replicated(
     rounds: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Rates with one replica, with several, and with several that are not kept in order, interleaved; medians. Each
-    kind runs first, second and last equally often, because a run finds the memory and caches that the run before has
+    """Measure rates with one replica, with several, and with several that are not kept in order, interleaved; medians count.
+    Each kind runs first, second and last equally often, because a run finds the memory and caches that the run before has
     left."""
     kinds = [("one", 1, True), ("replicas", replicas, True), ("unordered", replicas, False)]
     rates: dict[str, list[float]] = {name: [] for name, _, _ in kinds}
@@ -134,7 +136,7 @@ def _replicated(
 
 
 def pass_on(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A stage without state."""
+    """Pass rows on: a stage without state."""
     return batch
 
 
@@ -153,8 +155,10 @@ def measure(
     passed: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """One run of the flow; raises if its answer is wrong. Its progress is appended to ``reports``. ``passed``: the replicas are
-    those of a stage without state that passes rows on to the totals, which have one of each partition."""
+    """Run the flow once; raise if its answer is wrong. Its progress is appended to ``reports``.
+
+    ``passed``: the replicas are those of a stage without state that passes rows on to the totals, which have one of each
+    partition."""
     protected = flux.stage(key=shape.key, partitions=partitions, replicas=replicas, recovery=recovery)
     alone = flux.stage(key=shape.key, partitions=partitions)
     totals = (alone if passed else protected)(Totals)
@@ -212,13 +216,13 @@ def check(spark: SparkSession, result: DataFrame, shape: data.Shape, paths: tupl
 
 @lru_cache(maxsize=4)
 def batch_answer(spark: SparkSession, shape: data.Shape, paths: tuple[str, ...]) -> Row:
-    """Digest of the groups, computed once for all runs over the same files."""
+    """Compute a digest of the groups, once for all runs over the same files."""
     rows = spark.read.parquet(*paths)
     return _digest(rows.groupBy(shape.key).agg(F.count("*").alias("n"), F.sum("value").alias("total")))
 
 
 def _digest(groups: DataFrame) -> Row:
-    """Their number, and the sum of their hashes."""
+    """Return the number of groups, and the sum of their hashes."""
     row = F.xxhash64(F.struct("*")).cast("decimal(38,0)")
     digest = groups.agg(F.count("*"), F.sum(row)).first()
     assert digest is not None
@@ -228,7 +232,7 @@ def _digest(groups: DataFrame) -> Row:
 def measure_peer(
     spark: SparkSession, shape: data.Shape, paths: list[str], rows: int, console: Console
 ) -> dict[str, Any]:
-    """Spark Structured Streaming over the same files or a part of them, after a warm-up query over one file."""
+    """Measure Spark Structured Streaming over the same files or a part of them, after a warm-up query over one file."""
     count = max(1, min(len(paths), PEER_ROWS // data.ROWS_PER_FILE))
     peer_rows = rows if count == len(paths) else count * data.ROWS_PER_FILE
     console.print(f"the peer: Spark Structured Streaming, available-now, {peer_rows:,} rows")
@@ -251,7 +255,7 @@ def measure_peer(
 
 
 def _stream(spark: SparkSession, shape: data.Shape, paths: list[str]) -> float:
-    """Seconds that the micro-batches took to execute: without planning and without writing offsets."""
+    """Measure the seconds in which the micro-batches were executed: without planning and without writing offsets."""
     folder = tempfile.mkdtemp(prefix="flux-bench-peer-")
     try:
         stream = spark.readStream.schema(spark.read.parquet(paths[0]).schema).parquet(_linked(paths, folder))
@@ -270,7 +274,7 @@ def _stream(spark: SparkSession, shape: data.Shape, paths: list[str]) -> float:
 
 
 def _linked(paths: list[str], folder: str) -> str:
-    """A folder with just these files, which a file stream wants."""
+    """Make a folder with just these files, which a file stream needs."""
     import os
 
     os.mkdir(f"{folder}/in")

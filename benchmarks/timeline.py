@@ -16,13 +16,13 @@ from flux.errors import UsageError
 
 #: Width of one point of the plots.
 BIN_S = 0.1
-#: Of a picture, in inches, and dots per inch.
+#: Size of a picture in inches, and dots per inch.
 SIZE, DPI = (11, 6), 110
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened, from ``start`` to ``end`` (the same: at once)."""
+    """An event, from ``start`` to ``end``; they are equal if it takes no time."""
 
     start: float
     end: float
@@ -31,7 +31,7 @@ class Mark:
 
 @dataclass
 class Line:
-    """One run. ``at`` in seconds since the epoch; latencies in milliseconds, NaN where nothing came."""
+    """The line of one run. ``at`` is in seconds since the epoch; latencies are in milliseconds, NaN for times without rows."""
 
     name: str
     at: np.ndarray
@@ -42,8 +42,8 @@ class Line:
 
 @dataclass
 class Report:
-    """``figures``: to be printed; ``lines``: to be drawn, each from its own beginning; ``failed``: why the command ends
-    with an error after it has printed them; ``picture``: draws something else than lines over time."""
+    """The outcome of a benchmark. ``figures`` are printed; ``lines`` are drawn, each from its own beginning; ``failed`` is the
+    reason why the command ends with an error after it has printed them; ``picture`` draws something else than lines over time."""
 
     figures: dict[str, Any]
     lines: list[Line] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Report:
 
 
 def of_arrivals(name: str, seen: Seen, marks: Iterable[Mark], start: float, end: float) -> Line:
-    """Rows per second and the highest latency in each tenth of a second."""
+    """Make a line of rows per second and the highest latency in each tenth of a second."""
     edges = np.arange(start, max(end, start + BIN_S) + BIN_S, BIN_S)
     rows, _ = np.histogram(seen.at, edges, weights=seen.rows)
     age = np.full(len(edges) - 1, np.nan)
@@ -64,7 +64,7 @@ def of_arrivals(name: str, seen: Seen, marks: Iterable[Mark], start: float, end:
 
 
 def of_progress(name: str, reports: Iterable[Mapping[str, Any]], stage: int) -> Line:
-    """From the progress reports of a query: rows that a stage applied per second, and the 99th percentile of the
+    """Make a line from the progress reports of a query: rows that a stage applied per second, and the 99th percentile of the
     latency of its last steps."""
     points = [
         (
@@ -79,7 +79,7 @@ def of_progress(name: str, reports: Iterable[Mapping[str, Any]], stage: int) -> 
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """``<benchmark>.json`` and ``<benchmark>.png`` in this folder, which is made if need be."""
+    """Write ``<benchmark>.json`` and ``<benchmark>.png`` to this folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / f"{report.figures['benchmark']}.json"
     figures.write_text(json.dumps(report.figures, indent=2) + "\n")
@@ -94,7 +94,7 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def require_plots() -> None:
-    """Before a benchmark runs for minutes. UsageError if there is nothing to draw with."""
+    """Check for the plotting library before a benchmark runs for minutes. UsageError: it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,10 +1,9 @@
-"""A cluster of any size on one thread: the real controller, a few real workers, and others that are what they would say.
+"""A cluster of any size on one thread: the real controller, a few real workers, and simulated ones that only answer.
 
-Every message to and from the controller is made and read by the real encoders and counted, for all workers. Those that are not
-real confirm tables, report loads and say of their copies that they have arrived, at once. A real worker follows every table
-and greets all others, who answer; no rows flow, and states are empty, so that what is left is what the cluster itself costs.
-
-CPU time is that of the state machines and encoders, measured here, and that of the sockets by a model (``SocketCost``).
+Every message to and from the controller is made and read by the real encoders and counted, for all workers. Simulated workers
+confirm tables, report loads and report that their replicas have arrived, at once. A real worker follows every table and greets
+all others, which answer; no rows flow, and states are empty, so that only the costs of the cluster itself remain. CPU time is
+that of the state machines and encoders, measured here, and that of the sockets by a model (``SocketCost``).
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ from flux.wire.messages import Hello, Needed, Resume
 from partitioning.table import Table
 
 SCHEMA = pa.schema([("k", pa.int64())])
-#: Nobody is given up while time is made to pass.
+#: No worker is given up while time is made to pass.
 SETTINGS = Settings.of(
     {f"spark.flux.heartbeat.{limit}": "1h" for limit in ("timeout", "lastReplicaTimeout")}
     | {"spark.flux.balance.enabled": "false"}
 )
-#: Of the network, one way; and how often the controller looks for work at the least.
+#: Latency of the network, one way; and the longest time between two looks of the controller for work.
 LATENCY_S, TICK_S = 0.0005, 0.01
-#: Messages that the model of sockets is fitted to: many small ones, and fewer large ones.
+#: Messages to which the model of sockets is fitted: many small ones, and fewer large ones.
 SMALL, LARGE = (2000, 100), (200, 200_000)
 
 
@@ -63,7 +62,7 @@ class Counts(flux.Aggregate):
 
 @dataclass
 class Spent:
-    """CPU seconds of a process, and what it has sent and received."""
+    """CPU seconds of a process, and its sent and received bytes."""
 
     cpu_s: float = 0.0
     messages: int = 0
@@ -98,13 +97,13 @@ class SocketCost:
 
     @classmethod
     def calibrated(cls) -> SocketCost:
-        """Of this machine: messages over loopback, half of the CPU time of the process for each end."""
+        """Measure the cost on this machine: messages over loopback, half of the CPU time of the process for each end."""
         (few, short), (many, long) = ((_message_s(*sizes), sizes[1]) for sizes in (SMALL, LARGE))
         byte_s = max(many - few, 0.0) / (long - short)
         return cls(few, byte_s)
 
     def of(self, spent: Spent) -> float:
-        """CPU seconds with the sockets."""
+        """Compute CPU seconds, including the sockets."""
         return spent.cpu_s + spent.messages * self.message_s + spent.bytes * self.byte_s
 
 
@@ -131,7 +130,7 @@ def _message_s(count: int, size: int) -> float:
 
 
 class RealWorker:
-    """One worker, by the frames that come to it from the controller."""
+    """A real worker, driven by the frames of the controller."""
 
     def __init__(self, plan: Plan, worker: int, workers: int) -> None:
         self.worker = worker
@@ -141,7 +140,7 @@ class RealWorker:
         self._now = 0.0
 
     def hear(self, frame: bytes, hosts: Callable[[int, int], list[int]]) -> None:
-        """A table. ``hosts``: partitions of a stage on a worker."""
+        """Receive a table. ``hosts`` gives the partitions of a stage on a worker."""
         self._now += 0.001
         with self.spent.timed():
             self.spent.receives(len(frame))
@@ -153,7 +152,7 @@ class RealWorker:
         self._answered(self._turn(), hosts)
 
     def _turn(self) -> list[ToWorker]:
-        """The greetings among what it sends."""
+        """Return the greetings among the messages that it sends."""
         greetings = []
         with self.spent.timed():
             for effect in self.core.poll(self._now):
@@ -177,7 +176,7 @@ class RealWorker:
             self._turn()
 
     def producer(self) -> Producer:
-        """One whose stream the other stage reads."""
+        """Return a producer whose stream the other stage reads."""
         return next(producer for producer in self.core.producers.values() if producer.stream.edge == 1)
 
     def heartbeat(self) -> bytes:
@@ -191,8 +190,10 @@ class RealWorker:
 
 @dataclass
 class VirtualCluster:
-    """Two stages of two replicas. ``real``: workers with the highest numbers, as many as asked for; repairs are made on the
-    others. ``out``: what the controller spends on the table after each loss."""
+    """A cluster with two stages of two replicas.
+
+    ``real`` are the workers with the highest numbers, as many as asked for; repairs are made on the others. ``out`` is the
+    spending of the controller on the table after each loss."""
 
     workers: int
     partitions: int
@@ -212,7 +213,7 @@ class VirtualCluster:
         first = self.workers - self.real_workers
         self.real = {w: RealWorker(self.plan, w, self.workers) for w in range(first, self.workers)}
         self._out: deque[tuple[int, FromController, bytes]] = deque()
-        self._coming: list[CopyState] = []  # copies that have arrived, and are to be made live
+        self._coming: list[CopyState] = []  # copies of state that have arrived, and whose replicas are to be made live
         self._hosted: dict[int, dict[int, list[int]]] = {}
         for worker in range(self.workers):
             about = Register(
@@ -232,7 +233,7 @@ class VirtualCluster:
     # ---- the network
 
     def report(self, worker: int, message: Any) -> None:
-        """From a worker to the controller."""
+        """Bring a message from a worker to the controller."""
         frame = message if isinstance(message, bytes) else encode(message)
         self.to_worker[worker] += len(frame)
         with self.driver.timed():
@@ -241,7 +242,7 @@ class VirtualCluster:
         self.tell(effects)
 
     def tell(self, effects: list[Tell]) -> None:
-        """As ``Server`` does: what goes to everybody is encoded once."""
+        """Send messages as ``Server`` does: a message to all is encoded once."""
         frames: dict[int, bytes] = {}
         with self.driver.timed():
             for effect in effects:
@@ -253,7 +254,7 @@ class VirtualCluster:
                 self._out.append((effect.connection, effect.command, frame))
 
     def settle(self) -> None:
-        """Until no message is under way."""
+        """Run until no message is under way."""
         while self._out:
             self.now += LATENCY_S
             arrived, self._out = self._out, deque()
@@ -276,7 +277,7 @@ class VirtualCluster:
             self._caught_up(command, safe=False)
 
     def _make_live(self) -> None:
-        """A replica that is live has all that is committed, because there are no rows."""
+        """Make replicas live. A live replica has everything committed, because there are no rows."""
         coming, self._coming = self._coming, []
         for command in coming:
             replicas = self.table.replicas(command.stage, command.partition)
@@ -292,7 +293,7 @@ class VirtualCluster:
         self.report(primary, ReplicaCaughtUp(node=primary, safe=safe, **about))
 
     def hosts(self, stage: int, worker: int) -> list[int]:
-        """Partitions of a stage that a worker had in the first table."""
+        """Return the partitions of a stage that a worker had in the first table."""
         if stage not in self._hosted:
             found: dict[int, list[int]] = {}
             for partition, replicas in enumerate(self.table.stages[stage]):
@@ -304,7 +305,7 @@ class VirtualCluster:
     # ---- what happens
 
     def lose(self, workers: list[int]) -> None:
-        """Their lifelines close."""
+        """Lose workers, whose lifelines close."""
         for worker in workers:
             before = Spent(self.driver.cpu_s, self.driver.messages, self.driver.sent)
             with self.driver.timed():
@@ -315,7 +316,7 @@ class VirtualCluster:
         self.settle()
 
     def repair(self, limit_s: float = 600.0) -> None:
-        """Until every partition has its replicas again."""
+        """Run until every partition has its replicas again."""
         end = self.now + limit_s
         while self.core.repairs.under_way or any(self.core.repairs.low(self.table)):
             assert self.now < end, "repairs do not come to an end"

@@ -1,1 +1,1 @@
-"""``flux bench kafka``: a running count per key, from a topic to a topic, in Flux and in others beside it."""
+"""``flux bench kafka``: a running count per key, from a topic to a topic, in Flux and in its peers."""

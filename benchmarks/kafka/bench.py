@@ -1,9 +1,10 @@
-"""Latency of a running count per key from a topic to a topic, what a killed executor costs, and how fast a backlog is worked off.
+"""A running count per key from a topic to a topic: latency, the cost of a killed executor, and the rate of working off a
+backlog.
 
 Each run has two new topics on a broker that is started for the benchmark: paced rows go into one of them, and records come out
-in the other, whose times the broker gives. Broker, load and query share the machine, so the cores that each uses are told as
-well. The broker is warm before the first is measured, and each warms up for the same time. After the run another client reads
-both topics, and every record of the output is compared with what the input alone gives. What is run beside Flux gets the same
+in the other, with times that the broker gives. Broker, load and query share the machine, so the cores that each uses are
+reported as well. The broker is warm before the first run, and each system warms up for the same time. After the run another
+client reads both topics, and every record of the output is compared with the result of the input alone. Each peer gets the same
 load on the same broker, one after the other.
 """
 
@@ -40,23 +41,23 @@ from flux.kafka.producing import ProducerClient
 from flux.kafka.security import Security
 from spark_integration.query import Query
 
-#: Load before anything is measured, the same for all; JVMs compile that long.
+#: Load before the measurement, the same for all systems; JVMs compile during this time.
 WARM_UP_S = 20.0
-#: At most, until a broker compiles no more.
+#: Longest time until a broker stops compiling.
 BROKER_WARM_UP_S = 90.0
-#: How long the output may stand still behind the end of the load before it counts as the end of the output. Where rows share
-#: records, nobody knows how many are to come, and batches may take seconds; who comes back after a fault needs longer.
+#: For this time the output must stand still after the end of the load to count as complete. If rows share records, the number
+#: of records is not known, and batches may take seconds. Recovery after a fault takes longer still.
 STILL_S, STILL_SHARED_S, STILL_AFTER_FAULT_S = 4.0, 12.0, 25.0
 WORKERS, WORKERS_WITH_FAULT = 2, 3
 START_S, LOAD_EXTRA_S, BACKLOG_S = 120.0, 30.0, 300.0
-#: How long a broker that was named may take to answer.
+#: Time for a broker given by name to answer.
 REACHED_S = 15.0
 FAULT = "kill-executor"
 
 
 @dataclass
 class Run:
-    """One run of somebody: what was measured, and the picture of it; None where there is nothing to draw."""
+    """One run of one system: its figures, and its picture; None: there is nothing to draw."""
 
     figures: dict[str, Any]
     line: Line | None
@@ -64,7 +65,8 @@ class Run:
 
 @dataclass
 class Topics:
-    """``given`` and ``out`` of one run, with so many partitions each. ``broker``: its process, none if it is somebody else's."""
+    """The input topic ``given`` and the output topic ``out`` of one run, with ``partitions`` partitions each. ``broker`` is its
+    process; empty for a broker that was running before."""
 
     address: str
     name: str
@@ -88,13 +90,13 @@ class Topics:
             client.close()
 
     def await_output(self, still_s: float, limit_s: float, each_row: bool) -> None:
-        """Until all has come out, or nothing has for ``still_s``."""
+        """Wait until all records have come out, or none has for ``still_s``."""
         wanted, had = self.records(self.given), -1
         since = began = time.monotonic()
         while time.monotonic() - since < still_s and time.monotonic() - began < limit_s:
             has = self.records(self.out)
             if each_row and has >= wanted:
-                time.sleep(0.5)  # what comes again comes now
+                time.sleep(0.5)  # time for duplicates to arrive
                 return
             if has != had:
                 had, since = has, time.monotonic()
@@ -110,7 +112,7 @@ def create(address: str, topic: str, partitions: int, **settings: Any) -> None:
 
 
 def _admin(address: str) -> Any:
-    """To be kept until what it was asked for is done. Says only what went wrong."""
+    """Make a client, which has to live until its requests are done. It logs errors only."""
     from confluent_kafka.admin import AdminClient
 
     return AdminClient({"bootstrap.servers": address, "log_level": 3})
@@ -118,7 +120,7 @@ def _admin(address: str) -> Any:
 
 @contextmanager
 def loading(topics: Topics, rate: int, seconds: float) -> Iterator[Loading]:
-    """Rows flow into ``given`` meanwhile, by a process of its own."""
+    """Let rows flow into ``given`` during the block, from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.kafka.load", topics.address, topics.given]
     process = subprocess.Popen(
         [*command, str(topics.partitions), str(rate), str(seconds)], stdout=subprocess.PIPE, text=True,
@@ -133,7 +135,7 @@ def loading(topics: Topics, rate: int, seconds: float) -> Iterator[Loading]:
 
 
 class Loading:
-    """``start``: when the first row is due."""
+    """A load in another process. ``start`` is the time at which its first row is due."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -152,12 +154,12 @@ class Loading:
             return self._said.get(timeout=limit_s)
         except Empty:
             raise QueryFailed(
-                f"the load is not through {limit_s:.0f} s later: this machine cannot send so many rows a second, or the broker "
+                f"the load is not through {limit_s:.0f} s later: this machine cannot send as many rows a second, or the broker "
                 "does not take them. Give a lower --rate"
             ) from None
 
     def end(self, limit_s: float) -> None:
-        """Wait for it."""
+        """Wait until all rows are sent."""
         self._next(limit_s)
 
 
@@ -170,8 +172,8 @@ def measured(
     strike: Callable[[], None] | None,
     each_row: bool = True,
 ) -> Run:
-    """Load, a fault in the middle, and what has come out. Whoever makes the output runs already: ``roots`` and what they have
-    started."""
+    """Apply load, with a fault in the middle, and measure the output. The measured system runs already: it is ``roots`` and the
+    processes that they have started."""
     fault_at: float | None = None
     with loading(topics, rate, WARM_UP_S + seconds) as flowing:
         start = flowing.start + WARM_UP_S
@@ -226,12 +228,14 @@ def run(
     bootstrap: str | None = None,
     p99_ms: float | None = None,
 ) -> Report:
-    """``seconds`` that are measured; ``rows`` of the backlog, 0: none; ``bootstrap``: of a broker that is there already;
-    ``p99_ms``: instead of one rate and the backlog, the highest rate that keeps to it."""
+    """Run the benchmark.
+
+    ``seconds`` is the time of measurement; ``rows`` those of the backlog, 0: none; ``bootstrap`` the address of a running
+    broker; ``p99_ms`` asks for the highest rate that keeps to it, instead of one rate and the backlog."""
     _require()
     with ExitStack() as ends:
         address, broker = _there(bootstrap) if bootstrap else _broker(ends, console)
-        topics = Made(address, partitions, broker)
+        topics = TopicFactory(address, partitions, broker)
         ends.callback(topics.remove)
         workers = WORKERS_WITH_FAULT if fault else WORKERS
         result: dict[str, Any] = {"benchmark": "kafka", "rate": rate, "partitions": partitions, "seconds": seconds}
@@ -248,8 +252,8 @@ def run(
 
 
 def report(result: dict[str, Any], runs: Mapping[str, Run]) -> Report:
-    """Of Flux the figures as they are, and of each peer behind ``peer_`` and its name. ``ratio``: of the two rates at which a
-    backlog is worked off."""
+    """Join the figures: those of Flux as they are, and those of each peer behind ``peer_`` and its name. ``ratio`` compares the
+    rates of working off a backlog."""
     result |= {"rows_per_s": None} | runs["flux"].figures
     for peer, measured in runs.items():
         if peer != "flux":
@@ -261,15 +265,15 @@ def report(result: dict[str, Any], runs: Mapping[str, Run]) -> Report:
 
 
 def _wrong(result: Mapping[str, Any]) -> str | None:
-    """Why the command ends with an error; None: each record is there once."""
+    """Return the reason why the command ends with an error; None: each record is there once."""
     lost, more = (result.get(name, result.get(f"sustained_{name}", 0)) for name in ("lost", "duplicated"))
     if not lost and not more:
         return None
-    return f"{lost} records are lost and {more} are there that should not be; each was to be there once"
+    return f"{lost} records are lost and {more} should not be there; each was to be there once"
 
 
 def _require() -> None:
-    """Before it runs for minutes."""
+    """Check the imports before the benchmark runs for minutes."""
     try:
         import confluent_kafka  # noqa: F401
     except ImportError:
@@ -279,7 +283,7 @@ def _require() -> None:
 
 
 def _there(bootstrap: str) -> tuple[str, tuple[int, ...]]:
-    """Address of a broker that somebody else has started, and no process. BrokerUnreachable if nobody answers."""
+    """Return the address of a running broker, and no process. BrokerUnreachable: it does not answer."""
     client = ProducerClient(addresses(bootstrap), Security({}))
     try:
         client.producer_ids(1, REACHED_S)
@@ -289,20 +293,20 @@ def _there(bootstrap: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _broker(ends: ExitStack, console: Console) -> tuple[str, tuple[int, ...]]:
-    """Address and process."""
+    """Start a broker. Return its address and its process."""
     try:
         found = peers_.broker()
     except peers_.Unavailable as error:
         raise UsageError(
-            f"no broker can be started here: {error}. --bootstrap HOST:PORT names one that runs"
+            f"no broker can be started here: {error}. --bootstrap HOST:PORT names a running one"
         ) from error
     console.print("starting a broker")
     running = ends.enter_context(found.Broker(heap="1g"))
     return running.address, (running.process.pid,)
 
 
-class Made:
-    """Makes topics, with names that nobody else has, and removes them."""
+class TopicFactory:
+    """Maker of topics with unique names, which it removes at the end."""
 
     def __init__(self, address: str, partitions: int, broker: tuple[int, ...] = ()) -> None:
         self.address, self.partitions, self._broker = address, partitions, broker
@@ -314,7 +318,7 @@ class Made:
         return made
 
     def backlog(self, rows: int) -> str:
-        """The topic with it, filled when it is asked for the first time."""
+        """Return the topic with the backlog. The first call fills it."""
         name = f"flux-bench-{os.getpid()}-backlog"
         if name not in self._names:
             create(self.address, name, self.partitions)
@@ -329,9 +333,11 @@ class Made:
                 done.result(30)
 
 
-def _warmed(topics: Made, rate: int, console: Console) -> float:
-    """A broker that has just been started compiles while rows flow, and whoever is measured then has fewer cores. So rows flow
-    through it before, in and out, until it compiles no more. Returns for how many seconds."""
+def _warmed(topics: TopicFactory, rate: int, console: Console) -> float:
+    """Warm the broker up, and return the seconds that it took.
+
+    A broker that has just been started compiles while rows flow, which leaves fewer cores to a system that is measured
+    meanwhile. So rows flow through it before, in and out, until it stops compiling."""
     console.print(f"warming the broker up, {rate:,} rows/s")
     pair = topics.pair("warm-up")
     with loading(pair, rate, BROKER_WARM_UP_S), echoing(pair.address, pair.given, pair.out, pair.partitions):
@@ -339,9 +345,16 @@ def _warmed(topics: Made, rate: int, console: Console) -> float:
 
 
 def _flux(
-    topics: Made, rate: int, seconds: float, workers: int, replicas: int, rows: int, fault: bool, console: Console
+    topics: TopicFactory,
+    rate: int,
+    seconds: float,
+    workers: int,
+    replicas: int,
+    rows: int,
+    fault: bool,
+    console: Console,
 ) -> Run:
-    # Two workers share an executor where one is killed: as many as are left have room for all copies.
+    # With a fault, two workers share an executor, so that the remaining executors have room for all replicas.
     spark, _ = session.start(
         workers, 2 if fault else 1, 1024, idle_jvm=True,
         **{"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"},
@@ -359,7 +372,13 @@ def _flux(
 
 
 def _fastest(
-    topics: Made, peers: Sequence[str], seconds: float, workers: int, replicas: int, p99_ms: float, console: Console
+    topics: TopicFactory,
+    peers: Sequence[str],
+    seconds: float,
+    workers: int,
+    replicas: int,
+    p99_ms: float,
+    console: Console,
 ) -> dict[str, Run]:
     runs = {}
     for system in ("flux", *peers):
@@ -370,7 +389,7 @@ def _fastest(
                     found = _flux(topics, rate, seconds, workers, replicas, 0, False, console).figures
                 else:
                     found = _peer(system, topics, rate, seconds, 0, False, console).figures
-            except (FluxError, TimeoutError, AssertionError) as error:  # of a rate that is too high
+            except (FluxError, TimeoutError, AssertionError) as error:  # the rate is too high
                 found = {"failed": str(error)}
             console.print(f"  {found}", highlight=False)
             return found
@@ -379,7 +398,7 @@ def _fastest(
     return runs
 
 
-def _peer(peer: str, topics: Made, rate: int, seconds: float, rows: int, fault: bool, console: Console) -> Run:
+def _peer(peer: str, topics: TopicFactory, rate: int, seconds: float, rows: int, fault: bool, console: Console) -> Run:
     pair = topics.pair(f"{peer}-{rate}")
     console.print(f"{peers_.title(peer)}, {rate:,} rows/s")
     try:
@@ -395,7 +414,7 @@ def _peer(peer: str, topics: Made, rate: int, seconds: float, rows: int, fault: 
     except peers_.Unavailable as error:
         console.print(f"  not run: {error}")
         return Run({"not_run": str(error)}, None)
-    except (RuntimeError, TimeoutError, FluxError) as error:  # what was measured of Flux is there
+    except (RuntimeError, TimeoutError, FluxError) as error:  # the figures of Flux are kept
         console.print(f"  failed: {error}")
         return Run({"failed": str(error)}, None)
 
@@ -415,7 +434,7 @@ def with_flux(
     )
     try:
         query.wait_until_running(START_S)
-        until(query.is_whole, START_S, "all copies are there")
+        until(query.is_whole, START_S, "all replicas are there")
         strike = (lambda: kill_executor(query)) if fault else None
         return measured("flux", topics, rate, seconds, lambda: [os.getpid()], strike)  # driver, executors, workers
     finally:
@@ -423,15 +442,15 @@ def with_flux(
 
 
 def kill_executor(query: Query) -> None:
-    """That of the primary of the count's first partition."""
+    """Kill the executor with the primary of the count's first partition."""
     table = query._server.core.table
     assert table is not None
     primary = table.stages[0][0][0].worker
     os.kill(int(query.members()[primary].about.executor.rpartition(":")[2]), signal.SIGKILL)
 
 
-def work_off(spark: SparkSession, topics: Made, rows: int) -> int:
-    """Rows per second from a topic through a keyed stage to state, from when the workers are there."""
+def work_off(spark: SparkSession, topics: TopicFactory, rows: int) -> int:
+    """Measure rows per second from a topic through a keyed stage to state, from the moment at which the workers are there."""
     name = topics.backlog(rows)
     query = count.start_totals(spark, topics.address, name, topics.partitions, WORKERS, progress_interval="20ms")
     try:

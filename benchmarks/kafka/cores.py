@@ -1,6 +1,7 @@
-"""How many cores processes use while something is measured, and whether a JVM still compiles.
+"""Cores that processes use during a measurement, and the end of a JVM's compilation.
 
-Where broker, load and whoever is measured share a few cores, these say more than times do: what one leaves is what others have.
+If broker, load and the measured system share a few cores, these figures say more than times do: cores that one of them leaves
+are used by the others.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import psutil
 
 #: Beginnings of the names that a JVM gives to its compilers' threads.
 _COMPILERS = ("C1 Comp", "C2 Comp")
-#: Of a core, over so many seconds: what compiles less has compiled what is used.
+#: A JVM whose compilers use less than this share of a core, over these seconds, has compiled its code.
 QUIET, QUIET_OVER_S = 0.05, 3.0
-#: Process ids of roots: they and all that they have started count.
+#: Process ids of roots. Their descendants count, too.
 Roots = Callable[[], Sequence[int]]
 
 
 class Meter:
-    """CPU seconds of groups of processes between calls of ``mark``. What a process used that ended in between is missing: mark
-    before one is killed. ``beside``: roots whose families do not count."""
+    """CPU seconds of groups of processes between calls of ``mark``. The use of a process that ends in between is missing, so
+    mark before killing one. ``beside`` gives roots whose families do not count."""
 
     def __init__(self, groups: Mapping[str, Roots], beside: Roots = tuple) -> None:
         self._groups, self._beside = groups, beside
@@ -37,7 +38,7 @@ class Meter:
         for name, roots in self._groups.items():
             mine = roots()
             members[name] = [each for each in families(mine) if each not in others or each.pid in mine]
-        # Each group by its own clock, and only when all are found: where cores are short, looking for them takes seconds.
+        # Each group by its own clock, and only when all processes are found: with few cores, finding them takes seconds.
         for name, some in members.items():
             now = time.monotonic()
             found = {each: cpu_s(each) for each in some}
@@ -48,7 +49,7 @@ class Meter:
             self._last[name], self._at[name] = found, now
 
     def cores(self) -> dict[str, float | None]:
-        """By group, on average from the first mark to the last; None: there were no processes."""
+        """Return the average use of each group, from the first mark to the last; None: there were no processes."""
         return {
             name: round(used / self._took[name], 3) if self._took[name] > 0 and self._last[name] else None
             for name, used in self._used.items()
@@ -56,7 +57,7 @@ class Meter:
 
 
 def families(roots: Sequence[int]) -> set[psutil.Process]:
-    """They and their descendants."""
+    """Return the processes and their descendants."""
     found: set[psutil.Process] = set()
     for pid in roots:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -73,19 +74,19 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def compile_s(pid: int) -> float | None:
-    """CPU seconds of a JVM's compilers until now. None: nobody can tell, as the threads have no such names here."""
+    """Return the CPU seconds of a JVM's compilers until now; None: the threads have no such names here."""
     tasks = Path(f"/proc/{pid}/task")
     total, found = 0.0, False
     with contextlib.suppress(OSError, psutil.NoSuchProcess):
         for thread in psutil.Process(pid).threads():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the thread has ended
                 if (tasks / str(thread.id) / "comm").read_text().startswith(_COMPILERS):
                     total, found = total + thread.user_time + thread.system_time, True
     return total if found else None
 
 
 def await_compiled(pid: int | None, least_s: float, most_s: float) -> float:
-    """At least ``least_s``, and on until the compilers of a JVM are quiet. Returns how long it took."""
+    """Wait at least ``least_s``, and on until the compilers of a JVM are quiet. Return the time that it took."""
     began = time.monotonic()
     time.sleep(least_s)
     used = None if pid is None else compile_s(pid)

@@ -1,4 +1,4 @@
-"""The query: for each row the number of rows of its key until then, from a topic to a topic, exactly once, in the executors."""
+"""The query: for each row the number of rows of its key up to it, from a topic to a topic, exactly once, in the executors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from partitioning.keyed_state import KeyIndex
 from spark_integration.query import Query
 from spark_integration.start import start_query
 
-#: One for each partition of the topic: as many as Spark and Kafka Streams have.
+#: The rows of the query: one for each record of the topic.
 SCHEMA = pa.schema([("key", pa.binary()), ("due_us", pa.int64()), ("count", pa.int64())])
 
 
 class RunningCount(flux.Operator):
-    """Each row with the number of rows of its key until then, itself included."""
+    """Operator that gives each row with the number of rows of its key up to it, itself included."""
 
     schema = SCHEMA
     snapshot_classes = ()
@@ -61,14 +61,14 @@ def start(
     replicas: int,
     **options: Any,
 ) -> Query:
-    """From topic ``given`` to topic ``out``; the keyed stage has so many partitions."""
+    """Start the query from topic ``given`` to topic ``out``, whose keyed stage has ``partitions`` partitions."""
     count = flux.stage(key="key", partitions=partitions, replicas=replicas, name="count")(RunningCount)
     flow = count(_rows(address, given)).to_kafka(out, address, key="key", value=["due_us", "count"], format="csv")
     return start_query([flow], "bench-kafka", spark, workers=workers, **options)
 
 
 def start_totals(spark: SparkSession, address: str, given: str, partitions: int, workers: int, **options: Any) -> Query:
-    """From topic ``given`` to state, one count for each key."""
+    """Start a query from topic ``given`` to state, with one count for each key."""
     totals = flux.stage(key="key", partitions=partitions, name="totals")(Totals)
     return start_query([totals(_rows(address, given))], "bench-kafka", spark, workers=workers, **options)
 

@@ -1,4 +1,4 @@
-"""The ways into one broker that a benchmark compares: the open one, and one with TLS and a password.
+"""Listeners of one broker that a benchmark compares: the open one, and one with TLS and a password.
 
 --secure HOST:PORT --cafile FILE [--user NAME --password WORD]
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Door:
-    """``options``: as ``flux.kafka`` takes them; ``config``: as librdkafka does."""
+    """One listener. ``options`` are those of ``flux.kafka``; ``config`` those of librdkafka."""
 
     name: str
     address: str
@@ -23,9 +23,9 @@ class Door:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address")
     parser.add_argument(
-        "--secure", metavar="HOST:PORT", help="also by this door of the same broker, with TLS and SASL PLAIN"
+        "--secure", metavar="HOST:PORT", help="also by this listener of the same broker, with TLS and SASL PLAIN"
     )
-    parser.add_argument("--cafile", help="the certificate that the secure door is checked with")
+    parser.add_argument("--cafile", help="the certificate for the secure listener")
     parser.add_argument("--user", default="admin")
     parser.add_argument("--password", default="not-a-secret")
 

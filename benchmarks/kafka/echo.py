@@ -1,6 +1,6 @@
-"""What warms a broker up: another client, whom nobody measures, takes the records of a topic and writes them to another.
+"""Warm-up of a broker: another client, which is not measured, copies the records of a topic to another topic.
 
-Without it, who is measured first shares the machine with a broker that still compiles, and who comes later does not.
+Without it, the first measured system would share the machine with a broker that still compiles, and later ones would not.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: The same as of an exactly-once query that commits often: small batches.
+#: Small batches, as in an exactly-once query that commits often.
 _LINGER_MS, _WAIT_S = 2, 10.0
 
 
 @contextmanager
 def echoing(address: str, given: str, out: str, partitions: int) -> Iterator[None]:
-    """Meanwhile, in a thread of its own, with an idempotent producer."""
+    """Copy records during the block, in a thread of its own, with an idempotent producer."""
     over = threading.Event()
     thread = threading.Thread(target=_echo, args=(address, given, out, partitions, over), daemon=True)
     thread.start()
@@ -42,7 +42,7 @@ def _echo(address: str, given: str, out: str, partitions: int, over: threading.E
                 if message.error() is None:
                     try:
                         producer.produce(out, message.value(), message.key(), message.partition())
-                    except BufferError:  # nobody counts these
+                    except BufferError:  # these records do not count
                         break
             producer.poll(0)
         producer.flush(_WAIT_S)

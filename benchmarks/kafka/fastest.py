@@ -1,7 +1,8 @@
-"""Up to which rate one row in a hundred at most gets older than a bound, for each system by itself.
+"""Highest rate at which at most one row in a hundred gets older than a bound, for each system by itself.
 
-Each rate is a run of its own: a new query, new topics, the same warm-up. Rates double until one fails, then those in between are
-tried, until what passes and what fails are close. One run decides about a rate; neighbours on the machine decide with it.
+Each rate is a run of its own: a new query, new topics, the same warm-up. Rates double until one fails, then rates in between are
+tried, until the highest that passes and the lowest that fails are close. One run decides about a rate, so neighbours on the
+machine have an influence.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-#: Rates that are tried: the first, the least and the most, and how close those that pass and that fail are at the end.
+#: Rates to try: the first, the lowest and the highest; and the ratio of failed to passed rate at which the search ends.
 FIRST, LEAST, MOST, CLOSE = 4_000, 250, 1_000_000, 1.25
-#: What is told of the highest rate that passes.
+#: Figures of the highest rate that passes.
 _TOLD = ("p50_ms", "p99_ms", "worst_second_ms", "cores", "broker_cores", "load_cores", "lost", "duplicated")
 
 Measure = Callable[[int], dict[str, Any]]
 
 
 def fastest(measure: Measure, p99_ms: float) -> dict[str, Any]:
-    """``sustained_rows_per_s``, 0 if no rate passes, and its figures behind ``sustained_``; ``sustained_rows_per_core_s``: for
-    each core that the system itself used. ``measure``: the figures at a rate; one that cannot be measured is too fast."""
+    """Search the highest rate.
+
+    Return ``sustained_rows_per_s``, 0 if no rate passes, and its figures behind ``sustained_``; ``sustained_rows_per_core_s``
+    is for each core that the system itself used. ``measure`` gives the figures at a rate; a rate that cannot be measured is too
+    high."""
     passed, failed, rate = 0, 0, FIRST
     best: dict[str, Any] = {}
     while LEAST <= rate <= MOST:
@@ -40,5 +44,5 @@ def fastest(measure: Measure, p99_ms: float) -> dict[str, Any]:
 
 
 def holds(found: dict[str, Any], p99_ms: float) -> bool:
-    """A rate at which records are lost is not sustained."""
+    """Tell whether a rate is sustained. With lost records it is not."""
     return found.get("p99_ms") is not None and found["p99_ms"] <= p99_ms and not found.get("lost")

@@ -1,10 +1,10 @@
-"""Rows into a topic: paced ones, each with the time at which it was due, or a backlog as fast as it goes.
+"""Rows into a topic: paced ones, each with the time at which it was due, or a backlog as fast as possible.
 
     python -m benchmarks.kafka.load ADDRESS TOPIC PARTITIONS RATE SECONDS
 
-prints when the first row is due, and at the end how many were sent. The key is ``k`` and six digits; keys are drawn
-at random, and each stands in one partition, as a producer by key would have it. The value is the time at which the row was
-due, in microseconds since 1970, whether or not the load was late with it: a stall counts in full.
+prints the time at which the first row is due, and at the end the number of rows sent. The key is ``k`` and six digits; keys are
+drawn at random, and each stands in one partition, as a producer by key would have it. The value is the time at which the row
+was due, in microseconds since 1970, whether or not the load was late with it: a stall counts in full.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from flux.kafka.warm_up import warm_up
 from flux.kafka.writing import encode
 
 KEYS = 1000
-#: Rows that became due within so long travel together.
+#: Rows that became due within this time travel together.
 TICK_S = 0.001
-#: Of the first row after the load has begun.
+#: Time from the beginning of the load to its first row.
 HEAD_START_S = 0.3
-#: Most rows of one request; of a backlog, and of a load that is late.
+#: Most rows of one request, of a backlog or of a late load.
 _ROWS = 50_000
 _DIGITS, _TIME_DIGITS = 6, 16
 _SEED = 7
@@ -61,7 +61,7 @@ def paced(bootstrap: list[Address], topic: str, partitions: int, rate: float, se
 
 
 def backlog(bootstrap: list[Address], topic: str, partitions: int, rows: int) -> None:
-    """All at once, due now."""
+    """Send all rows at once, due now."""
     warm_up()
     client = ProducerClient(bootstrap, Security({}))
     random = np.random.default_rng(_SEED)
@@ -79,7 +79,7 @@ def _sizes(rows: int) -> Iterator[int]:
 
 
 def _batches(keys: np.ndarray, due_us: np.ndarray, partitions: int) -> dict[int, np.ndarray]:
-    """One record batch for each partition that has rows."""
+    """Make one record batch for each partition that has rows."""
     made = {}
     now_ms = time.time_ns() // 1_000_000
     for partition in np.unique(keys % partitions):
@@ -91,8 +91,8 @@ def _batches(keys: np.ndarray, due_us: np.ndarray, partitions: int) -> dict[int,
 
 
 def _send(client: ProducerClient, topic: str, batches: dict[int, np.ndarray]) -> None:
-    """What does not pass is tried again: partitions of a new topic have no leader at first. The input is what stands in the
-    topic then, so nothing is wrong with a batch that is there twice."""
+    """Send batches, and repeat those that are refused: partitions of a new topic have no leader at first. The input is the
+    content of the topic at the end, so a batch that is there twice does no harm."""
     end = time.monotonic() + _PATIENCE_S
     while batches:
         try:
@@ -110,7 +110,7 @@ def _send(client: ProducerClient, topic: str, batches: dict[int, np.ndarray]) ->
 
 
 def digits(numbers: np.ndarray, width: int, before: bytes = b"") -> pa.Array:
-    """Decimal numbers of so many digits behind ``before``, as binary."""
+    """Format decimal numbers of ``width`` digits behind ``before``, as binary."""
     made = np.empty((len(numbers), len(before) + width), np.uint8)
     made[:, : len(before)] = np.frombuffer(before, np.uint8)
     left = numbers.copy()

@@ -1,6 +1,6 @@
-"""Who counts beside Flux: Spark's real-time mode, its micro-batches, and Kafka Streams. Each is a process, or two, of its own.
+"""The peers of Flux: Spark's real-time mode, its micro-batches, and Kafka Streams. Each runs in one or two processes of its own.
 
-Their jars come from Maven. Where these cannot be had, ``Unavailable`` says why, and the benchmark goes on without that peer.
+Their jars come from Maven. If these cannot be had, ``Unavailable`` says why, and the benchmark goes on without that peer.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """One that runs: ``strike`` kills one of its processes; ``roots``: ids of the processes from which all others come."""
+    """A running peer. ``strike`` kills one of its processes; all of its processes come from those with the ids ``roots``."""
 
     strike: Callable[[], None]
     roots: Sequence[int]
 
 
 class Child:
-    """A process that ends when its standard input does, and what it prints."""
+    """A process that ends when its standard input does, with its output."""
 
     def __init__(self, command: list[str], end_s: float = END_S) -> None:
         self._end_s = end_s
@@ -75,7 +75,7 @@ class Child:
                 return line
 
     def close(self) -> None:
-        """With all that it has started."""
+        """End the process and all its descendants."""
         family = _family(self.process.pid)
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -91,7 +91,7 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """These modules must be found there, however they are found here."""
+    """Make an environment in which a child process finds these modules, wherever they are."""
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([before] if before else [])])}
 
@@ -105,13 +105,13 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def broker() -> Any:
-    """The module that starts a broker and fetches jars: it belongs to the tests, which are not installed."""
+    """Import the module that starts a broker and fetches jars. It belongs to the tests, which are not installed."""
     if str(ROOT) not in sys.path and (ROOT / "tests" / "kafka" / "broker.py").exists():
         sys.path.append(str(ROOT))
     try:
         from tests.kafka import broker as found
     except ImportError as error:
-        raise Unavailable(f"it is started from a checkout of the project, of which this is no part: {error}") from error
+        raise Unavailable(f"it is started from a checkout of the project, and this is none: {error}") from error
     if why := found.missing():
         raise Unavailable(why)
     return found
@@ -131,7 +131,7 @@ def title(peer: str) -> str:
 
 @contextmanager
 def running(peer: str, address: str, given: str, out: str, fault: bool) -> Iterator[Peer]:
-    """From topic to topic meanwhile."""
+    """Run a peer from topic to topic during the block."""
     with ExitStack() as ends:
         if peer == "kstreams":
             yield _streams(ends, address, given, out, fault)
@@ -144,7 +144,7 @@ def running(peer: str, address: str, given: str, out: str, fault: bool) -> Itera
 
 
 def backlog(address: str, given: str, rows: int) -> int:
-    """Rows per second of micro-batches."""
+    """Measure the rows per second of micro-batches."""
     child = Child([*_spark(address, given, "-", "backlog"), str(rows)])
     try:
         return int(json.loads(child.wait_for(lambda line: '"rows_per_s"' in line, BACKLOG_S))["rows_per_s"])

@@ -1,10 +1,10 @@
-"""The same count in Spark Structured Streaming, in a process with executors of its own: ``--peer rtm`` and ``--peer micro``.
+"""A running count in Spark Structured Streaming, in a process with executors of its own: ``--peer rtm`` and ``--peer micro``.
 
     python -m benchmarks.kafka.spark_count ADDRESS JARS INPUT OUTPUT rtm|micro|backlog [ROWS]
 
 ``rtm`` and ``micro`` go from topic to topic until the standard input ends; "running" is printed when the first batch is under
-way. A query that fails is started again at once from its checkpoint, as a program that looks after it would do. ``backlog``
-reads what is there, twice, and prints the rows per second of the second time.
+way. A query that fails is started again at once from its checkpoint, as a supervising program would do. ``backlog`` reads the
+whole topic, twice, and prints the rows per second of the second time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from benchmarks import session
 
-#: As in Spark's own benchmark of its real-time mode: all tasks of a query run at once.
+#: Sizes of Spark's own benchmark of its real-time mode: all tasks of a query run at once.
 EXECUTORS, CORES, SHUFFLE = 3, 5, 5
 BATCH = "30 seconds"
 

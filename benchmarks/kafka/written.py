@@ -1,4 +1,4 @@
-"""What stands in the topics after a run, read by another client (librdkafka), and what follows from it.
+"""Contents of the topics after a run, read by another client (librdkafka), and the figures that follow from them.
 
 Latency is the time at which the broker appended a record to the output topic, in whole milliseconds, minus the time at which its
 row was due. Lost and doubled come from the input topic alone: row number n of a key, in the order of its partition, gives
@@ -17,18 +17,20 @@ import pyarrow.csv
 
 from benchmarks.arrivals import percentile
 
-#: Bounded by the number of rows, at some 100,000 a second of any machine.
+#: Time limit of reading, with some 100,000 rows a second, which any machine can read.
 READ_S, ROWS_PER_S = 60.0, 100_000
 _AT_ONCE = 50_000
 
 
 @dataclass(frozen=True)
 class Written:
-    """Records of a topic, in order within each partition. ``count``: 0 in the input. ``append_ms``: since 1970."""
+    """Records of a topic, in order within each partition."""
 
     key: np.ndarray
     due_us: np.ndarray
+    #: 0 in the input.
     count: np.ndarray
+    #: Since 1970.
     append_ms: np.ndarray
 
     @property
@@ -38,7 +40,7 @@ class Written:
 
 
 def read(address: str, topic: str, partitions: int) -> Written:
-    """All that is committed in the topic."""
+    """Read all committed records of the topic."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -71,8 +73,8 @@ def joined(parts: list[Written]) -> Written:
 
 
 def parsed(messages: list[Any]) -> Written:
-    """Values are ``due`` in the input, and ``due,count`` in the output."""
-    # Each with its end: a single line without one is no line to the parser.
+    """Parse values, which are ``due`` in the input, and ``due,count`` in the output."""
+    # Each line gets an end, because the parser ignores a single line without one.
     lines = b"".join([message.key()[1:] + b"," + message.value() + b"\n" for message in messages])
     given = pa.csv.read_csv(
         pa.BufferReader(lines),
@@ -85,7 +87,7 @@ def parsed(messages: list[Any]) -> Written:
 
 
 def expected(given: Written) -> Written:
-    """The independent answer: what the rows of the input topic give."""
+    """Compute the independent answer: the records that the rows of the input topic give."""
     order = np.argsort(given.key, kind="stable")  # a key is in one partition, so its rows stay in order
     keys = given.key[order]
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
@@ -94,9 +96,10 @@ def expected(given: Written) -> Written:
 
 
 def exactness(given: Written, got: Written, each_row: bool = True) -> dict[str, int]:
-    """Records that are missing, and records that come again or should not be there. ``each_row``: each row gives a record.
-    Otherwise several rows may share one, which has the newest count of its key: then the rows that the last count of a key
-    lacks are lost, and counts that come again or are too high are doubled."""
+    """Count records that are missing, and records that come again or should not be there.
+
+    With ``each_row``, each row gives a record. Otherwise several rows may share one, which has the newest count of its key. Then
+    rows that the last count of a key lacks are lost, and counts that come again or are too high are duplicated."""
     wanted = expected(given)
     if each_row:
         if not len(wanted.key):
@@ -118,15 +121,16 @@ def exactness(given: Written, got: Written, each_row: bool = True) -> dict[str, 
 
 
 def _ids(of: Written) -> np.ndarray:
-    """Key and count in one number; those of ``expected`` are in order."""
+    """Join key and count in one number. The numbers of ``expected`` are in order."""
     ids: np.ndarray = (of.key << 40) | of.count
     return ids
 
 
 def statistics(got: Written, start: float, end: float) -> dict[str, float | None]:
-    """Of the rows that were due from ``start`` to ``end``, seconds since 1970. ``worst_second_ms``: the 99th percentile of the
-    second in which it was highest; ``gap_ms_max``: the longest time without a record in the output topic, all partitions
-    together."""
+    """Compute the figures of rows that were due from ``start`` to ``end``, in seconds since 1970.
+
+    ``worst_second_ms`` is the 99th percentile of the second in which it was highest; ``gap_ms_max`` the longest time without a
+    record in the output topic, all partitions together."""
     mine = (got.due_us >= start * 1e6) & (got.due_us < end * 1e6)
     ages, second = got.age_ms[mine], ((got.due_us[mine] - start * 1e6) // 1_000_000).astype(int)
     seconds = [np.percentile(ages[second == each], 99) for each in np.unique(second)]

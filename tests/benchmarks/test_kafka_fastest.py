@@ -64,4 +64,4 @@ def test_each_system_is_searched_by_itself_and_losses_of_ours_fail_the_command(m
     assert 8_000 <= made.figures["sustained_rows_per_s"] <= 10_000
     assert 32_000 <= made.figures["peer_kstreams_sustained_rows_per_s"] <= 40_000
     assert made.failed is not None
-    assert "3 are there" in made.failed
+    assert "3 should not be there" in made.failed
