@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from flux.folders.listing import Found
+from flux.folders.listing import FoundFile
 
 #: How often an incomplete file is looked at although it seems unchanged, and when the log warns of it: some file systems show
 #: size and time late.
@@ -20,7 +20,7 @@ SHOWN_S = 5.0
 
 @dataclass
 class _Waiting:
-    found: Found
+    found: FoundFile
     since: float  # when it was first seen like this
     due: float  # when it is to be looked at
     lacks: str = ""
@@ -44,7 +44,7 @@ class Completion:
     def forget(self, name: str) -> None:
         self._waiting.pop(name, None)
 
-    def is_due(self, found: Found, now: float) -> bool:
+    def is_due(self, found: FoundFile, now: float) -> bool:
         """Take in a file that is there; return whether it has to be looked at."""
         self._now = now
         waiting = self._waiting.get(found.name)
@@ -62,7 +62,7 @@ class Completion:
         waiting.told |= warns
         return warns
 
-    def bad(self, now: float) -> dict[Found, str]:
+    def bad(self, now: float) -> dict[FoundFile, str]:
         """Return files that have not changed for too long, each with its defect."""
         return {
             waiting.found: waiting.lacks

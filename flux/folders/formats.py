@@ -28,7 +28,7 @@ ROWS, BLOCK_BYTES = 131_072, 8 << 20
 
 
 @dataclass(frozen=True)
-class Format:
+class FileFormat:
     """``schema``: of the rows that come out; ``case_sensitive``: whether a column is found by its exact name only."""
 
     schema: pa.Schema
@@ -115,7 +115,7 @@ def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) 
 
 
 @dataclass(frozen=True)
-class Parquet(Format):
+class ParquetFormat(FileFormat):
     """A file is complete when its footer is there, which is written last."""
 
     def lacks(self, files: fs.FileSystem, path: str) -> str:
@@ -184,7 +184,7 @@ def _group(metadata: Any, row: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Csv(Format):
+class CsvFormat(FileFormat):
     """``header``: whether the first line of a file has the names of its columns; otherwise they are those of the schema, in its
     order."""
 
@@ -235,7 +235,7 @@ class Csv(Format):
 
 
 @dataclass(frozen=True)
-class Json(Format):
+class JsonFormat(FileFormat):
     """One object in each line. Fields that the schema does not name are left out, those that are missing are null. Names are
     exact, as in Spark, where the session does not change that for JSON."""
 

@@ -23,7 +23,7 @@ from flux.folders.errors import FileError, FileGone
 TEMPORARY = (".tmp", "._COPYING_")
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file as it was when it was found. ``name``: below the folder; ``inode``: 0 where there is none."""
 
     name: str
@@ -54,7 +54,7 @@ class Rules:
             )
 
 
-def listed(files: fs.FileSystem, root: str, rules: Rules) -> dict[str, Found]:
+def listed(files: fs.FileSystem, root: str, rules: Rules) -> dict[str, FoundFile]:
     """Return the files below ``root``, by name. FileGone if there is no such folder."""
     try:
         if isinstance(files, fs.LocalFileSystem):
@@ -66,7 +66,7 @@ def listed(files: fs.FileSystem, root: str, rules: Rules) -> dict[str, Found]:
         raise FileError(f"the folder {root} cannot be read: {error}") from error
 
 
-def _remote(files: fs.FileSystem, root: str, rules: Rules) -> Iterator[Found]:
+def _remote(files: fs.FileSystem, root: str, rules: Rules) -> Iterator[FoundFile]:
     for info in files.get_file_info(fs.FileSelector(root, recursive=rules.recursive)):
         name = info.path[len(root) + 1 :]
         parts = name.split("/")
@@ -75,10 +75,10 @@ def _remote(files: fs.FileSystem, root: str, rules: Rules) -> Iterator[Found]:
         if info.type is fs.FileType.Directory:
             rules.check_folder(info.path)
         elif info.type is fs.FileType.File and rules.takes(parts[-1]):
-            yield Found(name, info.size, info.mtime_ns or 0, 0)
+            yield FoundFile(name, info.size, info.mtime_ns or 0, 0)
 
 
-def _local(root: str, rules: Rules) -> Iterator[Found]:
+def _local(root: str, rules: Rules) -> Iterator[FoundFile]:
     """Yield files under their own names first, then those behind links. A link that is moved, as ``latest`` is every day, must
     not give another name to a file that is known."""
     walk = _Walk(root, rules)
@@ -94,7 +94,7 @@ class _Walk:
         self.links: list[str] = []
         self._seen = {_inode(os.stat(root or "/"))}
 
-    def below(self, folder: str) -> Iterator[Found]:
+    def below(self, folder: str) -> Iterator[FoundFile]:
         """Yield the files below a folder, which is "" or has a slash at its end."""
         waiting = [folder]
         while waiting:
@@ -126,7 +126,7 @@ class _Walk:
                 elif found := self._found(folder + name, about):
                     yield found
 
-    def behind(self, link: str) -> Iterator[Found]:
+    def behind(self, link: str) -> Iterator[FoundFile]:
         """Yield the file behind a link, or the files below the folder behind it."""
         try:
             about = os.stat(f"{self._root}/{link}")
@@ -151,14 +151,14 @@ class _Walk:
         self._seen.add(inode)
         return True
 
-    def _found(self, name: str, about: os.stat_result) -> Found | None:
+    def _found(self, name: str, about: os.stat_result) -> FoundFile | None:
         inode = _inode(about)
         if inode in self._seen or not stat.S_ISREG(about.st_mode):
             return None
         self._seen.add(inode)
         if not name.isascii():
             _check_name(f"{self._root}/{name}")
-        return Found(name, about.st_size, about.st_mtime_ns, about.st_ino)
+        return FoundFile(name, about.st_size, about.st_mtime_ns, about.st_ino)
 
 
 def _inode(about: os.stat_result) -> tuple[int, int]:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from flux.dataflow.ahead import Ahead
 from flux.dataflow.sources import Positioned
 from flux.folders.errors import BadFile, FileError, FileGone
-from flux.folders.listing import Found
-from flux.folders.watching import CORRUPT, MISSING, Ended, Watch
+from flux.folders.listing import FoundFile
+from flux.folders.watching import CORRUPT, MISSING, EarlyEnd, Watch
 
 
 class FileRows(Ahead):
@@ -52,7 +52,7 @@ class FileRows(Ahead):
             yield from self._file(found, number, skip)
             number, skip = number + self._partitions, 0
 
-    def _file(self, found: Found, number: int, skip: int) -> Iterator[Positioned | float]:
+    def _file(self, found: FoundFile, number: int, skip: int) -> Iterator[Positioned | float]:
         """Yield the rows of a file behind the first ``skip``, as far as they count in all lives of the query."""
         ended, last, at = self._watch.ended(number), None, skip
         try:
@@ -66,11 +66,11 @@ class FileRows(Ahead):
         except (BadFile, FileGone) as error:
             if ended is not None or not self._ignores(error):
                 raise
-            self._watch.end(number, Ended(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.summary))
+            self._watch.end(number, EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.summary))
         # Behind the last rows the next file begins: this one need not be opened again.
         yield 0.0 if last is None else Positioned(last, [number + self._partitions, 0])
 
-    def _batches(self, found: Found, skip: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, found: FoundFile, skip: int) -> Iterator[pa.RecordBatch]:
         path = self._watch.where(found)
         yield from self._watch.folder.format.read(self._watch.fs, path, skip)
         self._watch.check_again(found, path)

@@ -20,13 +20,13 @@ from flux.dataflow.ledger import HasLedger, ledger_folder
 from flux.dataflow.plain import plain_schema
 from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
-from flux.folders.formats import Csv, Format, Json, Parquet, check_flat, check_json
+from flux.folders.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat, check_flat, check_json
 from flux.folders.listing import Rules
 from flux.folders.reading import FileRows
-from flux.folders.watching import Folder, Watch
+from flux.folders.watching import Watch, WatchedFolder
 from flux.settings import parse_seconds
 
-FORMATS: dict[str, type[Format]] = {"parquet": Parquet, "csv": Csv, "json": Json}
+FORMATS: dict[str, type[FileFormat]] = {"parquet": ParquetFormat, "csv": CsvFormat, "json": JsonFormat}
 #: Options of CSV in Spark's names, with their fields here and their types.
 _CSV = {
     "header": ("header", bool),
@@ -69,7 +69,13 @@ class FilesReader(HasLedger):
     bad_after_s = 600.0
 
     def __init__(
-        self, folder: Folder, partitions: int, ledgers: str, own: bool, missing: bool | None, corrupt: bool | None
+        self,
+        folder: WatchedFolder,
+        partitions: int,
+        ledgers: str,
+        own: bool,
+        missing: bool | None,
+        corrupt: bool | None,
     ) -> None:
         """``missing``, ``corrupt``: whether such files are left out; None: as the session says."""
         super().__init__(ledgers, own)
@@ -123,7 +129,7 @@ def files(
     name: str | None = None,
     **options: Any,
 ) -> Source:
-    """A folder of files that keep coming: every file that is there or comes later is read once, in the workers. Never ends.
+    """Read a folder of files that keep coming: every file that is there or comes later, once, in the workers. Never ends.
 
     path            an absolute path that all workers reach, or a URI that pyarrow.fs knows
     format          "parquet", "csv" or "json" (an object in each line)
@@ -156,12 +162,12 @@ def files(
         raise UsageError(f"flux.files: onChanged must be 'fail' or 'ignore', got {onChanged!r}")
     where = path if "://" in path else os.path.abspath(os.path.expanduser(path))
     kind = FORMATS[format.lower()]
-    folder = Folder(
+    folder = WatchedFolder(
         where,
         kind(pa.schema([])),
         Rules(_glob(pathGlobFilter), _flag("recursiveFileLookup", recursiveFileLookup)),
         _seconds("poll", poll, least=0.01),
-        _seconds("settle", settle, least=0) if settle is not None else 0.0 if kind is Parquet else 1.0,
+        _seconds("settle", settle, least=0) if settle is not None else 0.0 if kind is ParquetFormat else 1.0,
         ignore_changes=onChanged == "ignore",
     )
     missing, corrupt = (
@@ -182,10 +188,10 @@ def files(
     )
 
 
-def _with(folder: Folder, format: Format) -> Folder:
-    if isinstance(format, Csv):
+def _with(folder: WatchedFolder, format: FileFormat) -> WatchedFolder:
+    if isinstance(format, CsvFormat):
         check_flat(format.schema)
-    elif isinstance(format, Json):
+    elif isinstance(format, JsonFormat):
         check_json(format.schema)
     return replace(folder, format=format)
 
@@ -231,7 +237,7 @@ def _ledger(where: str, given: str | os.PathLike[str] | None) -> tuple[str, bool
     return os.path.join(root, LEDGER), True
 
 
-def _schema(given: Any, folder: Folder) -> pa.Schema:
+def _schema(given: Any, folder: WatchedFolder) -> pa.Schema:
     if given is None:
         return _schema_of_a_file(folder)
     columns = parse_ddl(given) if isinstance(given, str) else given
@@ -246,8 +252,8 @@ def _schema(given: Any, folder: Folder) -> pa.Schema:
     return columns.remove_metadata()
 
 
-def _schema_of_a_file(folder: Folder) -> pa.Schema:
-    if not isinstance(folder.format, Parquet):
+def _schema_of_a_file(folder: WatchedFolder) -> pa.Schema:
+    if not isinstance(folder.format, ParquetFormat):
         raise UsageError("flux.files: CSV and JSON need a schema, as in schema='user BIGINT, amount DOUBLE'")
     watch = Watch(folder, "")
     try:
@@ -268,14 +274,14 @@ def _glob(given: Any) -> str | None:
     )
 
 
-def _options(kind: type[Format], given: dict[str, Any]) -> dict[str, Any]:
+def _options(kind: type[FileFormat], given: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option, value in given.items():
         if option.lower() in _REFUSED:
             raise UsageError(f"flux.files has no option {option}: {_REFUSED[option.lower()]}")
         if option.lower() not in _CSV:
             raise unknown("flux.files", option, [*parameters(files), *_CSV_OPTIONS])
-        if kind is not Csv:
+        if kind is not CsvFormat:
             raise UsageError(f"flux.files: option {option} is for format='csv'")
         known, type_ = _CSV[option.lower()]
         read: Callable[[str, Any], Any] = _flag if type_ is bool else _text

@@ -27,8 +27,8 @@ from pyarrow import fs
 from flux.dataflow.ledger import Ledger, LedgerBroken
 from flux.folders.completion import Completion
 from flux.folders.errors import BadFile, FileChanged, FileGone, gone
-from flux.folders.formats import Format
-from flux.folders.listing import Found, Rules, listed
+from flux.folders.formats import FileFormat
+from flux.folders.listing import FoundFile, Rules, listed
 
 log = logging.getLogger("flux.files")
 
@@ -40,7 +40,7 @@ _SHARE = 0.1
 MISSING, CORRUPT = "missing", "corrupt"
 
 
-class Ended(NamedTuple):
+class EarlyEnd(NamedTuple):
     """The reading of a file ended before its ``row``, for good. ``kind``: MISSING or CORRUPT."""
 
     row: int
@@ -49,11 +49,11 @@ class Ended(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Folder:
+class WatchedFolder:
     """A folder, and how it is read. Travels to the workers."""
 
     path: str  # absolute, or a URI
-    format: Format
+    format: FileFormat
     rules: Rules = field(default_factory=Rules)
     poll_s: float = 0.2
     settle_s: float = 0.0  # how long a file must stay as it is to be complete
@@ -66,19 +66,19 @@ class Folder:
 class Watch:
     """One for each process and source; all its readers ask it. Safe for threads, one of which looks at the folder at a time."""
 
-    def __init__(self, folder: Folder, ledger: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: WatchedFolder, ledger: str | os.PathLike[str]) -> None:
         self.folder = folder
         self.fs, root = fs.FileSystem.from_uri(folder.path)
         self.root = root.rstrip("/")
         self._ledger = Ledger(ledger)
         self._lock = threading.Lock()
-        self._files: list[Found] = []
-        self._by_name: dict[str, Found] = {}
-        self._by_inode: dict[int, Found] = {}
-        self._renamed: dict[str, Found] = {}  # by the name that it has now: read already, or to be read
+        self._files: list[FoundFile] = []
+        self._by_name: dict[str, FoundFile] = {}
+        self._by_inode: dict[int, FoundFile] = {}
+        self._renamed: dict[str, FoundFile] = {}  # by the name that it has now: read already, or to be read
         self._completion = Completion(folder.settle_s, folder.bad_after_s)
         self._aside: dict[str, tuple[int, int, str]] = {}  # bad: size, time, and why, by name
-        self._ended: dict[int, Ended] = {}  # by number of the file
+        self._ended: dict[int, EarlyEnd] = {}  # by number of the file
         self._spark_names: dict[str, set[str]] = {}  # by file of Spark's log
         self._look_at = 0.0
 
@@ -87,12 +87,12 @@ class Watch:
         """How many files are known, or are there and not complete."""
         return len(self._files) + len(self._completion)
 
-    def ended(self, number: int) -> Ended | None:
+    def ended(self, number: int) -> EarlyEnd | None:
         """Return the early end of a file; None: it is read to its end."""
         with self._lock:
             return self._ended.get(number)
 
-    def end(self, number: int, ended: Ended) -> None:
+    def end(self, number: int, ended: EarlyEnd) -> None:
         """Decide that the rest of a file is left out. LedgerBroken if another life has decided otherwise."""
         with self._lock:
             self._decide(lambda: {"ended": [number, *ended]} if number not in self._ended else None)
@@ -115,14 +115,14 @@ class Watch:
             left[CORRUPT] |= {name: why for name, (*_, why) in self._aside.items()}
             return {"incomplete": self._completion.lacking()} | left
 
-    def file(self, number: int) -> Found | None:
+    def file(self, number: int) -> FoundFile | None:
         """Return a file by its number; None: there is none yet."""
         with self._lock:
             if time.monotonic() >= self._look_at:
                 self._look()
             return self._files[number] if number < len(self._files) else None
 
-    def known(self, number: int) -> Found:
+    def known(self, number: int) -> FoundFile:
         """Return a file that an earlier life has read."""
         with self._lock:
             if number >= len(self._files):
@@ -134,7 +134,7 @@ class Watch:
                 )
             return self._files[number]
 
-    def where(self, found: Found) -> str:
+    def where(self, found: FoundFile) -> str:
         """Return the path at which the file is now. Raises FileGone, or FileChanged if it is another file."""
         path = self._path(found.name)
         info = self.fs.get_file_info(path)
@@ -148,7 +148,7 @@ class Watch:
                     return self._path(name)
         raise FileGone(gone(path))
 
-    def check_again(self, found: Found, path: str) -> None:
+    def check_again(self, found: FoundFile, path: str) -> None:
         """Raise FileChanged if the file, which was read to its end, was written to meanwhile."""
         info = self.fs.get_file_info(path)
         if info.type is fs.FileType.File:
@@ -157,7 +157,7 @@ class Watch:
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def _check(self, found: Found, size: int, mtime_ns: int) -> None:
+    def _check(self, found: FoundFile, size: int, mtime_ns: int) -> None:
         """Raise FileChanged if the file is another one. A program that copies a file sets its time at the very end, back to that
         of the original: an earlier time is no change."""
         if self.folder.ignore_changes or (found.size == size and mtime_ns <= found.mtime_ns):
@@ -182,7 +182,7 @@ class Watch:
         took = time.monotonic() - began
         self._look_at = began + max(self.folder.poll_s, took / _SHARE)
 
-    def _entry(self, new: list[Found]) -> Any:
+    def _entry(self, new: list[FoundFile]) -> Any:
         new.sort(key=lambda found: (found.mtime_ns, found.name))
         return {"files": [list(found) for found in new]} if new else None
 
@@ -195,7 +195,7 @@ class Watch:
                 return
             self._learn()
 
-    def _put_aside(self, bad: dict[Found, str]) -> None:
+    def _put_aside(self, bad: dict[FoundFile, str]) -> None:
         if not self.folder.ignore_corrupt:
             found, why = next(iter(bad.items()))
             raise BadFile(
@@ -219,13 +219,13 @@ class Watch:
     def _take(self, entry: Any) -> None:
         try:
             for name, size, when, inode in entry.get("files", ()):
-                self._take_file(Found(str(name), int(size), int(when), int(inode)))
+                self._take_file(FoundFile(str(name), int(size), int(when), int(inode)))
             for name, size, when, why in entry.get("aside", ()):
                 self._aside[str(name)] = int(size), int(when), str(why)
                 self._completion.forget(str(name))
             if "ended" in entry:
                 number, row, kind, why = entry["ended"]
-                self._ended[int(number)] = Ended(int(row), {MISSING: MISSING, CORRUPT: CORRUPT}[kind], str(why))
+                self._ended[int(number)] = EarlyEnd(int(row), {MISSING: MISSING, CORRUPT: CORRUPT}[kind], str(why))
             if not entry.keys() & {"files", "aside", "ended"}:
                 raise ValueError(entry)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -233,7 +233,7 @@ class Watch:
                 f"the ledger {self._ledger.folder} has an entry that names no files: {entry!r:.100}"
             ) from error
 
-    def _take_file(self, found: Found) -> None:
+    def _take_file(self, found: FoundFile) -> None:
         self._files.append(found)
         self._by_name[found.name] = found
         self._completion.forget(found.name)
@@ -241,7 +241,7 @@ class Watch:
         if found.inode:
             self._by_inode[found.inode] = found
 
-    def _new(self, now: float) -> list[Found]:
+    def _new(self, now: float) -> list[FoundFile]:
         """Return files that are complete and not known."""
         there = self.listed()
         self._completion.keep(there)
@@ -259,15 +259,15 @@ class Watch:
                 new.append(found)
         return new
 
-    def listed(self) -> dict[str, Found]:
+    def listed(self) -> dict[str, FoundFile]:
         """Return files that are meant to be read, by name."""
         return listed(self.fs, self.root, self.folder.rules)
 
-    def _is_aside(self, found: Found) -> bool:
+    def _is_aside(self, found: FoundFile) -> bool:
         """Return whether the file was put aside as it is now. A mended file may be read."""
         return self._aside.get(found.name, ())[:2] == (found.size, found.mtime_ns)
 
-    def _is_renamed(self, found: Found) -> bool:
+    def _is_renamed(self, found: FoundFile) -> bool:
         """Return whether the file is known by another name: renamed since, or with two names. Same place on disk, size and time
         to the nanosecond: a new file can have the place of an old one, but was written at another time."""
         known = self._by_inode.get(found.inode) if found.inode else None
@@ -277,7 +277,7 @@ class Watch:
         log.warning("%s was found as %s; its rows are not read again", found.name, known.name)
         return True
 
-    def _is_complete(self, found: Found, now: float) -> bool:
+    def _is_complete(self, found: FoundFile, now: float) -> bool:
         if not self._completion.is_due(found, now):
             return False
         path = self._path(found.name)

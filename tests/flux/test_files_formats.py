@@ -17,14 +17,14 @@ from pyarrow import fs
 from flux.dataflow.exact_cast import cast_exactly
 from flux.folders import formats
 from flux.folders.errors import BadFile
-from flux.folders.formats import Csv, Format, Json, Parquet
+from flux.folders.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat
 
 LOCAL = fs.LocalFileSystem()
 AB = pa.schema([("a", pa.string()), ("b", pa.string())])
 N = pa.schema([("n", pa.int64())])
 
 
-def read(format: Format, path: Path, skip: int = 0) -> list[dict[str, Any]]:
+def read(format: FileFormat, path: Path, skip: int = 0) -> list[dict[str, Any]]:
     return [row for batch in format.read(LOCAL, str(path), skip) for row in batch.to_pylist()]
 
 
@@ -43,7 +43,7 @@ def test_a_line_break_in_quotes_is_kept_wherever_a_block_ends(
     for at in range(-4, 5):
         data, text = crossing(200_000, at, breaks, encoding)
         (tmp_path / "f").write_bytes(data)
-        rows = read(Csv(AB, multi_line=True, encoding=encoding), tmp_path / "f")
+        rows = read(CsvFormat(AB, multi_line=True, encoding=encoding), tmp_path / "f")
         assert rows == [{"a": text, "b": "first"}, {"a": "second", "b": "row"}], at
 
 
@@ -51,7 +51,7 @@ def test_a_line_break_at_the_border_of_a_whole_block_is_kept(tmp_path: Path) -> 
     data, text = crossing(formats.BLOCK_BYTES, -1, b"\r\n.")
     (tmp_path / "f").write_bytes(data)
     assert data[formats.BLOCK_BYTES - 1 : formats.BLOCK_BYTES + 1] == b"\r\n"
-    assert read(Csv(AB, multi_line=True), tmp_path / "f")[0]["a"] == text
+    assert read(CsvFormat(AB, multi_line=True), tmp_path / "f")[0]["a"] == text
 
 
 def test_a_row_ends_once_wherever_a_block_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_a_row_ends_once_wherever_a_block_ends(tmp_path: Path, monkeypatch: pyte
     for at in range(-3, 4):
         (tmp_path / "f").write_bytes(b"x" * (100_000 + at - 2) + b",1\r\n\r\ny,2\r\n")
         for multi_line in (False, True):
-            assert [row["b"] for row in read(Csv(AB, multi_line=multi_line), tmp_path / "f")] == ["1", "2"], at
+            assert [row["b"] for row in read(CsvFormat(AB, multi_line=multi_line), tmp_path / "f")] == ["1", "2"], at
 
 
 @pytest.mark.parametrize("header", [False, True])
@@ -70,7 +70,7 @@ def test_csv_without_rows_has_none(tmp_path: Path, header: bool, text: str, comp
     data = text.encode()
     path.write_bytes(gzip.compress(data) if compressed else data)
     names = text.strip("\ufeff\r\n")
-    assert read(Csv(AB, header=header), path) == ([{"a": "a", "b": "b"}] if names and not header else [])
+    assert read(CsvFormat(AB, header=header), path) == ([{"a": "a", "b": "b"}] if names and not header else [])
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \r\n\t\n ", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\n" * 200_000])
@@ -79,22 +79,22 @@ def test_json_without_rows_has_none(tmp_path: Path, data: bytes, compressed: boo
     path = tmp_path / ("f.json.gz" if compressed else "f.json")
     for behind in (b"", b'{"n": 1}'):
         path.write_bytes(gzip.compress(data + behind) if compressed else data + behind)
-        assert read(Json(N), path) == ([{"n": 1}] if behind else [])
+        assert read(JsonFormat(N), path) == ([{"n": 1}] if behind else [])
 
 
 def test_a_compressed_file_that_is_cut_off_is_no_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "f.csv.gz"
     path.write_bytes(gzip.compress(b"1\n" * 10_000)[:-9])
     with pytest.raises(BadFile, match=r"f\.csv\.gz: cannot be read"):
-        read(Csv(N), path)
+        read(CsvFormat(N), path)
 
 
-@pytest.mark.parametrize("format", [Csv(N), Json(N)])
+@pytest.mark.parametrize("format", [CsvFormat(N), JsonFormat(N)])
 def test_a_row_that_is_too_long_is_told_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Format
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: FileFormat
 ) -> None:
     monkeypatch.setattr(formats, "BLOCK_BYTES", 100_000)
-    row = b'{"n": 1, "o": "%s"}\n' if isinstance(format, Json) else b'"%s"\n'
+    row = b'{"n": 1, "o": "%s"}\n' if isinstance(format, JsonFormat) else b'"%s"\n'
     (tmp_path / "f").write_bytes(row % (b"x" * 300_000))
     with pytest.raises(BadFile, match=r"a row is longer than 100,000 bytes\. Mend"):
         read(format, tmp_path / "f")
@@ -191,13 +191,13 @@ def test_a_file_whose_values_would_change_is_named_with_the_first_of_them(tmp_pa
     pq.write_table(pa.table({"v": [0.5, 0.1], "s": [{"T": NOON}] * 2}), tmp_path / "f")
     told = r"f: cannot be read behind row 0: column v is double, not float: 0\.1 would become 0\.10000000149"
     with pytest.raises(BadFile, match=told):
-        read(Parquet(pa.schema([("v", pa.float32())])), tmp_path / "f")
+        read(ParquetFormat(pa.schema([("v", pa.float32())])), tmp_path / "f")
     inner = pa.schema([("s", pa.struct([("t", pa.date32())]))])
     with pytest.raises(BadFile, match=r"field t is timestamp.*12:00:00 would become 2026-01-02"):
-        read(Parquet(inner), tmp_path / "f")
+        read(ParquetFormat(inner), tmp_path / "f")
     whole = pa.schema([("s", pa.struct([("t", pa.timestamp("us"))]))])
-    assert read(Parquet(whole), tmp_path / "f") == [{"s": {"t": NOON}}] * 2
-    assert read(Parquet(whole, case_sensitive=True), tmp_path / "f") == [{"s": {"t": None}}] * 2
+    assert read(ParquetFormat(whole), tmp_path / "f") == [{"s": {"t": NOON}}] * 2
+    assert read(ParquetFormat(whole, case_sensitive=True), tmp_path / "f") == [{"s": {"t": None}}] * 2
 
 
 @pytest.mark.parametrize("day", ["0001-01-01", "1600-02-29", "1969-12-31", "2262-04-12", "9999-12-31"])
@@ -220,9 +220,9 @@ def test_int96_is_an_instant_in_microseconds(tmp_path: Path, day: str) -> None:
     assert data.count(epoch) == 2
     written = (rest * 1000).to_bytes(8, "little") + (2_440_588 + days).to_bytes(4, "little")
     (tmp_path / "f").write_bytes(data.replace(epoch, written))
-    schema = Parquet(N).schema_of(LOCAL, str(tmp_path / "f"))
+    schema = ParquetFormat(N).schema_of(LOCAL, str(tmp_path / "f"))
     assert schema.types == [pa.timestamp("us", "UTC"), pa.list_(pa.timestamp("us", "UTC"))]
-    assert read(Parquet(schema), tmp_path / "f") == [{"t": instant, "l": [instant]}]
+    assert read(ParquetFormat(schema), tmp_path / "f") == [{"t": instant, "l": [instant]}]
 
 
 @pytest.mark.parametrize("text", ["1.0", "1e3", "9223372036854775808", "-0.0"])
@@ -230,5 +230,5 @@ def test_whole_numbers_in_json_are_written_as_such_as_spark_wants_them(tmp_path:
     """Spark 4.3 takes none of these for a BIGINT either (tests/spark/test_files_that_come.py compares)."""
     (tmp_path / "f").write_text(f'{{"n": {text}}}\n')
     with pytest.raises(BadFile, match="parse"):
-        read(Json(N), tmp_path / "f")
-    assert read(Json(pa.schema([("n", pa.float64())])), tmp_path / "f") == [{"n": float(text)}]
+        read(JsonFormat(N), tmp_path / "f")
+    assert read(JsonFormat(pa.schema([("n", pa.float64())])), tmp_path / "f") == [{"n": float(text)}]

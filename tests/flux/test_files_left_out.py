@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from flux.folders.completion import AGAIN_S, SHOWN_S, Completion
 from flux.folders.errors import BadFile, FileError, FileGone
-from flux.folders.listing import Found, Rules, listed
+from flux.folders.listing import FoundFile, Rules, listed
 from flux.folders.source import FilesReader
 
 LOCAL = fs.LocalFileSystem()
@@ -82,8 +82,8 @@ def test_a_name_that_is_no_utf8_is_told(tmp_path: Path) -> None:
     assert numbers(started(tmp_path, pathGlobFilter="b*"), 3) == [0, 1, 2]
 
 
-def found(size: int, mtime_ns: int = 1) -> Found:
-    return Found("a", size, mtime_ns, 7)
+def found(size: int, mtime_ns: int = 1) -> FoundFile:
+    return FoundFile("a", size, mtime_ns, 7)
 
 
 def test_a_file_is_looked_at_when_it_rests_and_bad_when_it_rests_too_long() -> None:
@@ -286,17 +286,17 @@ def test_a_file_that_is_gone_while_it_is_opened_is_gone(tmp_path: Path, monkeypa
 
 def test_two_lives_that_disagree_are_told(tmp_path: Path) -> None:
     from flux.dataflow.ledger import LedgerBroken
-    from flux.folders.watching import CORRUPT, MISSING, Ended
+    from flux.folders.watching import CORRUPT, MISSING, EarlyEnd
 
     write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path, ignoreMissingFiles=True)
     numbers(reader, 3)
     mine, others = reader._watched(), started(tmp_path, kept={"ledger": reader.id})._watched()
     others.known(0)
-    mine.end(0, Ended(2, CORRUPT, "why"))
-    others.end(0, Ended(2, MISSING, "the same"))
+    mine.end(0, EarlyEnd(2, CORRUPT, "why"))
+    others.end(0, EarlyEnd(2, MISSING, "the same"))
     with pytest.raises(LedgerBroken, match=r"a\.parquet: 2 rows of it count, but this reader can give 1: why not"):
-        others.end(0, Ended(1, MISSING, "why not"))
+        others.end(0, EarlyEnd(1, MISSING, "why not"))
 
 
 def test_options_that_are_no_flags_are_refused(tmp_path: Path) -> None:
