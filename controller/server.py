@@ -26,6 +26,7 @@ from flux.shell.loop import Rendezvous
 from flux.shell.transport import Keys, Port, Sockets
 from flux.wire.codec import decode_report
 from flux.wire.frames import HEADER_BYTES_MAX, encode
+from partitioning.table import FIRST_EPOCH
 
 log = logging.getLogger("flux")
 
@@ -270,7 +271,12 @@ class Server:
     def _note_progress(self) -> None:
         core = self.core
         epoch = core.table.epoch if core.table else -1
-        report = self._report.make(core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished)
+        over = core.phase in (QueryPhase.FINISHED, QueryPhase.ENDED) and not core.unfinished
+        # A query that goes on from a location has states with the counts of earlier lives.
+        read = core.inputs.of_sources() if core.board.disks.first_epoch == FIRST_EPOCH else {}
+        report = self._report.make(
+            core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished, read, over
+        )
         for source, names in self._not_read.items():
             report["sources"][source]["notRead"] = list(names)
         for source, files in self._unread_files.items():

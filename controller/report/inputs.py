@@ -5,7 +5,7 @@ A partition of a source is read again when its Spark task is retried, or by anot
 leaves. The count of a partition is the highest count of any of its readers, from the first row on; the sum of these
 counts never falls. A reader that begins in the middle (a source that seeks) continues the reported count of the rows
 before its first batch. That count is never too high, so no row is counted twice; it may miss rows that came between two
-reports.
+reports. Progress reports make up for these by what the stages behind a source have counted (``progress``).
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ class InputRows:
     @property
     def total(self) -> int:
         return sum(partition.rows for partition in self._partitions.values())
+
+    def of_sources(self) -> dict[int, int]:
+        """Return the rows of each source of which workers report what they have read."""
+        found: dict[int, int] = {}
+        for (source, _), partition in self._partitions.items():
+            if isinstance(source, int):
+                found[source] = found.get(source, 0) + partition.rows
+        return found
 
     def from_worker(self, worker: int, sources: Iterable[Sequence[int]]) -> None:
         """Take a worker's report on each partition that it reads: source, partition, first element, number of elements, rows."""

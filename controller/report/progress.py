@@ -16,7 +16,7 @@ import numpy as np
 from controller.replicas.membership import Membership
 from controller.report.bad_records import BadRecordCounts
 from controller.report.source_lags import SourceLags
-from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.plan import FromSource, Plan, StagePlan
 from flux.dataflow.sink import guarantee
 from flux.dataflow.user_code import text_of
 from flux.wire.statistics import Lag
@@ -128,6 +128,13 @@ class Progress:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
         self._lags = SourceLags(self.plan.sources)
         self._bad_records = BadRecordCounts(len(self.plan.sources))
+        inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
+        #: Stages whose only input is a source, and that source.
+        self._behind = [
+            (stage, edges[0].source)
+            for stage, edges in enumerate(inputs)
+            if len(edges) == 1 and isinstance(edges[0], FromSource)
+        ]
 
     def make(
         self,
@@ -137,11 +144,15 @@ class Progress:
         now: float,
         wall: float | None = None,
         wished: Plan | None = None,
+        read: Mapping[int, int] | None = None,
+        over: bool = False,
     ) -> dict[str, Any]:
         """Make a report.
 
         ``rows`` are those read by the query since its start, each counted once. ``now`` is for rates, ``wall`` (the wall clock)
-        for the timestamp. ``wished`` is the plan with the replicas that stages are to have by now."""
+        for the timestamp. ``wished`` is the plan with the replicas that stages are to have by now. ``read`` has the part of
+        ``rows`` of each source that workers read, if the stages behind it have counted the same rows from the first one on.
+        ``over``: all output is there, so no row waits, whatever the workers had still to hear when they reported last."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
@@ -154,6 +165,7 @@ class Progress:
             self._stage(stage, [stats for _, stats in workers], logged[stage.id], now)
             for stage in (wished or self.plan).stages
         ]
+        rows += self._missed(stages, read or {})
         before = self._counts.get("input", 0)
         shown = datetime.fromtimestamp(wall or now, UTC)
         result = {
@@ -167,8 +179,8 @@ class Progress:
             "inputRowsPerSecond": self._rate("input", rows, now),
             "processedRowsPerSecond": self._rate("processed", sum(stage["rowsIn"] for stage in stages), now),
             "backlog": {
-                "slices": int(_total(everyone, "queued")),
-                "bytes": int(_total(everyone, "log_bytes")),
+                "slices": 0 if over else int(_total(everyone, "queued")),
+                "bytes": 0 if over else int(_total(everyone, "log_bytes")),
             },
             "firstRowAt": _extreme(min, everyone, "first_row_at"),
             "finishedAt": _extreme(max, everyone, "finished_at"),
@@ -195,8 +207,21 @@ class Progress:
         }
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
+        if over:
+            for stage in stages:
+                stage["queued"] = stage["keptBytes"] = 0
         self._then = now
         return result
+
+    def _missed(self, stages: Sequence[Mapping[str, Any]], read: Mapping[int, int]) -> int:
+        """Return how many rows the readers of sources have not counted. A reader that takes over in the middle knows the rows
+        before its first batch by the last report of its predecessor alone (``inputs``). The rows that a stage has applied are
+        rows of its source, and their count is exact, because it travels with the state."""
+        applied = dict(read)
+        for stage, source in self._behind:
+            if source in applied:
+                applied[source] = max(applied[source], int(stages[stage]["rowsIn"]))
+        return sum(applied.values()) - sum(read.values())
 
     def _sources(self, workers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Report on each source, given the newest statistics of each worker, by its number."""

@@ -66,6 +66,8 @@ class Leaving:
     ) -> None:
         self.outside: Outside | None = None
         self.finished_at: float | None = None
+        #: Replicas here that have come to their end. It grows before others can hear of the end.
+        self.ends = 0
         self._worker = worker
         self._replicas = replicas
         self._tell = tell
@@ -131,6 +133,7 @@ class Leaving:
             self._wake(replica.key)
 
     def note_end(self, replica: Replica, wall: float) -> None:
+        self.ends += replica.finished
         if replica.finished and not replica.outlets:
             self.finished_at = wall
 

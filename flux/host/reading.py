@@ -85,6 +85,8 @@ class Reading:
     def __init__(self, plan: Plan, producer: Callable[[StreamId, EdgePlan, int], Producer]) -> None:
         self.sources: dict[SourcePartition, SourceStreams] = {}
         self.first_row_at: float | None = None
+        #: Partitions of sources that have ended here.
+        self.ends = 0
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
         self.interval_s = 0.0  # what the sources have by now is read at multiples of the wall clock; 0: at once
@@ -331,6 +333,7 @@ class Reading:
 
     def finish(self, key: SourcePartition, created: float) -> None:
         """A source has ended."""
+        self.ends += 1
         self._rotation.remove(key)
         self.sources[key].finish(created)
 

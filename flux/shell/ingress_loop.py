@@ -124,6 +124,9 @@ class Ingress:
                     rest = core.append(rest, time.monotonic())
                     self._turn(core, 0)
         core.finish(time.monotonic())
+        self._beat(
+            core, time.monotonic()
+        )  # before others hear of the end, so that the controller has the last count then
         while not core.drained:
             self._turn(core, WAIT_S)
         self._drained, self.end = True, core.end

@@ -106,6 +106,7 @@ class Worker:
         self._gathering = Gathering()
         self._pace = Pace()
         self._rested_s = 0.0
+        self._ends = 0  # replicas and sources here that had ended at the last look
         self._lifeline: Lifeline | None = None
         self._heart = Heart(plan.settings.heartbeat_interval)
         self._lifeline_at = 0.0
@@ -347,6 +348,11 @@ class Worker:
                 answers.setdefault(effect.connection, []).append(frames)
             else:
                 reports.append(effect)
+        ends = core.leaving.ends + core.reading.ends
+        if ends != self._ends:
+            # Before others hear of the end: the controller has the last counts when the last stage has ended.
+            self._ends = ends
+            self._beat(core, now)
         self.links.send(to_workers)
         for connection, messages in answers.items():
             self.port.send_all(connection, messages)

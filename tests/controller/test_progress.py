@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 from controller.report.progress import Progress, QueryProgress
+from tests.controller.cluster import Cluster
 from tests.controller.operated import FakeCore
 
 
@@ -63,3 +64,27 @@ def test_a_report_has_the_properties_of_pysparks() -> None:
     assert json.loads(report.json) == json.loads(report.prettyJson) == report
     assert str(report) == report.prettyJson != report.json
     assert isinstance(report, dict)
+
+
+def test_rows_that_readers_have_not_counted_are_those_that_their_stage_has() -> None:
+    """A reader that takes over in the middle knows the rows before only by the last report of the one before it."""
+    c = Cluster(readers=2)
+    progress = Progress(c.core.plan, "id", None)
+    idle = {"queued": 0, "busy_s": 0.0}
+    for member, rows in zip(c.core.members.workers.values(), [600, 420], strict=False):
+        member.stats = {"stages": [idle | {"primaries": [(0, rows, 0, 0)]}]}
+    assert progress.make(c.core.members, 550, 0, 1.0, read={0: 550})["totalInputRows"] == 600
+    assert progress.make(c.core.members, 700, 0, 2.0, read={0: 700})["totalInputRows"] == 700, "they are ahead of it"
+    assert progress.make(c.core.members, 550, 0, 3.0)["totalInputRows"] == 550, "the stage has counts of earlier lives"
+
+
+def test_nothing_waits_when_all_output_is_there() -> None:
+    core = at_work([(0, 100, 10, 1)])
+    for member in core.members.workers.values():
+        member.stats |= {"queued": 3, "log_bytes": 1 << 20}
+        member.stats["stages"] = [dict(stage, queued=3, kept_bytes=99) for stage in member.stats["stages"]]
+    progress = Progress(core.plan, "id", None)
+    assert progress.make(core.members, 100, 1, 1.0)["backlog"] == {"slices": 3, "bytes": 1 << 20}
+    last = progress.make(core.members, 100, 1, 2.0, over=True)
+    assert last["backlog"] == {"slices": 0, "bytes": 0}
+    assert [(stage["queued"], stage["keptBytes"]) for stage in last["stages"]] == [(0, 0)] * 2
