@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
 import pickle
+import traceback
 import types
 import uuid
 from collections import deque
@@ -24,8 +26,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import cloudpickle
+
 from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError, UsageError
+from flux.tracebacks import OURS
 from flux.wire.unpickle import dumps, loads
 
 #: Set by Flux on an operator.
@@ -40,6 +45,7 @@ _CONTAINERS = (dict, list, set, deque, bytearray)
 #: Begins attributes as bytes within another snapshot.
 _MAGIC = b"flux attributes\n"
 _ABSENT = object()
+_PICKLER = os.path.dirname(cloudpickle.__file__) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ class AttributeState:
             try:
                 call(value, None)
             except BaseException as reason:
-                return SnapshotError(self._text(name, value, reason), user_traceback(reason))
+                return SnapshotError(self._text(name, value, reason), _frames(reason))
         whole = f"the attributes {', '.join(self.values)} cannot be pickled together ({described(error)})"
         return SnapshotError(whole, user_traceback(error))
 
@@ -169,6 +175,12 @@ class PickledAttributes:
 
     def __repr__(self) -> str:
         return "<attributes of an operator that defines neither snapshot() nor restore()>"
+
+
+def _frames(error: BaseException) -> str:
+    """Return the traceback where a line of the user's has failed; empty where only the pickler has."""
+    named = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return "" if all(name.startswith((*OURS, _PICKLER)) for name in named) else user_traceback(error)
 
 
 def places_of(operator: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from flux.dataflow.operator import Context
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.timers import Timers
 from flux.dataflow.user_code import described, text_of, user_traceback
-from flux.errors import UserCodeError
+from flux.errors import SnapshotError, UserCodeError
 from flux.stream.receiver import RowSlice, Slice
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ class Blame:
         """Call user code. Raises UserCodeError for whatever it raises. ``slices``: the rows of the step, if it is about rows."""
         try:
             return call()
+        except SnapshotError as error:  # of a state that does not fit, which does not know where it is
+            raise SnapshotError(f"{self.where}: {error.summary}", error.traceback) from error
         except UserCodeError:
             raise
         except BaseException as error:  # also sys.exit() in it: a worker that obeys looks like a lost one

@@ -131,9 +131,17 @@ def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[
 
 def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> None:
     """Whether it would come back at another worker, as far as can be seen here. SnapshotError: why not."""
-    data = b"" if isinstance(state, AttributeState) else encode_snapshot(state, where, classes=classes)
     try:
-        state.check() if isinstance(state, AttributeState) else decode_snapshot(data, classes=classes)
+        for part in state.values() if isinstance(state, dict) else [state]:
+            if isinstance(part, AttributeState):  # read when there is an operator for it, so decoding is no check
+                part.check()
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error
+    if isinstance(state, AttributeState):
+        return
+    data = encode_snapshot(state, where, classes=classes)
+    try:
+        decode_snapshot(data, classes=classes)
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error
     except Exception as error:

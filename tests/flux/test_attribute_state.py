@@ -305,6 +305,15 @@ def test_operators_of_one_stage_each_keep_their_attributes() -> None:
     assert there.then.counts == {1: 1, 2: 1}
 
 
+@pytest.mark.parametrize("second", [True, False])
+def test_an_attribute_of_an_operator_of_two_in_one_stage_is_named(second: bool) -> None:
+    make = Chain(Counts, Counts, SCHEMA)
+    here = opened(make)
+    (here.then if second else here.first).odd = Unreadable()
+    with pytest.raises(SnapshotError, match=r"^here: attribute 'odd' of Counts, a Unreadable.*no way back"):
+        check_snapshot(here.snapshot(), "here", here.snapshot_classes)
+
+
 class Noting(flux.Aggregate):
     n = flux.count()
 

@@ -159,7 +159,16 @@ def test_an_attribute_that_cannot_travel_is_refused_before_any_row() -> None:
     error = failure(operator(open=opens, process=lambda self, rows: seen.append(rows.num_rows)), batch(1))
     assert isinstance(error, flux.SnapshotError)
     assert str(error).startswith("stage Mine, partition 0: attribute 'lock' of Mine, a lock, cannot travel as state (")
+    assert "Traceback" not in str(error), "no line of the user's has failed"
     assert seen == []
+
+
+def test_a_container_of_the_class_that_is_filled_is_refused_with_stage_and_partition() -> None:
+    def process(self: Any, rows: pa.RecordBatch) -> None:
+        self.counts[0] = rows.num_rows
+
+    error = failure(operator(counts={}, process=process), batch(1))
+    assert str(error).startswith("stage Mine, partition 0: Mine.counts is one dict of the class")
 
 
 @pytest.mark.parametrize("nested", [True, False])
