@@ -16,7 +16,6 @@ from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
 from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
-from flux.folders.source import FilesReader
 
 #: By name of source and of stage: what each has settled.
 Kept = dict[str, dict[str, Any]]
@@ -37,9 +36,12 @@ def prepared(
         read = copy.deepcopy(given.read)  # another query may be started with the same flow
         if hasattr(read, "case_sensitive"):
             read.case_sensitive = case_sensitive
-        if isinstance(read, FilesReader):
-            read.session_ignores_missing, read.session_ignores_corrupt = ignored_files
-            read.bad_after_s = plan.settings.files_bad_after
+        if hasattr(read, "bad_after_s"):  # of files
+            vars(read).update(
+                bad_after_s=plan.settings.files_bad_after,
+                session_ignores_missing=ignored_files[0],
+                session_ignores_corrupt=ignored_files[1],
+            )
         said = read.prepare(known.get("sources", {}).get(given.name))
         found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")
         return replace(given, read=read)

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from controller.wording import some
 from flux.dataflow.plan import Plan, WorkerSourcePlan
-from flux.folders.source import FilesReader
 
 log = logging.getLogger("flux")
 
@@ -47,7 +46,7 @@ class Unread:
         for source in plan.sources:
             if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "unread"):
                 self._ask[source.id] = source.name, source.read.unread
-            if isinstance(source, WorkerSourcePlan) and isinstance(source.read, FilesReader):
+            if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "unread_files"):
                 self._ask_files[source.id] = source.name, source.read.unread_files
         self._known: dict[int, Sequence[str]] = {}
         self._known_files: dict[int, UnreadFiles] = {}

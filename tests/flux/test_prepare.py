@@ -129,13 +129,13 @@ def test_a_source_that_may_grow_has_more_partitions_in_a_later_life_and_keeps_wh
     for partitions, lives in ((2, 1), (4, 2), (5, 3)):
         assert begin_of(started(Location.open(tmp_path), grown(partitions))) == lives
     assert Location.open(tmp_path).kept == {"sources": {"topic": ["another"] * 4}, "sinks": {}}
-    with pytest.raises(UsageError, match="sources partitions was 5 and is 4"):
+    with pytest.raises(UsageError, match="its partitions were 5 and are 4"):
         started(Location.open(tmp_path), grown(4))
 
 
 def test_a_source_that_may_not_grow_does_not(tmp_path: Path) -> None:
     started(Location.open(tmp_path), grown(2, Topic))
-    with pytest.raises(UsageError, match="sources partitions was 2 and is 3"):
+    with pytest.raises(UsageError, match="its partitions were 2 and are 3"):
         started(Location.open(tmp_path), grown(3, Topic))
 
 
