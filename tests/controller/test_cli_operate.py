@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from controller.balance.load import Move
 from controller.operate import cli
 from controller.operate.cli import look, tables, waiting
+from controller.operate.cli.operate import _risk
 from controller.operate.client import Client, choose
 from controller.operate.connection_file import write
 from controller.replicas.lags import Life
@@ -460,6 +461,14 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
     assert gone.stderr == f"flux: cannot fail: there is no worker {spare}; there are {known}\n", (
         "and nothing of replicas"
     )
+
+
+def test_fail_does_not_warn_of_the_end_where_the_checkpoint_location_has_the_partitions(core: FakeCore) -> None:
+    lonely = core.table.stages[1][0][0].worker
+    with Client(choose(ID)) as client:
+        replicas = client.partitions().replicas
+    assert "the query will FAIL" in _risk(lonely, replicas, restores=False)[-1]
+    assert _risk(lonely, replicas, restores=True)[-1] == "Worst/0 will be restored from the checkpoint location"
 
 
 def test_fail_says_which_partitions_would_wait_for_a_copy_that_is_far_behind(core: FakeCore) -> None:

@@ -207,9 +207,10 @@ def _protected(status: Status, stage: str) -> str:
 def fail(call: Invocation, worker: Worker) -> None:
     """Give a worker up as if it had died, to rehearse a loss. Asks for confirmation."""
     client = call.client
-    _require_worker(worker, client.ask(GetStatus(), Status))
+    status = client.ask(GetStatus(), Status)
+    _require_worker(worker, status)
     replicas = client.partitions().replicas
-    for line in _risk(worker, replicas):
+    for line in _risk(worker, replicas, restores=status.checkpoint is not None and len(status.workers) > 1):
         print(line, file=sys.stderr)
     _confirm(f"Fail worker {worker}?", call)
     request = client.ask(FailWorker(worker=worker), Accepted).request
@@ -226,8 +227,9 @@ def _require_worker(worker: int, status: Status) -> None:
         raise RequestRefused("refused", f"cannot fail: there is no worker {worker}; there are {listed(known)}")
 
 
-def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
-    """Describe the effect of a loss of this worker, as far as it is known beforehand."""
+def _risk(worker: int, replicas: Sequence[ReplicaStatus], restores: bool) -> list[str]:
+    """Describe the effect of a loss of this worker, as far as it is known beforehand. ``restores``: there is a checkpoint
+    location, and another worker that restores partitions from it."""
     here = [row for row in replicas if row.worker == worker]
     others = [row for row in replicas if row.worker != worker]
     safe = {(row.stage, row.partition) for row in others if row.safe}
@@ -243,7 +245,11 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus]) -> list[str]:
             )
     if lost:
         named = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
-        lines.append(f"the query will FAIL: worker {worker} has the only safe replica of {named}")
+        lines.append(
+            f"{named} will be restored from the checkpoint location"
+            if restores
+            else f"the query will FAIL: worker {worker} has the only safe replica of {named}"
+        )
     return lines
 
 
