@@ -523,4 +523,6 @@ def _no_input(given: Any, tables: bool = True) -> str | None:
         return f"{wanted}{given!r}; its output goes into the sink, call this stage with the flow itself"
     if isinstance(given, Stage):
         return f"{wanted}the stage {given.name} itself; call it with its own input first: {given.name}(df)"
+    if inspect.isfunction(given) or (inspect.isclass(given) and issubclass(given, Operator)):
+        return f"{wanted}{named(given)}, which is no stage: decorate it with @flux.stage, and call that with its input first"
     return None

@@ -73,6 +73,12 @@ def test_a_forgotten_decorator_is_named() -> None:
     assert isinstance(Given(5), Given)
 
 
+@pytest.mark.parametrize("given", [same.target, Sums.target])
+def test_an_input_that_lacks_its_decorator_is_named(given: Any) -> None:
+    with pytest.raises(flux.UsageError, match=f"got {given.__name__}, which is no stage: decorate it with @flux.stage"):
+        Sums(given)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
