@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from controller.operate.client import Client, choose
+from controller.operate.client import QueryClient, choose
 from controller.operate.requests import Accepted, StartMoves, WantedMove
 from controller.report.events import Event
 from flux.errors import QueryFailed
@@ -47,7 +47,7 @@ class Operator:
     def __init__(self, query: Query, stage: str) -> None:
         self.query = query
         self.stage = stage
-        self._client = Client(choose(query.id))
+        self._client = QueryClient(choose(query.id))
 
     def placement(self) -> dict[int, list[int]]:
         """Map each partition of the stage to the workers with its replicas, the primary's first."""

@@ -1,1 +1,1 @@
-"""Keeps partitions owned, whole and balanced. Not on the data path."""
+"""The controller, which keeps partitions owned, whole and balanced. It is not on the data path."""

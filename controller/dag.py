@@ -1,7 +1,7 @@
-"""Compiles the flow that a user built to a checked plan: names, schemas, keys, edges, topological order (design: plan).
+"""Compilation of a user's flow to a checked plan: names, schemas, keys, edges, topological order (design: plan).
 
-Stages are numbered in topological order, so that a sweep from input to output is a walk over ascending ids. For
-``C(A(x), B(A(x)))`` with one A: A=0, B=1, C=2; edges x->A, A->B, A->C, B->C.
+Stages are numbered in topological order, so that a sweep from input to output is a walk over ascending ids. For ``C(A(x),
+B(A(x)))`` with one A: A=0, B=1, C=2; edges x->A, A->B, A->C, B->C.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.ids import ACTIVE, UPSTREAM
 
 SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
-#: Turns a declared schema (DDL, StructType, pyarrow) into a pyarrow schema.
+#: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
 
 
 def topological(flows: Sequence[Flow]) -> list[Flow]:
-    """Every stage that the flows need, each after all of its inputs. UsageError names the stages of a cycle."""
+    """Return every stage that the flows need, each after all of its inputs. UsageError names the stages of a cycle."""
     order: list[Flow] = []
     done: set[int] = set()
     path: list[Flow] = []
@@ -84,16 +84,17 @@ def compile_plan(
     case_sensitive: bool = False,
     began_with: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Check and number everything. ``collect``: partitions of the collecting stage that is added after each flow that does
-    not go into a sink; 0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with``:
-    partitions of the sources when the query was started for the first time, by name.
+    """Check and number everything.
 
-    UsageError and SchemaError name the stage, the expected value and the actual value."""
+    ``collect`` is the number of partitions of the collecting stage that is added after each flow that does not go into a sink;
+    0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with`` has, by name, the
+    partitions of the sources when the query was started for the first time. UsageError and SchemaError name the stage, the
+    expected value and the actual value."""
     return _Compiler(settings, to_arrow, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
 
 
 def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
-    """Of a query with a checkpoint location (design: all-or-none). UsageError: a stage is not to be kept there."""
+    """Check the stages of a query with a checkpoint location (design: all-or-none). UsageError: a stage cannot be kept there."""
     for flow in topological([flow_of(given) for given in flows]):
         if not flow.stage.durable:
             raise UsageError(
@@ -150,7 +151,7 @@ class _Compiler:
         (before,) = flow.inputs
         number = self._stage_ids[id(before)]
         stage = self.stages[number]
-        # Replay points are for operators without state, and numbers are one.
+        # Replay points are for operators without state, and the numbers of an operator are state.
         if stage.recovery == UPSTREAM or stage.output_schema is None:
             return False
         make = Chain(stage.make, flow.stage.make, stage.output_schema)
@@ -239,7 +240,7 @@ class _Compiler:
         )
 
     def _add_sink(self, stage_id: int, sink: Sink) -> None:
-        """To the stage itself, if its output goes nowhere else; to one behind it that passes rows on, if it does."""
+        """Add a sink to the stage itself, if its output goes nowhere else; else to a stage behind it that passes rows on."""
         stage = self.stages[stage_id]
         schema, most = stage.output_schema, self.settings.sink_max_bytes
         if schema is None:
@@ -370,7 +371,7 @@ class _Compiler:
         return edge_id
 
     def _read_in_part(self, source: DataFrameSourcePlan) -> None:
-        """Spark need not read the columns of a DataFrame that no stage looks at, nor bring them to Python."""
+        """Leave out columns of a DataFrame that no stage reads, so that Spark neither reads them nor brings them to Python."""
         edges = [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source.id]
         wanted = [edge.columns for edge in edges]
         if not wanted or None in wanted:
@@ -389,8 +390,8 @@ class _Compiler:
     # ---- small checks
 
     def _unique(self, name: str) -> str:
-        """A stage that is used twice in a flow gets a number in its name, so that users can tell the two apart in
-        reports."""
+        """Make a unique name. A stage that is used twice in a flow gets a number in its name, so that users can tell the two
+        apart in reports."""
         candidate, number = name, 2
         while candidate in self._names:
             candidate, number = f"{name}#{number}", number + 1
@@ -399,12 +400,12 @@ class _Compiler:
 
 
 def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Schema, tuple[int, ...] | None]:
-    """The schema of these columns, and which they are; None: all of them."""
+    """Return the schema of these columns, and the columns; None: all of them."""
     if columns is None or len(columns) == len(schema):
         return schema, None
     return pa.schema([schema.field(column) for column in columns]), columns
 
 
 def _passing() -> Operator:
-    """Of a stage that only passes rows on."""
+    """Make the operator of a stage that only passes rows on."""
     return FunctionOperator(lambda batch: batch, None)

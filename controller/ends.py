@@ -1,5 +1,6 @@
-"""Output that comes when all input has ended, from an input that never does: it would be waited for without a word, so it is
-refused before the start (design: public-api)."""
+"""Refusal of output that comes only when all input has ended, from an input that never ends: the user would wait for it without
+a word, so it is refused before the start (design: public-api).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from flux.errors import UsageError
 
 
 def check_ends(plan: Plan, goes_on: bool = False) -> None:
-    """UsageError names the source, and says what gives output meanwhile. ``goes_on``: a stream that has given all that is
-    available is no end, because the next start of the query goes on with it."""
-    endless: dict[int, SourcePlan] = {}  # by stage: a source whose rows it waits for, that never ends
+    """Check the plan. UsageError names the source, and tells which settings give output meanwhile.
+
+    ``goes_on``: a stream that has given all available rows has not ended, because the next start of the query goes on with it."""
+    endless: dict[int, SourcePlan] = {}  # by stage: a source that never ends, and for whose rows the stage waits
     for stage in plan.stages:  # each after its inputs
         for edge in (plan.edges[number] for number in stage.edges_in):
             origin = plan.origin(edge)
@@ -43,7 +45,8 @@ def _named(source: SourcePlan) -> str:
 
 
 def _gives_at_the_end(stage: StagePlan) -> bool:
-    """Whether an aggregate gives nothing before, to anybody. One with timers, or a ``process`` of its own, may."""
+    """Tell whether an aggregate gives nothing before the end, to any reader. An aggregate with timers, or with a ``process`` of
+    its own, may give earlier output."""
     if stage.output_mode != "complete" or not (stage.edges_out or stage.sink is not None):
         return False
     operator, *_ = chain_of(stage.make())
@@ -53,7 +56,7 @@ def _gives_at_the_end(stage: StagePlan) -> bool:
 
 
 def check_taken(plan: Plan) -> None:
-    """UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
+    """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
     for stage in plan.terminal:
         if stage.output_schema is not None and stage.sink is None:
             raise UsageError(

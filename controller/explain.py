@@ -34,7 +34,7 @@ ARGUMENTS_CHARS_MAX = 200
 
 
 def explain(plan: Plan, workers: int = 0) -> str:
-    """``workers``: number of workers of the query; 0: the query has not started."""
+    """Describe a plan, line by line. ``workers`` is the number of workers of the query; 0: the query has not started."""
     lines = [_heading(plan)]
     for source in plan.sources:
         lines += _source(source)

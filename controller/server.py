@@ -16,7 +16,7 @@ from typing import TypeVar
 from controller.decide.phases import QueryPhase
 from controller.decide.state import Controller, Tell
 from controller.operate.desk import About
-from controller.operate.requests import AnyAnswer, AnyRequest, Refused
+from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
 from controller.report.progress import Progress, QueryProgress, unread_files
 from flux.dataflow.plan import Plan
@@ -36,17 +36,18 @@ REPORT_BYTES_MAX = HEADER_BYTES_MAX + 1024
 COMMAND_S = 0.01
 #: Progress reports that are kept, as many as a StreamingQuery keeps by default.
 PROGRESS_KEPT = 100
-#: How long a call of another thread waits for the controller's thread: longer than usual pauses of a machine, and not
-#: longer than a person's patience.
+#: Longest wait of another thread's call for the controller's thread: longer than usual pauses of a machine, and not longer than
+#: a person's patience.
 ANSWER_S = 30.0
-#: How often such a call checks that the controller's thread still lives.
+#: Time between two checks of such a call that the controller's thread still lives.
 ALIVE_EVERY_S = 0.1
 
 T = TypeVar("T")
 
 
 class Server:
-    """Start, look at ``phase`` and ``progress``, wait on ``done``; all methods may be called from any thread."""
+    """The thread of the controller. Start it, look at ``phase`` and ``progress``, wait on ``done``; all methods may be called
+    from any thread."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Server:
         self.started = threading.Event()
         self.finished = threading.Event()
         self.ended = threading.Event()
-        self._awaiting: list[bool] = []  #: One for each call that waits and raises what ends the query.
+        self._awaiting: list[bool] = []  #: One entry for each call that waits and raises the error that ends the query.
         self._plan = plan
         self._host = host
         self._keys = keys
@@ -77,7 +78,7 @@ class Server:
         self._unread_files: Mapping[int, Mapping[str, Mapping[str, str]]] = {}
         self._report = Progress(plan, query_id, name, run_id)
         about = About(query_id, name, application, os.getpid(), started, began=began)
-        #: Called in the controller's thread with an error that ends the query: returns the same error, or its cause.
+        #: Called in the controller's thread with an error that ends the query. It returns the same error, or its cause.
         self.explain: Callable[[FluxError], FluxError] = lambda error: error
         self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
@@ -95,12 +96,11 @@ class Server:
         return bound
 
     def note_unread(self, not_read: Mapping[int, Sequence[str]]) -> None:
-        """By the number of a source, names of what it has got since the start, for reports."""
+        """Take, by the number of a source, the names of partitions that it has got since the start, for reports."""
         self._not_read = not_read
 
     def note_unread_files(self, files: Mapping[int, Mapping[str, Mapping[str, str]]]) -> None:
-        """Take in, by the number of a source and what is wrong with them, files of which rows are not read, each with the
-        reason."""
+        """Take files whose rows are not read, by the number of a source and the kind of problem, each with the reason."""
         self._unread_files = files
 
     @property
@@ -134,12 +134,14 @@ class Server:
         self._commands.put(lambda: self.core.on_pause(time.monotonic()))
 
     def look(self, at: Callable[[], T]) -> T:
-        """The result of a call in the controller's thread, the only one that may use the core while it lives, or its
-        FluxError. QueryTimeout if that thread does not make the call in time."""
+        """Make a call in the controller's thread, and return its result or raise its FluxError. No other thread may use the
+        core while this one lives.
+
+        QueryTimeout: that thread does not make the call in time."""
         return self._call(lambda _: (at(), []))
 
     def command(self, act: Callable[[float], list[Tell]]) -> None:
-        """The same for a change: ``act(now)`` returns the commands that the change leads to."""
+        """Make a change in the controller's thread: ``act(now)`` returns the commands that the change leads to."""
         self._call(lambda now: (None, act(now)))
 
     def _call(self, act: Callable[[float], tuple[T, list[Tell]]]) -> T:
@@ -161,21 +163,20 @@ class Server:
         end = time.monotonic() + ANSWER_S
         while not wait([done], ALIVE_EVERY_S).done:
             if not self._thread.is_alive() and not done.done():
-                return act(time.monotonic())[0]  # nobody else uses the core any more
+                return act(time.monotonic())[0]  # no other thread uses the core any more
             if time.monotonic() > end:
                 raise QueryTimeout(f"the controller's thread has not answered within {ANSWER_S:g} s")
         return done.result()
 
     def ask(self, request: AnyRequest) -> AnyAnswer:
-        """The answer to a person's request, the same as for the command line. UsageError or QueryFailed if it is
-        refused."""
+        """Return the answer to a person's request, the same as for the command line. UsageError or QueryFailed: it is refused."""
         answer: AnyAnswer = self._call(lambda now: self._service.ask(request, now))
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refusal):
             raise UsageError(answer.reason) if answer.kind == "usage" else QueryFailed(answer.reason)
         return answer
 
     def close(self, timeout: float) -> bool:
-        """End the thread and its sockets; True if it has ended in time."""
+        """End the thread and its sockets. Return True if it has ended in time."""
         self._close.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -211,8 +212,8 @@ class Server:
             sockets.close()
 
     def _failed(self, port: Port, error: Exception) -> None:
-        """A defect of Flux or of a policy: the query ends with this error. Without a controller it would seem to run
-        well until something is lost."""
+        """End the query with a defect of Flux or of a policy. Without a controller the query would seem to run well until a
+        worker is lost."""
         if self.core.phase == QueryPhase.ENDED:
             raise error  # not even telling all processes to stop works
         log.exception("the controller failed", exc_info=error)
@@ -256,13 +257,13 @@ class Server:
             self.finished.set()
         if self.core.phase == QueryPhase.ENDED and not self.ended.is_set():
             if self.core.error is not None:
-                # A call that waits raises it, and whoever sees it there need not see it twice.
+                # A waiting call raises the error, so its caller need not see it in the log as well.
                 level = logging.INFO if self._awaiting else logging.ERROR
                 log.log(level, "query %s failed: %s: %s", self._title, type(self.core.error).__name__, self.core.error)
             self.ended.set()
 
     def _log_events(self) -> None:
-        """Take-overs, repairs and moves, one line each."""
+        """Log take-overs, repairs and moves, one line each."""
         news = self.core.repairs.news()
         self._service.note(news)
         for event in news:
@@ -287,7 +288,7 @@ class Server:
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:
-        encoded: dict[int, bytes] = {}  # what goes to everybody is one command
+        encoded: dict[int, bytes] = {}  # a command to all processes is encoded once
         for effect in effects:
             assert isinstance(effect.connection, bytes)
             frame = encoded.get(id(effect.command))

@@ -8,29 +8,29 @@ from partitioning.ids import ACTIVE, STANDBY
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """For example "1 worker", "2 workers", "3 copies"."""
+    """Format a count, for example "1 worker", "2 workers", "3 replicas"."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """For example "0, 1, 2"; "none" if there are none."""
+    """Format numbers, for example "0, 1, 2"; "none" if there are none."""
     return ", ".join(map(str, numbers)) or "none"
 
 
 def some(names: Sequence[str], most: int, noun: str = "") -> str:
-    """The first names and the number of the others, for example "a, b and 3 more"."""
+    """Format the first names and the number of the others, for example "a, b and 3 more"."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more{' ' * bool(noun)}{noun}" if more > 0 else "")
 
 
 def named(one: str, numbers: Iterable[int]) -> str:
-    """For example "slot 1", "workers 0, 2"."""
+    """Format named numbers, for example "slot 1", "workers 0, 2"."""
     known = list(numbers)
     return f"{one if len(known) == 1 else one + 's'} {listed(known)}"
 
 
 def technique(replicas: int, recovery: str) -> str:
-    """How a stage is protected, such as "2 active replicas", "1 active replica and 1 standby"."""
+    """Describe the protection of a stage, such as "2 active replicas", "1 active replica and 1 standby"."""
     if recovery != ACTIVE and replicas > 1:
         kept = count(replicas - 1, STANDBY) if recovery == STANDBY else f"{replicas - 1} {recovery}"
         return f"1 active replica and {kept}"

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.operate import connection_file
-from controller.operate.client import Client, choose
-from controller.operate.connection_file import Connection
+from controller.operate.client import QueryClient, choose
+from controller.operate.connection_file import QueryConnection
 from controller.operate.requests import GetStatus, Status
 from flux.dataflow.plan import Plan, StreamSourcePlan
 from flux.errors import FluxError, UsageError
@@ -94,10 +94,10 @@ def find(query: str) -> Inputs:
     return inputs
 
 
-def _starts(connection: Connection) -> bool:
+def _starts(connection: QueryConnection) -> bool:
     """Whether the query waits for its workers: before they are there, nothing can be written into it."""
     try:
-        with Client(connection) as client:
+        with QueryClient(connection) as client:
             return client.ask(GetStatus(), Status).phase == "starting"
     except FluxError:
         return False

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from controller.operate.client import Client, RequestRefused, choose
+from controller.operate.client import QueryClient, RequestRefused, choose
 from controller.operate.output_place import masked
 from controller.operate.requests import GetOutput, OutputPlace
 from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
@@ -61,7 +61,7 @@ def find_output(options: Mapping[str, str]) -> Output:
     """The output that the options of ``readStream`` mean. FluxError says what is missing."""
     query, stage = options_of(options)
     connection = choose(query)
-    with Client(connection) as client:
+    with QueryClient(connection) as client:
         try:
             place = client.ask(GetOutput(stage=stage), OutputPlace)
         except RequestRefused as refused:

@@ -1,1 +1,1 @@
-"""What people ask of a running query: requests, answers, the command line."""
+"""Requests of people to a running query: their form, their answers, the command line."""

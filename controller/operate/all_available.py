@@ -1,12 +1,10 @@
-"""Whether all rows that were available have passed all stages, for ``query.processAllAvailable()`` (design:
-all-available).
+"""Waiting until all available rows have passed all stages, for ``query.processAllAvailable()`` (design: all-available).
 
-1. First every source has to pause. A DataFrame must be read to its end; a source in the workers must pause (``yield
-None``) or
-   end. Only pauses after the question count, so pauses are counted from a report that was certainly made after it.
-2. Then the rows that are in the logs have to leave them. Rows that leave the log of a stage are in the logs of the next
-stage at the
-   latest. So after as many rounds as there are stages in a chain, they have left the last log.
+    1. First every source has to pause. A DataFrame must be read to its end; a source in the workers must pause (``yield
+       None``) or end. Only pauses after the question count, so pauses are counted from a report that was certainly made
+       after it.
+    2. Then the rows in the logs have to leave them. Rows that leave the log of a stage are in the logs of the next stage at
+       the latest. So after as many rounds as there are stages in a chain, they have left the last log.
 
 Rows that come meanwhile do not hold this up. If all sources have ended, the end of the query is awaited instead.
 """
@@ -24,8 +22,8 @@ from partitioning.ids import SourcePartition
 #: The third report of a worker was certainly made after the question: the first was here already, and the second may
 #: have been on its way.
 REPORTS = 3
-#: How often a worker's logs must become empty: the first time may have begun before, and the second may be in a report
-#: that was on its way.
+#: A worker's logs must become empty this number of times: the first time may have begun before the question, and the second may
+#: be in a report that was on its way.
 TIMES = 3
 
 
@@ -38,7 +36,7 @@ class ReadBy(NamedTuple):
 
 
 class AllAvailable:
-    """One question. ``look`` at the controller's state, in its thread, until nothing is left."""
+    """One question. Call ``look`` with the controller's state, in its thread, until nothing is left."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -50,14 +48,14 @@ class AllAvailable:
         """Begin anew: the readers of sources have changed, and the new ones read some rows again."""
         self._newest: dict[int, Any] = {}  # worker -> its newest report
         self._reports: dict[int, int] = {}
-        self._before: dict[ReadBy, int] = {}  # how often it had paused before
+        self._before: dict[ReadBy, int] = {}  # pauses before the question
         self._paused: set[SourcePartition] = set()
         self._ended: set[SourcePartition] = set()
         self._round = 0
         self._times: dict[int, int] | None = None
 
     def look(self, board: Board) -> str:
-        """What is still awaited, in words; empty: nothing."""
+        """Describe the rest of the wait; empty: it is over."""
         if board.phase == QueryPhase.STARTING:
             return "workers have not joined yet"
         if board.phase != QueryPhase.RUNNING or board.table is None:
@@ -122,7 +120,7 @@ class AllAvailable:
 
 
 def _levels(plan: Plan) -> int:
-    """The number of stages on the longest way from a source to a sink: the most logs that a row passes."""
+    """Count the stages on the longest way from a source to a sink: the most logs that a row passes."""
     depth: dict[int, int] = {}
     for stage in plan.stages:  # in topological order
         edges = [plan.edges[edge] for edge in stage.edges_in]

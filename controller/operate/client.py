@@ -1,6 +1,6 @@
-"""Finds running queries by their connection files, and sends requests to their controllers (design: stale-files).
+"""Running queries, found by their connection files, and requests to their controllers (design: stale-files).
 
-Nothing waits without a limit: a query that does not answer is ``Unreachable``, and the message says what was tried.
+Nothing waits without a limit: a query that does not answer is ``Unreachable``, and the message tells which ways were tried.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TypeVar
 import msgspec
 
 from controller.operate import connection_file
-from controller.operate.connection_file import Connection, Found
+from controller.operate.connection_file import FoundConnection, QueryConnection
 from controller.operate.requests import (
     ANSWER_BYTES_MAX,
-    Answer,
     AnyAnswer,
     GetStatus,
     Partitions,
-    Refused,
+    Refusal,
     Request,
+    RequestAnswer,
     Status,
     all_partitions,
     decode_answer,
@@ -34,28 +34,28 @@ from flux.errors import FluxError, ProtocolError, Unreachable, UsageError
 
 #: A controller answers within milliseconds; one that is paused or swapped out is given a chance.
 ANSWER_S = 10.0
-#: The same limit when all queries are asked for their names.
+#: Longest wait when all queries are asked for their names.
 SURVEY_S = 2.0
 CONNECT_S = 2.0
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=RequestAnswer)
 
 
 class RequestRefused(FluxError):
-    """The controller refused the request, and nothing has changed. ``kind``: as in ``requests.Refused``, or "secret":
-    one of the two ends did not prove the secret."""
+    """The controller refused the request, and nothing has changed. ``kind`` is that of ``requests.Refusal``, or "secret": one
+    of the two ends did not prove the secret."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
 
 
-class Client:
-    """A connection to one query. To be used in a with statement, by one thread."""
+class QueryClient:
+    """A connection to one query, for a with statement, and for one thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: QueryConnection) -> None:
         self.connection = connection
-        from flux.shell.transport import (  # here: ZeroMQ takes longer to load than a command that needs none
+        from flux.shell.transport import (  # ZeroMQ takes longer to load than a command that needs none
             Keys,
             Sockets,
         )
@@ -66,20 +66,20 @@ class Client:
         self._link = self._sockets.link(connection.endpoint, sealed=True)
 
     def ask(self, request: Request, expected: type[A], timeout_s: float = ANSWER_S) -> A:
-        """The answer. Unreachable if none comes in time; RequestRefused if the controller says no."""
+        """Send a request and return its answer. Unreachable: none comes in time; RequestRefused: the controller says no."""
         self._must_listen()
         number = next(self._numbers)
         numbered = msgspec.structs.replace(request, number=number)
         self._link.send(encode_request(numbered))
         answer = self._wait(number, timeout_s)
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refusal):
             raise RequestRefused(answer.kind, answer.reason)
         if not isinstance(answer, expected):
             raise ProtocolError(f"expected {expected.__name__} from query {self._name}, {type(answer).__name__} came")
         return answer
 
     def partitions(self, stage: str | None = None) -> Partitions:
-        """Placement and load of all replicas, of one stage or of all."""
+        """Ask for placement and load of all replicas, of one stage or of all."""
         return all_partitions(lambda page: self.ask(page, Partitions), stage)
 
     def _wait(self, number: int, timeout_s: float) -> AnyAnswer:
@@ -90,7 +90,7 @@ class Client:
                     answer = decode_answer(frames)
                     # A request that cannot be read is refused without its number. Other answers are late ones to
                     # earlier requests.
-                    if answer.number == number or (isinstance(answer, Refused) and answer.number == 0):
+                    if answer.number == number or (isinstance(answer, Refusal) and answer.number == 0):
                         return answer
             if self._link.problem:
                 raise RequestRefused(
@@ -114,7 +114,7 @@ class Client:
     def close(self) -> None:
         self._sockets.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> QueryClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -122,7 +122,7 @@ class Client:
 
 
 def listening(endpoint: str) -> bool:
-    """Whether a process listens there. ZeroMQ would silently go on trying to connect."""
+    """Tell whether a process listens there. ZeroMQ would silently go on trying to connect."""
     try:
         from flux.shell.transport import host_and_port  # as above
 
@@ -130,7 +130,7 @@ def listening(endpoint: str) -> bool:
     except ConnectionRefusedError:
         return False
     except OSError:
-        return True  # not known from this: an answer will tell
+        return True  # not known here: an answer will tell
     return True
 
 
@@ -139,16 +139,16 @@ def listening(endpoint: str) -> bool:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A connection file and the status of its query. ``stale``: why there is no query any more, or why it does not
+    """A connection file and the status of its query. ``stale`` is the reason why the query does not exist any more or does not
     answer."""
 
-    found: Found
+    found: FoundConnection
     status: Status | None
     stale: str = ""
 
 
 def survey(where: Path | None = None) -> list[Sighting]:
-    """Every connection file, each query asked. Files of queries that are over for certain are removed."""
+    """Return every connection file, after asking its query. Files of queries that are certainly over are removed."""
     sightings = [_sight(found) for found in connection_file.find_all(where)]
     for sighting in sightings:
         if sighting.found.gone:
@@ -156,28 +156,28 @@ def survey(where: Path | None = None) -> list[Sighting]:
     return sightings
 
 
-def _sight(found: Found) -> Sighting:
+def _sight(found: FoundConnection) -> Sighting:
     found = _checked(found)
     if found.problem or found.connection is None:
         return Sighting(found, None, found.problem)
     try:
-        with Client(found.connection) as client:
+        with QueryClient(found.connection) as client:
             return Sighting(found, client.ask(GetStatus(), Status, SURVEY_S))
     except FluxError as error:
         return Sighting(found, None, str(error))
 
 
-def _checked(found: Found) -> Found:
-    """A file whose query has ended may be left behind although the process lives on: check that its port is open."""
+def _checked(found: FoundConnection) -> FoundConnection:
+    """Check that the port of a file is open: the file of a query that has ended may be left behind although its process lives
+    on."""
     if found.problem or found.connection is None or listening(found.connection.endpoint):
         return found
-    return Found(found.path, found.connection, f"nobody listens at {found.connection.endpoint}", gone=True)
+    return FoundConnection(found.path, found.connection, f"nobody listens at {found.connection.endpoint}", gone=True)
 
 
-def choose(query: str | None, where: Path | None = None) -> Connection:
-    """The query that is meant: by name, id or unique beginning of its id; None: the only one there is.
-
-    Unreachable if there is none, UsageError if several are meant."""
+def choose(query: str | None, where: Path | None = None) -> QueryConnection:
+    """Choose a query by name, id or unique beginning of its id; None: the only one there is. Unreachable: there is none;
+    UsageError: several match."""
     where = connection_file.folder() if where is None else where
     found = [_checked(file) for file in connection_file.find_all(where)]
     live = [file.connection for file in found if file.connection and not file.problem]
@@ -201,11 +201,11 @@ def choose(query: str | None, where: Path | None = None) -> Connection:
     raise UsageError(f"{query!r} may be any of {names}; give more of the id")
 
 
-def _matching(query: str, live: list[Connection]) -> list[Connection]:
+def _matching(query: str, live: list[QueryConnection]) -> list[QueryConnection]:
     exactly = [connection for connection in live if connection.id == query]
     named = [connection for connection in live if connection.name == query]
     return exactly or named or [connection for connection in live if query and connection.id.startswith(query)]
 
 
-def _called(connection: Connection) -> str:
+def _called(connection: QueryConnection) -> str:
     return f"{connection.name} ({connection.id[:8]})" if connection.name else connection.id[:8]

@@ -1,9 +1,9 @@
-"""The connection file, by which the command line finds a running query: one per query, readable by its owner only
-(design: connection-file).
+"""The connection file, by which the command line finds a running query: one per query, readable by its owner only (design:
+connection-file).
 
-It is in the folder ``FLUX_RUNTIME_DIR`` or in the user's state folder (on Linux ~/.local/state/flux). A run-time folder
-of the login session would not do: it disappears when the user logs out, and the query does not. Anybody who can read
-the file can operate the query, so a folder or file that others could have written is refused.
+It is in the folder ``FLUX_RUNTIME_DIR`` or in the user's state folder (on Linux ~/.local/state/flux). A run-time folder of the
+login session would not do: it disappears when the user logs out, and the query does not. A reader of the file can operate the
+query, so a folder or file that other users could have written is refused.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ VERSION = 1
 INGRESS = ".ingress"
 FOLDER_VARIABLE = "FLUX_RUNTIME_DIR"
 FILE_BYTES_MAX = 1 << 16
-#: Tolerance for the start time of a process: it is computed from the clock, which may be set meanwhile. No process id
-#: is used again that soon.
+#: Tolerance for the start time of a process, which is computed from the clock, and the clock may be set meanwhile. No process
+#: id is used again within this time.
 START_TOLERANCE_S = 3.0
 
 _ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """``process_started``: start time by the operating system, to recognise another process with the same id;
-    ``secret``: for people's requests only, not the secret of the workers; ``public_key``: empty without encryption;
-    ``metrics``: address of the Prometheus metrics, if they are served."""
+class QueryConnection(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to one query, as its file has it.
+
+    ``process_started`` is the start time by the operating system, to recognise another process with the same id; ``secret`` is
+    for people's requests only, and not the secret of the workers; ``public_key`` is empty without encryption; ``metrics`` is
+    the address of the Prometheus metrics, if they are served."""
 
     version: int = VERSION
     id: str
@@ -59,8 +61,8 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 def of_this_process(
     *, id: str, name: str | None, application: str, started: float, endpoint: str, secret: bytes, public_key: str = "",
     metrics: str = "",
-) -> Connection:  # fmt: skip
-    return Connection(
+) -> QueryConnection:  # fmt: skip
+    return QueryConnection(
         id=id, name=name, application=application, host=socket.gethostname(), pid=os.getpid(),
         process_started=psutil.Process().create_time(), started=started, endpoint=endpoint, secret=secret,
         public_key=public_key, metrics=metrics,
@@ -71,13 +73,13 @@ def of_this_process(
 
 
 def folder() -> Path:
-    """The folder for connection files of this user. It need not exist."""
+    """Return the folder for connection files of this user. It need not exist."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     return Path(chosen) if chosen else platformdirs.user_state_path("flux", appauthor=False)
 
 
 def check_folder(path: Path) -> None:
-    """UsageError if others than its owner could have put something there."""
+    """Check a folder. UsageError: users other than its owner could have put something there."""
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise UsageError(f"{path} is not a folder; set {FOLDER_VARIABLE} to one of your own")
@@ -92,7 +94,7 @@ def check_folder(path: Path) -> None:
 # ---- writing
 
 
-def write(connection: Connection, where: Path | None = None) -> Path:
+def write(connection: QueryConnection, where: Path | None = None) -> Path:
     """Create the file, and the folder if necessary. The file appears whole or not at all. UsageError or OSError."""
     assert _ID.fullmatch(connection.id), connection.id
     where = folder() if where is None else where
@@ -112,7 +114,8 @@ def write(connection: Connection, where: Path | None = None) -> Path:
 
 
 def _appear(unfinished: Path, path: Path) -> None:
-    """Unlike a rename, this fails if the file exists, unless a process that is gone has left it behind."""
+    """Let a finished file appear under its name. Unlike a rename, this fails if the file exists, unless a process that is gone
+    has left it behind."""
     try:
         os.link(unfinished, path)
     except FileExistsError:
@@ -123,7 +126,7 @@ def _appear(unfinished: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """With the ingress file beside it, which says how to write into the same query."""
+    """Remove a file, and the ingress file beside it, which says how to write into the same query."""
     path.unlink(missing_ok=True)
     path.with_suffix(INGRESS).unlink(missing_ok=True)
 
@@ -132,18 +135,18 @@ def remove(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file in the folder. ``problem``: why its query cannot be reached, empty if no reason is known here; ``gone``:
-    its query is certainly over, so the file can be removed."""
+class FoundConnection:
+    """A connection file in the folder. ``problem`` is the reason why its query cannot be reached, empty if none is known here;
+    ``gone``: its query is certainly over, so the file can be removed."""
 
     path: Path
-    connection: Connection | None
+    connection: QueryConnection | None
     problem: str = ""
     gone: bool = False
 
 
-def find_all(where: Path | None = None) -> list[Found]:
-    """All files of the folder, the oldest query first. UsageError if the folder cannot be trusted."""
+def find_all(where: Path | None = None) -> list[FoundConnection]:
+    """Return all files of the folder, the oldest query first. UsageError: the folder cannot be trusted."""
     where = folder() if where is None else where
     if not where.exists():
         return []
@@ -152,22 +155,24 @@ def find_all(where: Path | None = None) -> list[Found]:
     return sorted(found, key=lambda f: f.connection.started if f.connection else 0.0)
 
 
-def read(path: Path) -> Found:
+def read(path: Path) -> FoundConnection:
     try:
         connection = _parse(path)
     except FileNotFoundError:
-        return Found(path, None, "it has just been removed", gone=True)
+        return FoundConnection(path, None, "it has just been removed", gone=True)
     except (OSError, UsageError, msgspec.MsgspecError) as error:
-        return Found(path, None, str(error))
+        return FoundConnection(path, None, str(error))
     if connection.version != VERSION:
-        return Found(path, None, f"written by another release of Flux (format {connection.version}, not {VERSION})")
+        return FoundConnection(
+            path, None, f"written by another release of Flux (format {connection.version}, not {VERSION})"
+        )
     if connection.host != socket.gethostname():
-        return Found(path, connection, f"runs on {connection.host}: use the command line there")
+        return FoundConnection(path, connection, f"runs on {connection.host}: use the command line there")
     problem = _process_problem(connection)
-    return Found(path, connection, problem, gone=bool(problem))
+    return FoundConnection(path, connection, problem, gone=bool(problem))
 
 
-def _parse(path: Path) -> Connection:
+def _parse(path: Path) -> QueryConnection:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())
@@ -177,10 +182,10 @@ def _parse(path: Path) -> Connection:
             raise UsageError(f"only its owner may have access to it, others do; run: chmod 600 {path}")
         if about.st_size > FILE_BYTES_MAX:
             raise UsageError(f"it is not a connection file: {about.st_size} bytes")
-        return msgspec.json.decode(file.read(FILE_BYTES_MAX + 1), type=Connection)
+        return msgspec.json.decode(file.read(FILE_BYTES_MAX + 1), type=QueryConnection)
 
 
-def _process_problem(connection: Connection) -> str:
+def _process_problem(connection: QueryConnection) -> str:
     try:
         process = psutil.Process(connection.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -189,7 +194,7 @@ def _process_problem(connection: Connection) -> str:
     except psutil.NoSuchProcess:
         return f"its process {connection.pid} is gone"
     except psutil.AccessDenied:
-        return ""  # a process is there: a request will show whether it is the query
+        return ""  # there is a process; a request will show whether it is the query
     if abs(started - connection.process_started) > START_TOLERANCE_S:
         return f"process {connection.pid} is another one now"
     return ""

@@ -1,8 +1,7 @@
-"""The desk answers people's requests from the controller's state (design: people). No I/O: frames in, a frame and
-commands out.
+"""The desk, which answers people's requests from the controller's state (design: people).
 
-The desk decides nothing about replicas: it reads the state, and passes changes to the controller, which may refuse
-them.
+No I/O: frames in, a frame and commands out. The desk decides nothing about replicas: it reads the state, and passes changes to
+the controller, which may refuse them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from controller.operate.requests import (
     MoveStatus,
     Partitions,
     ProtectStage,
-    Refused,
+    Refusal,
     RepairStatus,
     ReplicaStatus,
     RequestStatus,
@@ -111,8 +110,8 @@ class Core(Protocol):
 
 @dataclass(frozen=True)
 class About:
-    """Name and process of the query. ``metrics``: address at which its metrics are served; ``started``: by the wall
-    clock; ``began``: the same moment by the controller's clock, None: the same number."""
+    """Name and process of the query. ``metrics`` is the address of its metrics; ``started`` its start by the wall clock;
+    ``began`` the same moment by the controller's clock, None: the same number."""
 
     id: str
     name: str | None
@@ -127,7 +126,8 @@ class About:
 
 
 class Desk:
-    """``report``: the newest progress report, None before the first. ``observe`` renews ``metrics`` from the state."""
+    """The desk of one query. ``report`` is the newest progress report, None before the first. ``observe`` renews ``metrics``
+    from the state."""
 
     def __init__(
         self,
@@ -146,18 +146,18 @@ class Desk:
         self._observe = observe
 
     def handle(self, frames: Sequence[Any], now: float) -> tuple[bytes, list[Tell]]:
-        """The answer to a request on a connection that has proved the secret, and the commands that the request leads
-        to."""
+        """Answer a request on a connection that has proved the secret. Return the answer, and the commands that the request
+        leads to."""
         try:
             request = decode_request(frames)
         except ProtocolError as error:
             self.refused += 1
-            return encode(Refused(kind="request", reason=text_of(error))), []
+            return encode(Refusal(kind="request", reason=text_of(error))), []
         answer, effects = self.answer(request, now)
         return encode(msgspec.structs.replace(answer, number=request.number)), effects
 
     def answer(self, request: AnyRequest, now: float) -> tuple[Any, list[Tell]]:
-        """The same without frames, for the query's own process."""
+        """Answer a request of the query's own process, without frames."""
         core = self._core
         try:
             match request:
@@ -183,9 +183,9 @@ class Desk:
                     return Accepted(request=number), self._running().protect(stage, *wish, now, number)
             return self._look(request, now), []
         except UsageError as error:
-            return Refused(kind="usage", reason=text_of(error)), []
+            return Refusal(kind="usage", reason=text_of(error)), []
         except FluxError as error:
-            return Refused(kind="failed", reason=text_of(error)), []
+            return Refusal(kind="failed", reason=text_of(error)), []
 
     def _look(self, request: AnyRequest, now: float) -> Any:
         try:
@@ -213,7 +213,7 @@ class Desk:
         except Exception as error:
             # A question changes nothing in the query, so a defect here must not end a query that runs well.
             log.exception("a request could not be answered: %r", request)
-            return Refused(kind="failed", reason=described(error))
+            return Refusal(kind="failed", reason=described(error))
         raise AssertionError(request)
 
     def _running(self) -> Core:
@@ -337,7 +337,7 @@ class Desk:
         return rows
 
     def _pending(self) -> list[MoveStatus]:
-        """The controller's list of moves, with the phase that the addition of each has reached."""
+        """List the controller's moves, with the phase that the addition of each has reached."""
         rows = []
         for move in self._core.moves_pending():
             addition = self._core.repairs.under_way.get(move.key)
@@ -378,7 +378,7 @@ class Desk:
         )
 
     def _replica(self, load: ReplicaLoad, behind: dict[int, dict[PartitionKey, float]]) -> ReplicaStatus:
-        """``behind``: what the checkpoints on workers lack, kept from replica to replica."""
+        """Describe one replica. ``behind`` caches the lags of checkpoints by worker, from replica to replica."""
         repairs, table = self._core.repairs, self._core.table
         assert table is not None
         replicas = table.replicas(load.stage, load.partition)
@@ -402,8 +402,8 @@ class Desk:
         )
 
     def _behind(self, load: ReplicaLoad, known: dict[int, dict[PartitionKey, float]]) -> float | None:
-        """Seconds that the newest checkpoint of a standby lacks, by the last report of its worker; None: it has said
-        nothing of it yet."""
+        """Return the seconds by which the newest checkpoint of a standby is behind, by the last report of its worker; None:
+        there is no report of it yet."""
         if load.worker not in known:
             member = self._core.members.workers.get(load.worker)
             reports = member.stats.get("stages", ()) if member is not None else ()
@@ -437,8 +437,8 @@ class Desk:
         )
 
     def _meant(self, wanted: WantedMove, loads: LoadTable) -> Move:
-        """The move with the number of its stage instead of the name. Without a source, the primary's worker is the
-        source."""
+        """Turn a wanted move into a move, with the number of its stage instead of the name. Without a source, the primary's
+        worker is the source."""
         stage = self._stage(wanted.stage)
         table = self._core.table
         assert table is not None

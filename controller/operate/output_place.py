@@ -1,7 +1,7 @@
-"""How a reader outside the query gets to the output that is kept for it (design: readers-secret).
+"""The way of a reader outside the query to the output that is kept for it (design: readers-secret).
 
-Workers let in who has the secret of the query, so a reader needs it. It is told only to who has proved the secret of the
-connection file, and masked with that: a listener on the way learns nothing.
+Workers let in processes with the secret of the query, so a reader needs it. It is given only to a reader that has proved the
+secret of the connection file, and masked with that: a listener on the way learns nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NONCE_BYTES = 32
 
 @dataclass(frozen=True)
 class Reach:
-    """Where the controller listens for readers, the secret of the connection file, and the keys of the query; no keys: it is not
-    encrypted."""
+    """The address at which the controller listens for readers, the secret of the connection file, and the keys of the query; no
+    keys: it is not encrypted."""
 
     endpoint: str
     shared: bytes = field(repr=False)
@@ -30,7 +30,7 @@ class Reach:
 
 
 def output_place(plan: Plan, name: str | None, reach: Reach | None, stage: str | None) -> OutputPlace:
-    """UsageError says why there is none."""
+    """Describe the output of a stage and the way to it. UsageError: there is none."""
     found = offered(plan, stage)
     if reach is None or found.output_schema is None:
         raise UsageError("the output of this query cannot be read from outside")
@@ -52,6 +52,6 @@ def output_place(plan: Plan, name: str | None, reach: Reach | None, stage: str |
 
 
 def masked(secret: bytes, shared: bytes, nonce: bytes) -> bytes:
-    """The secret for one answer, readable only for who has the ``shared`` one; masked again, it is itself."""
+    """Mask the secret for one answer, so that only a holder of ``shared`` can read it. Masking it again gives the secret back."""
     mask = hashlib.shake_256(b"output" + len(shared).to_bytes(4, "big") + shared + nonce).digest(len(secret))
     return bytes(one ^ other for one, other in zip(secret, mask, strict=True))

@@ -1,8 +1,8 @@
-"""The requests of people to the controller of a running query, and its answers (design: people).
+"""Requests of people to the controller of a running query, and its answers (design: people).
 
-A request or an answer is one frame in the encoding of all Flux messages (version, length and types are checked). An
-answer carries the number of its request. Both travel on a sealed connection whose ends have proved the secret of the
-connection file to each other (``flux.wire.handshake``), so nothing from strangers arrives here.
+A request or an answer is one frame in the encoding of all Flux messages (version, length and types are checked). An answer
+carries the number of its request. Both travel on a sealed connection whose ends have proved the secret of the connection file
+to each other (``flux.wire.handshake``), so nothing from strangers arrives here.
 """
 
 from __future__ import annotations
@@ -29,94 +29,102 @@ Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class Request(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Base of the requests; ``number`` comes back with the answer."""
+    """Base of the requests. ``number`` comes back with the answer."""
 
     number: Natural = 0
 
 
 class GetStatus(Request, frozen=True):
-    """Answered by ``Status``."""
+    """Question about the state of the query, answered by ``Status``."""
 
 
 class GetPartitions(Request, frozen=True):
-    """Placement and load, of one stage or of all; answered by ``Partitions``: one page, from the partition of number
-    ``first`` on, counted through all that are asked for. With ``heaviest``, only so many replicas, by load."""
+    """Question about placement and load, answered by ``Partitions``, page by page."""
 
+    #: None: all stages.
     stage: Name | None = None
+    #: The first partition of the page, counted through all that are asked for.
     first: Natural = 0
+    #: Ask only for this number of replicas, with the highest loads.
     heaviest: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
 
 
 class GetHistory(Request, frozen=True):
-    """Take-overs, repairs and moves, of one stage or of all; answered by ``History``."""
+    """Question about take-overs, repairs and moves, answered by ``History``."""
 
+    #: None: all stages.
     stage: Name | None = None
 
 
 class GetMetrics(Request, frozen=True):
-    """Answered by ``MetricsText``."""
+    """Question about the metrics, answered by ``MetricsText``."""
 
 
 class Suggest(Request, frozen=True):
-    """The moves that a policy would make now, by default the configured one; answered by ``Suggested``. Nothing is
-    moved."""
+    """Question about the moves that a policy would make now, answered by ``Suggested``. Nothing is moved."""
 
+    #: Empty: the configured one.
     policy: Name = ""
 
 
 class GetOutput(Request, frozen=True):
-    """How to read the output that is kept for readers: of a stage, or of the only one that keeps it; answered by
-    ``OutputPlace``."""
+    """Question about the way to output that is kept for readers, answered by ``OutputPlace``."""
 
+    #: None: the only stage that keeps output.
     stage: Name | None = None
 
 
 class WantedMove(msgspec.Struct, frozen=True, kw_only=True):
-    """Move the replica on worker ``source`` to ``target``; without a source, the primary."""
+    """A move of one replica, by request."""
 
     stage: Name
     partition: Natural
+    #: The worker of the replica after the move.
     target: Natural
+    #: The worker of the replica before the move; None: the primary's worker.
     source: Natural | None = None
 
 
 class StartMoves(Request, frozen=True):
-    """All of them or none; answered by ``Accepted`` when they are planned, not when they are done."""
+    """Request for moves, all of them or none, answered by ``Accepted`` when they are planned, not when they are done."""
 
     moves: Annotated[list[WantedMove], msgspec.Meta(min_length=1, max_length=MOVES_MAX)]
+    #: The reason, for the history.
     why: Name
 
 
 class DrainWorker(Request, frozen=True):
-    """Move everything away from a worker; answered by ``Accepted`` at once."""
+    """Request to move everything away from a worker, answered by ``Accepted`` at once."""
 
     worker: Natural
 
 
 class FailWorker(Request, frozen=True):
-    """Treat a worker as lost, for rehearsals; answered by ``Accepted`` at once."""
+    """Request to treat a worker as lost, for rehearsals, answered by ``Accepted`` at once."""
 
     worker: Natural
 
 
 class SetWorkers(Request, frozen=True):
-    """Run with this number of workers from now on; answered by ``Accepted`` at once."""
+    """Request to run with another number of workers from now on, answered by ``Accepted`` at once."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
 class ProtectStage(Request, frozen=True):
-    """Have the partitions of a stage with so many replicas, of other kinds, from now on; None: as it is. Answered by
-    ``Accepted`` at once."""
+    """Request for another number or kind of replicas of a stage from now on, answered by ``Accepted`` at once."""
 
     stage: Name
+    #: None: no change.
     replicas: Natural | None = None
+    #: None: no change.
     recovery: Name | None = None
 
 
 class Follow(Request, frozen=True):
-    """How the request with this number stands; answered by ``Followed``."""
+    """Question about the state of an earlier request, answered by ``Followed``."""
 
+    #: The number of that request.
     request: Natural
 
 
@@ -136,49 +144,58 @@ AnyRequest = (
 )
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Base of the answers; ``number`` is that of the request."""
+class RequestAnswer(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of the answers. ``number`` is that of the request."""
 
     number: Natural = 0
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """``replicas``: wanted; ``safe``: safe replicas of the partition that has the fewest; ``short``: partitions with
-    fewer replicas than wanted. Latencies are those of the slowest worker. ``sink``: where the output goes and what that
-    guarantees, empty without one; ``sink_bytes``: output that it does not have yet; ``wait_for_sink``: partitions that it
-    holds back. ``recovery``: "active" or "standby", as is wished now; ``active``, ``standbys``: replicas that there are, in
-    all partitions. Of standbys: bytes of their checkpoints, seconds that the oldest lacks, and seconds that it would take to
-    repeat these. ``kept_bytes``: rows for the stage in producers' logs; ``loss_s``: what the loss of a worker would cost now,
-    by estimate, None: the query, or nothing is known yet."""
+    """State of one stage. Latencies are those of the slowest worker."""
 
     name: str
     partitions: int
+    #: Partitions that have reached their end.
     finished: int
+    #: Wanted replicas of each partition.
     replicas: int
+    #: Safe replicas of the partition that has the fewest.
     safe: int
+    #: Partitions with fewer replicas than wanted.
     short: int
     rows_in: int
     rows_out: int
     rows_per_s: float
+    #: Slices that are not applied yet.
     queued: int
     p50_ms: float | None = None
     p99_ms: float | None = None
+    #: The sink and its guarantee; empty without one.
     sink: str = ""
+    #: Output that the sink does not have yet.
     sink_bytes: int = 0
+    #: Partitions that stand still until the sink takes more.
     wait_for_sink: int = 0
+    #: "active" or "standby", by the wish of the moment.
     recovery: str = ACTIVE
+    #: Size of the checkpoints of all standbys.
     checkpoint_bytes: int = 0
+    #: Time by which the oldest checkpoint is behind its partition.
     checkpoint_behind_s: float = 0.0
+    #: Estimated time to repeat the steps after that checkpoint.
     replay_s: float = 0.0
+    #: Active replicas of all partitions.
     active: int = 0
+    #: Standbys of all partitions.
     standbys: int = 0
+    #: Rows for the stage in the logs of producers.
     kept_bytes: int = 0
+    #: Estimated cost of the loss of a worker now; None: the query itself, or it is not known yet.
     loss_s: float | None = None
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """``load``: seconds per second spent applying rows; ``cpu``: seconds per second of its process; ``leaving``: it is
-    being emptied."""
+    """State of one worker."""
 
     worker: int
     slot: int
@@ -187,34 +204,42 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     executor: str
     primaries: int
     replicas: int
+    #: Rows applied.
     rows_in: int
     rows_per_s: float
+    #: Slices that are not applied yet.
     queued: int
+    #: Seconds per second in which it applies rows.
     load: float
+    #: Processor seconds per second of its process.
     cpu: float
     rss_bytes: int
     log_bytes: int
+    #: The worker is being emptied.
     leaving: bool = False
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that is suggested, planned or under way. ``gain``: by how much the higher load of the two workers falls;
-    ``cost``: bytes of state to copy; ``phase``: "waiting" before its first step."""
+    """A move that is suggested, planned or under way."""
 
     stage: str
     partition: int
     source: int
     target: int
+    #: Fall of the higher load of the two workers.
     gain: float = 0.0
+    #: Bytes of state to copy.
     cost: int = 0
+    #: "waiting" before its first step.
     phase: str = "waiting"
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """A move of a request. ``event``: with which it ended; None: it has not ended."""
+    """A move of a request."""
 
     move: MoveStatus
     done: bool
+    #: The event with which it ended; None: it has not ended.
     event: Event | None = None
 
     def __str__(self) -> str:
@@ -222,16 +247,21 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How the request of number ``request`` stands. ``what``: its name in sentences; ``state``: "waiting", "under way",
-    "done" or "given up"; ``why``: reason for giving it up; ``left``: the rest of the work, in words; ``done`` of
-    ``total`` moves, replicas or workers."""
+    """State of an earlier request."""
 
+    #: Its number.
     request: int
+    #: Its name in sentences.
     what: str
+    #: "waiting", "under way", "done" or "given up".
     state: str
+    #: Reason for giving it up.
     why: str
+    #: The rest of the work, in words.
     left: str
+    #: Moves, replicas or workers that are done.
     done: int
+    #: Moves, replicas or workers of the request.
     total: int
 
     @property
@@ -240,40 +270,38 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that is being added. ``phase``: "retain", "ready", "copy", "follows" or "live" (design: add-replica)."""
+    """A replica that is being added."""
 
     stage: str
     partition: int
     worker: int
+    #: "retain", "ready", "copy", "follows" or "live" (design: add-replica).
     phase: str
     why: str
 
 
 class KeptStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint location holds: ``bytes`` of checkpoints, the oldest ``behind_s`` behind its partition; ``replay_s``: how
-    long the repetition would take of what came after them."""
+    """Content of a checkpoint location."""
 
+    #: Size of all checkpoints.
     bytes: int
+    #: Time by which the oldest checkpoint is behind its partition.
     behind_s: float
+    #: Estimated time to repeat the steps after the checkpoints.
     replay_s: float
 
 
 class UnreadFiles(msgspec.Struct, frozen=True):
-    """Files of one source that are incomplete, missing or corrupt: how many, and the reasons for some of them by name."""
+    """Files of one source that are incomplete, missing or corrupt."""
 
+    #: The number of files.
     count: int
+    #: Names of some of them, with the reasons.
     files: dict[str, str]
 
 
-class Status(Answer, frozen=True):
-    """``started`` in seconds since 1970; ``uptime_s`` since then; ``missing_slots``: of workers that are still to join;
-    ``balancing``: partitions move for balance; ``evening_out``: workers have joined that do not have their share of the
-    partitions yet; ``requests``: those that are not over; ``metrics``: address of the Prometheus metrics, empty if they
-    are not served; ``copies_on``: how far apart the replicas of each partition are, such as "different hosts";
-    ``checkpoint``: of a query with a checkpoint location; ``source_lags``: records that are still to be read, of sources that
-    know it; ``bad_records``: of sources that have met some, how many did not fit their format; ``not_read``: of sources
-    that have got more since the start, names of that; ``unread_files``: by source and what is wrong, files of which rows are not
-    read."""
+class Status(RequestAnswer, frozen=True):
+    """State of a query."""
 
     id: str
     name: str | None
@@ -281,7 +309,9 @@ class Status(Answer, frozen=True):
     pid: int
     phase: str
     error: str | None
+    #: In seconds since 1970.
     started: float
+    #: Time since then.
     uptime_s: float
     epoch: int
     rows_in: int
@@ -291,127 +321,157 @@ class Status(Answer, frozen=True):
     take_overs: int
     repairs: int
     moves: int
+    #: The longest time for which a partition stood still for a copy.
     stall_ms_max: float
+    #: Address of the Prometheus metrics; empty if they are not served.
     metrics: str
     stages: list[StageStatus]
     workers: list[WorkerStatus]
     moves_pending: list[MoveStatus]
     repairs_under_way: list[RepairStatus]
+    #: Slots of workers that are still to join.
     missing_slots: list[int]
+    #: Partitions move for balance.
     balancing: bool
+    #: Workers have joined that do not have their share of the partitions yet.
     evening_out: bool
+    #: The distance between the replicas of each partition, such as "different hosts".
     copies_on: str = ""
+    #: Requests that are not over.
     requests: list[RequestStatus] = []
+    #: Content of the checkpoint location, if the query has one.
     checkpoint: KeptStatus | None = None
+    #: Records that are still to be read, for sources that know the number.
     source_lags: dict[str, int] = {}
+    #: Records that did not fit their format, for sources with any.
     bad_records: dict[str, int] = {}
+    #: Names of partitions that sources have got since the start.
     not_read: dict[str, list[str]] = {}
+    #: Files whose rows are not read, by source and kind of problem.
     unread_files: dict[str, dict[str, UnreadFiles]] = {}
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """``role``: "primary", "secondary", "standby", "new" (not live yet); ``kind``: "active" or "standby"; ``movable``:
-    see ``balance.load``; ``safe``: it could take over; ``behind``: steps that it would have to apply before, if it does not
-    count as safe for this reason. Of a standby, ``state_bytes`` is the size of its newest checkpoint, and
-    ``checkpoint_behind_s`` are the seconds that this lacks."""
+    """State of one replica."""
 
     stage: str
     partition: int
     worker: int
+    #: "primary", "secondary", "standby", or "new" (not live yet).
     role: str
+    #: It could take over.
     safe: bool
     load: float
     queued: int
+    #: For a standby, the size of its newest checkpoint.
     state_bytes: int
     rows_per_s: float
+    #: See ``balance.load``.
     movable: bool
+    #: Steps that it would have to apply before a take-over, if it is not safe for this reason.
     behind: int = 0
+    #: "active" or "standby".
     kind: str = ACTIVE
+    #: For a standby, the time by which its newest checkpoint is behind.
     checkpoint_behind_s: float | None = None
 
 
-class Partitions(Answer, frozen=True):
-    """``seconds``: length of the interval that the loads are averages of; 0: no loads are known yet. ``following``:
-    ``first`` of the next page, None after the last; ``total``: replicas on all pages."""
+class Partitions(RequestAnswer, frozen=True):
+    """One page of replicas."""
 
     replicas: list[ReplicaStatus]
+    #: Length of the interval over which the loads are averaged; 0: no loads are known yet.
     seconds: float
+    #: ``first`` of the next page; None: this is the last one.
     following: int | None = None
+    #: Replicas on all pages.
     total: int = 0
 
 
-class History(Answer, frozen=True):
-    """The oldest first; only the newest ``kept`` are known."""
+class History(RequestAnswer, frozen=True):
+    """The newest events, the oldest of them first."""
 
     events: list[Event]
+    #: The number of events that the controller keeps.
     kept: int
 
 
-class MetricsText(Answer, frozen=True):
-    """In the text format of Prometheus."""
+class MetricsText(RequestAnswer, frozen=True):
+    """Metrics in the text format of Prometheus."""
 
     text: str
 
 
-class OutputPlace(Answer, frozen=True):
-    """Output of a stage of the query ``id``, and how to reach those who have it: with the secret of the query, ``masked`` as
-    ``output_place`` does it. ``schema``: as an Arrow IPC message; ``silence_max_s``: how long the controller may be silent."""
+class OutputPlace(RequestAnswer, frozen=True):
+    """The output of a stage, and the way to the workers that have it."""
 
+    #: That of the query.
     id: str
     name: str | None
     stage: Natural
     stage_name: str
     partitions: Natural
+    #: As an Arrow IPC message.
     schema: bytes
     endpoint: str
     nonce: bytes
+    #: The secret of the query, masked as ``output_place.masked`` does it.
     masked: bytes
     public_key: bytes
     private_key: bytes
+    #: Time for which the controller may be silent.
     silence_max_s: float
 
     def __repr__(self) -> str:
         return f"<output of stage {self.stage_name} of query {self.id} at {self.endpoint}>"
 
 
-class Suggested(Answer, frozen=True):
+class Suggested(RequestAnswer, frozen=True):
+    """The moves that a policy suggests."""
+
     policy: str
     moves: list[MoveStatus]
+    #: For people.
     notes: list[str]
 
 
-class Accepted(Answer, frozen=True):
-    """The request is carried out under the number ``request``. ``moves``: those asked for, each with its source."""
+class Accepted(RequestAnswer, frozen=True):
+    """Notice that a request is carried out."""
 
+    #: Its number.
     request: Natural = 0
+    #: Its moves, each with its source.
     moves: list[MoveStatus] = []
 
 
-class Followed(Answer, frozen=True):
-    """``phase`` and ``error`` of the query; ``moves`` of the request, in the order in which they were asked for."""
+class Followed(RequestAnswer, frozen=True):
+    """State of a request and of the query."""
 
     asked: RequestStatus
+    #: The moves of the request, in its order.
     moves: list[Carried]
+    #: That of the query.
     phase: str
+    #: That of the query.
     error: str | None
 
 
-class Refused(Answer, frozen=True):
-    """Nothing was changed. ``kind``: "request" (it could not be read), "usage" (it cannot be carried out) or
-    "failed"."""
+class Refusal(RequestAnswer, frozen=True):
+    """Notice that a request is refused and nothing was changed."""
 
+    #: "request" (it could not be read), "usage" (it cannot be carried out) or "failed".
     kind: str
     reason: str
 
 
-AnyAnswer = Status | Partitions | History | MetricsText | OutputPlace | Suggested | Accepted | Followed | Refused
+AnyAnswer = Status | Partitions | History | MetricsText | OutputPlace | Suggested | Accepted | Followed | Refusal
 
 _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)
 
 
 def all_partitions(ask: Callable[[GetPartitions], Partitions], stage: str | None = None) -> Partitions:
-    """All pages as one. The placement may change between two of them; each partition is shown as it was at one time."""
+    """Join all pages. The placement may change between two of them; each partition is shown as it was at one time."""
     page = answer = ask(GetPartitions(stage=stage))
     replicas = list(page.replicas)
     while page.following is not None:

@@ -1,7 +1,7 @@
-"""Everything for people around the controller of a query: port for requests, connection file, metrics (design: people).
+"""The service for people around the controller of a query: port for requests, connection file, metrics (design: people).
 
-Requests have a port of their own, on the loopback address of the driver's machine only. So a flood of requests cannot
-crowd out the workers' reports, and a request is not understood on the workers' port.
+Requests have a port of their own, on the loopback address of the driver's machine only. So a flood of requests cannot crowd out
+the workers' reports, and a request is not understood on the workers' port.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger("flux")
 
 HOST = "127.0.0.1"
 SECRET_BYTES = 32
-#: Requests or answers that may wait on one connection; a command sends one request at a time.
+#: Requests or answers that may wait on one connection. A command sends one request at a time.
 WAITING_MAX = 64
 
 
 class Service:
-    """Made, used and closed by the controller's thread. ``report``: the newest progress report, None before the
-    first."""
+    """The service of one query, made, used and closed by the controller's thread. ``report`` is the newest progress report,
+    None before the first."""
 
     def __init__(self, core: Core, about: About, report: Callable[[], dict[str, Any] | None]) -> None:
         self.metrics = Metrics(core.plan, about.id, about.name)
@@ -50,8 +50,8 @@ class Service:
     # ---- opening and closing
 
     def open(self, sockets: Sockets, keys: Keys | None, endpoint: str = "") -> None:
-        """Open what the settings ask for. ``endpoint`` of the controller, for readers of output. UsageError if metrics cannot be
-        served at the configured address."""
+        """Open the parts that the settings ask for. ``endpoint`` is that of the controller, for readers of output. UsageError:
+        metrics cannot be served at the configured address."""
         settings = self._core.plan.settings
         if settings.metrics_port >= 0:
             address = metrics_http.serve(settings.metrics_host, settings.metrics_port, self.metrics)
@@ -67,8 +67,8 @@ class Service:
             self._publish(secret, keys)
 
     def _publish(self, secret: bytes, keys: Keys | None) -> None:
-        """Write the connection file. If that is impossible, the query runs all the same, and the log says why the
-        command line does not find it."""
+        """Write the connection file. If that is impossible, the query runs all the same, and the log tells why the command line
+        does not find it."""
         assert self.port is not None
         about = self._about
         connection = connection_file.of_this_process(
@@ -84,7 +84,7 @@ class Service:
         atexit.register(self._remove_file)  # for a driver that ends without stopping its queries
 
     def _remove_file(self) -> None:
-        if self._file is not None and os.getpid() == self._about.pid:  # a forked process must not take it away
+        if self._file is not None and os.getpid() == self._about.pid:  # a forked process must not remove it
             try:
                 connection_file.remove(self._file)
             except OSError as error:
@@ -92,7 +92,7 @@ class Service:
             self._file = None
 
     def close(self) -> None:
-        """The port is closed with its sockets."""
+        """Close metrics and remove the file. The port is closed with its sockets."""
         atexit.unregister(self._remove_file)
         self._remove_file()
         metrics_http.withdraw(self.metrics)
@@ -105,7 +105,7 @@ class Service:
         return self._desk.answer(request, now)
 
     def answer(self, now: float) -> list[Tell]:
-        """Answer the requests that have arrived. Returns the commands that they lead to."""
+        """Answer the requests that have arrived. Return the commands that they lead to."""
         effects: list[Tell] = []
         if self.port is not None and self._desk is not None:
             for connection, frames in self.port.receive():

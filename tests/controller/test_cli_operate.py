@@ -19,7 +19,7 @@ from controller.balance.load import Move
 from controller.operate import cli
 from controller.operate.cli import look, tables, waiting
 from controller.operate.cli.operate import _risk
-from controller.operate.client import Client, choose
+from controller.operate.client import QueryClient, choose
 from controller.operate.connection_file import write
 from controller.replicas.lags import Life
 from controller.replicas.move_phases import MovePhase
@@ -204,7 +204,7 @@ def test_top_fits_into_80_columns_and_says_where_each_worker_is(core: FakeCore) 
     assert {"e0", "e1", "e2"} <= set(workers.split())
     assert "leaving" in workers
     narrow = Console(width=80, record=True, file=StringIO())
-    with Client(choose(ID)) as client:
+    with QueryClient(choose(ID)) as client:
         narrow.print(tables.top(*look._frame(client)))
     lines = narrow.export_text().splitlines()
     assert max(map(len, lines)) <= 80
@@ -465,7 +465,7 @@ def test_fail_says_what_is_at_stake_and_asks(core: FakeCore) -> None:
 
 def test_fail_does_not_warn_of_the_end_where_the_checkpoint_location_has_the_partitions(core: FakeCore) -> None:
     lonely = core.table.stages[1][0][0].worker
-    with Client(choose(ID)) as client:
+    with QueryClient(choose(ID)) as client:
         replicas = client.partitions().replicas
     assert "the query will FAIL" in _risk(lonely, replicas, restores=False)[-1]
     assert _risk(lonely, replicas, restores=True)[-1] == "Worst/0 will be restored from the checkpoint location"

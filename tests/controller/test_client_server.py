@@ -22,8 +22,8 @@ from operated import served
 
 import flux
 from controller.operate import client as client_module
-from controller.operate.client import Client, RequestRefused, choose, survey
-from controller.operate.connection_file import Connection, find_all, write
+from controller.operate.client import QueryClient, RequestRefused, choose, survey
+from controller.operate.connection_file import QueryConnection, find_all, write
 from controller.operate.requests import (
     REQUEST_BYTES_MAX,
     Accepted,
@@ -35,7 +35,7 @@ from controller.operate.requests import (
     History,
     MetricsText,
     Partitions,
-    Refused,
+    Refusal,
     SetWorkers,
     Status,
     decode_answer,
@@ -88,7 +88,7 @@ def test_a_running_query_is_found_and_asked_and_goes_when_it_ends(place: Path, e
         assert (sighting.status.id, sighting.status.phase) == ("q", "running")
         connection = choose(None)
         assert bool(connection.public_key) == encrypted
-        with Client(connection) as client:
+        with QueryClient(connection) as client:
             until(lambda: client.ask(GetStatus(), Status).stages[0].rows_in == 100)
             status = client.ask(GetStatus(), Status)
             assert [stage.name for stage in status.stages] == ["Count", "Sink"]
@@ -113,10 +113,13 @@ def test_what_operators_do_wrong_does_not_reach_the_workers_port_nor_the_rows(pl
         connection = choose(None)
         for secret in (b"guess", query.plan.secret):  # also who may send rows may not operate
             stranger = msgspec.structs.replace(connection, secret=secret)
-            with Client(stranger) as client, pytest.raises(RequestRefused, match="another's or an old one") as refused:
+            with (
+                QueryClient(stranger) as client,
+                pytest.raises(RequestRefused, match="another's or an old one") as refused,
+            ):
                 client.ask(FailWorker(worker=0), Status)
             assert refused.value.kind == "secret"
-        with Client(connection) as client:
+        with QueryClient(connection) as client:
             assert 'flux_requests_refused_total{id="q",query="q"} 2.0' in eventually_text(client)
             assert len(client.ask(GetStatus(), Status).workers) == 2
         assert query.server.core.refused == 0
@@ -124,7 +127,7 @@ def test_what_operators_do_wrong_does_not_reach_the_workers_port_nor_the_rows(pl
         query.wait()
 
 
-def eventually_text(client: Client) -> str:
+def eventually_text(client: QueryClient) -> str:
     """The metrics, when there has been a progress report."""
     texts: list[str] = []
     until(lambda: texts.append(client.ask(GetMetrics(), MetricsText).text) or "flux_requests_refused" in texts[-1])  # type: ignore[func-returns-value]
@@ -195,7 +198,7 @@ def test_two_queries_of_the_same_name_are_told_apart_by_id() -> None:
 def test_queries_of_one_process_are_asked_apart() -> None:
     with served("one", "aa11") as one, served("two", "bb22", encrypted=True) as two:
         for name in ("one", "two"):
-            with Client(choose(name)) as client:
+            with QueryClient(choose(name)) as client:
                 assert client.ask(GetStatus(), Status).name == name
                 client.ask(FailWorker(worker=1 if name == "one" else 2), Accepted)
         assert [told[:2] for told in one.told] == [("fail", 1)]
@@ -205,7 +208,7 @@ def test_queries_of_one_process_are_asked_apart() -> None:
 # ---- those behind whom nobody stands
 
 
-def copied(connection: Connection, id: str, **changes: object) -> Path:
+def copied(connection: QueryConnection, id: str, **changes: object) -> Path:
     return write(msgspec.structs.replace(connection, id=id, **changes))
 
 
@@ -240,7 +243,7 @@ def test_a_controller_that_says_nothing_is_unreachable_after_a_while_and_its_fil
         silent.listen()
         path = copied(choose(None), "mute", endpoint=f"tcp://127.0.0.1:{silent.getsockname()[1]}", name="mute")
         with (
-            Client(choose("mute")) as client,
+            QueryClient(choose("mute")) as client,
             pytest.raises(Unreachable, match=r"mute .*does not answer within 0\.05 s"),
         ):
             client.ask(GetStatus(), Status, 0.05)
@@ -252,7 +255,7 @@ def test_a_controller_that_says_nothing_is_unreachable_after_a_while_and_its_fil
 def test_a_query_that_has_just_ended_is_unreachable_at_once() -> None:
     with served("clicks", "aa11"):
         connection = choose(None)
-    with Client(connection) as client, pytest.raises(Unreachable, match="query clicks has ended"):
+    with QueryClient(connection) as client, pytest.raises(Unreachable, match="query clicks has ended"):
         client.ask(GetStatus(), Status, timeout_s=3600)
 
 
@@ -265,7 +268,7 @@ def test_a_query_that_ends_while_it_is_asked_has_ended_and_is_not_overloaded(mon
         silent.listen()
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         asked = msgspec.structs.replace(found, id="mute", name="mute", endpoint=endpoint)
-        with Client(asked) as client, pytest.raises(Unreachable, match="query mute has ended"):
+        with QueryClient(asked) as client, pytest.raises(Unreachable, match="query mute has ended"):
             client.ask(GetStatus(), Status, 0.05)
 
 
@@ -287,8 +290,8 @@ def test_nonsense_at_the_operators_port_is_counted_and_changes_nothing() -> None
                 peer.send(*frames)
                 answer = peer.recv()
                 assert answer is not None
-                assert isinstance(decode_answer(answer), Refused)
-        with Client(connection) as client:
+                assert isinstance(decode_answer(answer), Refusal)
+        with QueryClient(connection) as client:
             refused = f'flux_requests_refused_total{{id="aa11",query="clicks"}} {float(len(NONSENSE))}'
             until(lambda: refused in client.ask(GetMetrics(), MetricsText).text)
         assert core.told == []
@@ -331,7 +334,7 @@ def test_a_request_that_was_heard_cannot_be_made_again() -> None:
 def test_an_oversized_request_closes_its_connection_and_no_other() -> None:
     with served("clicks", "aa11") as core:
         connection = choose(None)
-        with Client(connection) as client, Peer(connection.endpoint, connection.secret, sealed=True) as peer:
+        with QueryClient(connection) as client, Peer(connection.endpoint, connection.secret, sealed=True) as peer:
             assert client.ask(GetStatus(), Status).id == "aa11"
             assert peer.met()
             before = peer.link._caller
@@ -365,7 +368,7 @@ def test_answers_that_nobody_reads_do_not_pile_up_without_bound() -> None:
             for _ in range(asked):
                 peer.send(*encode_request(GetMetrics()))
             until(lambda: len(looked) >= asked)
-            with Client(connection) as client:
+            with QueryClient(connection) as client:
                 assert client.ask(GetStatus(), Status).id == "aa11"
             read = 0
             assert peer.recv() is not None
@@ -379,8 +382,8 @@ def test_a_plain_peer_cannot_talk_to_an_encrypted_query() -> None:
     with served("clicks", "aa11", encrypted=True) as core:
         connection = choose(None)
         plain = msgspec.structs.replace(connection, public_key="")
-        with Client(plain) as client, pytest.raises(Unreachable, match="does not answer"):
+        with QueryClient(plain) as client, pytest.raises(Unreachable, match="does not answer"):
             client.ask(FailWorker(worker=1), Accepted, 0.2)
-        with Client(connection) as client:
+        with QueryClient(connection) as client:
             assert client.ask(GetStatus(), Status).id == "aa11"
         assert core.told == []

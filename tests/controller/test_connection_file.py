@@ -14,13 +14,20 @@ import psutil
 import pytest
 
 from controller.operate import connection_file
-from controller.operate.connection_file import FOLDER_VARIABLE, Connection, Found, find_all, of_this_process, write
+from controller.operate.connection_file import (
+    FOLDER_VARIABLE,
+    FoundConnection,
+    QueryConnection,
+    find_all,
+    of_this_process,
+    write,
+)
 from flux.errors import UsageError
 
 SECRET = bytes(range(32))
 
 
-def connection(id: str = "a1", **changes: Any) -> Connection:
+def connection(id: str = "a1", **changes: Any) -> QueryConnection:
     made = of_this_process(
         id=id,
         name="clicks",
@@ -38,14 +45,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "state" / "flux"
 
 
-def only(place: Path) -> Found:
+def only(place: Path) -> FoundConnection:
     (found,) = find_all(place)
     return found
 
 
 def test_what_is_written_is_found_again(place: Path) -> None:
     path = write(connection(), place)
-    assert only(place) == Found(path, connection())
+    assert only(place) == FoundConnection(path, connection())
     connection_file.remove(path)
     assert find_all(place) == []
     connection_file.remove(path)  # a second time is no harm
@@ -83,14 +90,14 @@ def test_a_file_that_is_there_already_is_not_written_over(place: Path) -> None:
     path = write(connection(), place)
     with pytest.raises(FileExistsError):
         write(connection(name="another"), place)
-    assert only(place) == Found(path, connection())
+    assert only(place) == FoundConnection(path, connection())
     assert [other.name for other in place.iterdir()] == [path.name]
 
 
 def test_a_file_that_was_left_behind_is_replaced(place: Path) -> None:
     write(connection(process_started=psutil.Process().create_time() - 60), place)
     path = write(connection(), place)
-    assert only(place) == Found(path, connection())
+    assert only(place) == FoundConnection(path, connection())
     assert [other.name for other in place.iterdir()] == [path.name]
 
 

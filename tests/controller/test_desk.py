@@ -22,7 +22,7 @@ from controller.operate.requests import (
     MetricsText,
     Partitions,
     ProtectStage,
-    Refused,
+    Refusal,
     Request,
     SetWorkers,
     StartMoves,
@@ -148,7 +148,7 @@ def test_partitions_are_listed_with_role_and_load_and_can_be_asked_for_by_stage(
 @pytest.mark.parametrize("request_", [GetPartitions(stage="Nope"), GetHistory(stage="Nope")])
 def test_a_stage_that_does_not_exist_is_refused_and_those_that_do_are_named(request_: Request) -> None:
     refused = answer(counter(), request_)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert (refused.kind, refused.reason) == ("usage", "there is no stage Nope; there are Delays, Worst")
 
 
@@ -292,5 +292,5 @@ def test_what_cannot_be_read_is_counted_and_answered(frames: list[bytes]) -> Non
 def test_an_answer_is_no_request() -> None:
     at = counter()
     frame, _ = at.desk.handle([encode(Accepted())], NOW)
-    assert isinstance(decode_answer([frame]), Refused)
+    assert isinstance(decode_answer([frame]), Refusal)
     assert at.core.told == []

@@ -20,7 +20,7 @@ from controller.operate.requests import (
     GetStatus,
     MetricsText,
     MoveStatus,
-    Refused,
+    Refusal,
     SetWorkers,
     StartMoves,
     Suggest,
@@ -58,10 +58,10 @@ def test_what_is_asked_is_what_arrives(request_: AnyRequest) -> None:
     [
         MetricsText(number=1, text="# HELP\n"),
         Accepted(number=2, moves=[MoveStatus(stage="Delays", partition=1, source=0, target=1)]),
-        Refused(number=3, kind="usage", reason="there is no worker 9"),
+        Refusal(number=3, kind="usage", reason="there is no worker 9"),
     ],
 )
-def test_what_is_answered_is_what_arrives(answer: MetricsText | Accepted | Refused) -> None:
+def test_what_is_answered_is_what_arrives(answer: MetricsText | Accepted | Refusal) -> None:
     assert decode_answer([encode(answer)]) == answer
 
 
@@ -78,7 +78,7 @@ BAD: dict[str, list[bytes]] = {
     "no body": [encode(GetStatus())[:4]],
     "truncated": [encode(REQUESTS[6])[:-3]],
     "a message of another kind": [encode(PartitionFinished(node=0, stage=0, partition=0))],
-    "an answer": [encode(Refused(kind="usage", reason="no"))],
+    "an answer": [encode(Refusal(kind="usage", reason="no"))],
     "unknown": [spoilt(type="DropEverything", number=1)],
     "without its fields": [spoilt(type="DrainWorker", number=1)],
     "text where a number belongs": [spoilt(type="DrainWorker", number=1, worker="all")],

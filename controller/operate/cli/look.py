@@ -12,7 +12,7 @@ from rich.live import Live
 from controller.operate.cli import tables
 from controller.operate.cli.options import Invocation, Json, shows
 from controller.operate.cli.output import console, document, outcome, plain, show
-from controller.operate.client import Client, Sighting, survey
+from controller.operate.client import QueryClient, Sighting, survey
 from controller.operate.requests import (
     GetHistory,
     GetMetrics,
@@ -135,7 +135,7 @@ def top(
     _live(call.client, screen, seconds, interval)
 
 
-def _live(client: Client, screen: Console, seconds: float | None, interval: float) -> None:
+def _live(client: QueryClient, screen: Console, seconds: float | None, interval: float) -> None:
     """Refresh the view until the time is over or the query has ended."""
     end = None if seconds is None else time.monotonic() + seconds
     ended = "no longer running"
@@ -153,5 +153,5 @@ def _live(client: Client, screen: Console, seconds: float | None, interval: floa
     screen.print(ended)
 
 
-def _frame(client: Client) -> tuple[Status, Partitions]:
+def _frame(client: QueryClient) -> tuple[Status, Partitions]:
     return client.ask(GetStatus(), Status), client.ask(GetPartitions(heaviest=tables.TOP_PARTITIONS), Partitions)

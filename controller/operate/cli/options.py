@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from controller.operate.cli.output import outcome
-from controller.operate.client import Client, choose
+from controller.operate.client import QueryClient, choose
 from flux.errors import UsageError
 
 _NAMED: dict[str, Any] = {
@@ -34,7 +34,7 @@ Timeout = Annotated[float, typer.Option(min=0.1, help="Longest wait in seconds; 
 class Invocation:
     """One use of a command: the conversation with the chosen query, and the values of the shared options."""
 
-    client: Client
+    client: QueryClient
     #: Print one JSON document instead of tables.
     as_json: bool
     #: Wait until the change is done.
@@ -83,7 +83,7 @@ def _with_options(command: Command, **shared: tuple[Any, Any]) -> Command:
     def run(**given: Any) -> None:
         said = {name: given.pop(name) for name in shared}
         names = {said.pop("query"), said.pop("query_option", None)} - {None}
-        with outcome(said["as_json"]), Client(choose(_one(names))) as client:
+        with outcome(said["as_json"]), QueryClient(choose(_one(names))) as client:
             command(Invocation(client, **said), **given)
 
     # Typer makes the command line from the signature. Types are resolved here, where the names of the command's module are known.

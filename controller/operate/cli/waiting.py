@@ -7,7 +7,7 @@ import time
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from controller.operate.cli.output import console
-from controller.operate.client import Client
+from controller.operate.client import QueryClient
 from controller.operate.requests import Follow, Followed
 from flux.errors import QueryFailed, QueryTimeout
 
@@ -15,7 +15,7 @@ from flux.errors import QueryFailed, QueryTimeout
 LOOK_S = 0.2
 
 
-def follow(client: Client, title: str, request: int, timeout_s: float) -> Followed:
+def follow(client: QueryClient, title: str, request: int, timeout_s: float) -> Followed:
     """Wait until the request is done or given up. QueryTimeout names the part that is still to come; QueryFailed says that the
     request was given up because the query has failed."""
     end = time.monotonic() + timeout_s
