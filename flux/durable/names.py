@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -30,6 +31,17 @@ _NOTE_BYTES = 1 << 16
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.flux")
+
+
+def _open(file: Path, create: bool = False) -> int:
+    """Open the file beside a name. OSError: there is none, or it is not of this user's making: the directory above may be open to
+    others, who could have put a link there."""
+    descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink > 1:
+        os.close(descriptor)
+        raise PermissionError(f"{file} belongs to others, or is no file of its own")
+    return descriptor
 
 
 def _lock(descriptor: int, kind: int, start: int, length: int) -> bool:
@@ -59,7 +71,7 @@ def check_name(path: Path) -> None:
     """Raise UsageError if a query still writes to another directory that had this name, or if the directory of this name has
     been moved away from a running query. Where the file beside it cannot be read, nothing is known and nothing refused."""
     try:
-        descriptor = os.open(_beside(path), os.O_RDWR)
+        descriptor = _open(_beside(path))
     except (OSError, ValueError):  # no name, none of this kind, or no right to it
         return
     try:
@@ -88,7 +100,7 @@ def check_name(path: Path) -> None:
 def is_held(path: Path) -> bool:
     """Whether a query uses a directory of this name."""
     try:
-        descriptor = os.open(_beside(path), os.O_RDWR)
+        descriptor = _open(_beside(path))
     except (OSError, ValueError):
         return False
     try:
@@ -113,7 +125,7 @@ def note_moved(path: Path, what: str) -> bool:
     there."""
     data = json.dumps({"directory": what}).encode()
     try:
-        descriptor = os.open(_beside(path), os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = _open(_beside(path), create=True)
     except (OSError, ValueError):
         return False
     try:
@@ -140,7 +152,7 @@ class NameHold:
     @staticmethod
     def _held(file: Path, inode: int) -> int:
         while True:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = _open(file, create=True)
             try:
                 held = _lock(descriptor, fcntl.F_RDLCK, inode, 1)
                 there = held and file.exists() and os.path.samestat(os.fstat(descriptor), file.stat())

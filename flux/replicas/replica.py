@@ -79,6 +79,8 @@ class Replica:
         self._silent = 0  # what the steps before give is thrown away: everybody has it (design: replay-point)
         self._claim = NO_CLAIM  # while it repeats what a lost primary has done
         self._repeats_to = -1  # steps that earlier primaries can have shown; -1: not known
+        #: A copy of a replica that came from a checkpoint location and did not know yet whether its sink is ahead.
+        self._unsure = False
         self.cuts = Cuts()  # while it leads: which changes its standbys have
         self.gathers = False  # as primary: it orders nothing yet, because more will come
         self.frozen = 0  # copies of its state that are being taken now: no step until they are
@@ -194,6 +196,7 @@ class Replica:
             "timers": dict(self.context.timers.pending),
             "rows": (self.rows_in, self.rows_out),
             "exit": None if self.exit is None else self.exit.state(),
+            "unsure": self._unsure or self._is_unsure,
         }
 
     def adopt(self, state: dict[str, Any]) -> None:
@@ -212,6 +215,7 @@ class Replica:
         self.rows_in, self.rows_out = state["rows"]
         if self.exit is not None and state["exit"] is not None:
             self.exit.adopt(state["exit"])
+        self._unsure = state.get("unsure", False)
         self.follow()
         self.release()
 
@@ -223,8 +227,13 @@ class Replica:
         self.order, self._claim = order, claim if claim.steps >= self._silent else NO_CLAIM
         if self.exit is not None:
             self.exit.forget(left)
-        self._repeats_to = order.end if whole else -1
+        self._repeats_to, self._unsure = order.end if whole else -1, False
         self._note_repeated()
+
+    @property
+    def _is_unsure(self) -> bool:
+        """Whether it has still to compare its sink with the checkpoint location (design: ahead)."""
+        return self.exit is not None and (self.exit.made is not None or self.applied < self._repeats_to)
 
     def _note_repeated(self) -> None:
         if self.applied == self._repeats_to and self.exit is not None:
@@ -260,6 +269,9 @@ class Replica:
         if not self.primary:
             self.primary, self.leads_since = True, epoch
             self.waits.forget_turns()
+            if self._unsure:  # all that was shown is in its order, because that is committed
+                self._repeats_to, self._unsure = self.order.end, False
+                self._note_repeated()
             ordered = self.order.since(self.applied)
             self._latest, self._ticked = (ordered[-1].now if ordered else self.context.now), False
         elif self.leads_since < 0:

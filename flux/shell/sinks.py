@@ -246,9 +246,17 @@ class Sinks:
         if line.first < position:
             raise QueryFailed(
                 f"{line.where}: the outside has the first {line.first - line.base} batches, and had {position - line.base} "
-                "before; what was in between is lost there, and no replica keeps it any more"
+                "before; what was in between is lost there, and no replica keeps it any more" + self._hint()
             )
         self._note(line, life, line.first)
+
+    def _hint(self) -> str:
+        if not self._plan.durable:
+            return ""
+        return (
+            ". If the sink goes to another place now, stop the query and run 'flux checkpoints "
+            f"{self._plan.location or 'LOCATION'} --forget-output': the new place gets what comes from here on"
+        )
 
     def _check_not_ahead(self, line: Line, life: int, position: int, note: Any) -> None:
         """Raise SinkAhead if the outside has more than earlier primaries can have made by what the checkpoint location says."""

@@ -17,7 +17,7 @@ from objects import AtOnce, Objects
 from flux.durable.bucket import Bucket
 from flux.durable.directory import Directory, LocationGone, check_location
 from flux.durable.journal import Journal
-from flux.durable.names import ABOUT, NameHold
+from flux.durable.names import ABOUT, NameHold, note_moved
 from flux.durable.place import Folder
 from flux.durable.remote import remains_in
 from flux.errors import QueryFailed, UsageError
@@ -223,6 +223,20 @@ def test_where_no_file_can_be_made_beside_it_a_location_works_all_the_same(place
     NameHold(place).close()
     assert check_location(place) == place
     NameHold(Path("/")).close()
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_that_somebody_has_put_beside_a_location_is_not_followed(
+    place: Path, link: Callable[[Path, Path], None]
+) -> None:
+    precious = place.with_name("precious")
+    precious.write_text('{"directory": "was moved"}')
+    link(precious, place.with_name(".kept.flux"))
+    hold = NameHold(place)
+    assert not note_moved(place, "was moved away")
+    assert check_location(place) == place
+    hold.close()
+    assert precious.read_text() == '{"directory": "was moved"}'
 
 
 def test_objects_that_were_removed_are_noticed_and_written_again() -> None:

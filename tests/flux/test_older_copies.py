@@ -26,7 +26,9 @@ from flux.durable.names import ABOUT, NameHold
 from flux.errors import QueryFailed
 from flux.host.stage_worker import StageWorker
 from flux.replicas.exit import Exit
+from flux.replicas.order import OrderLog
 from flux.replicas.parts import Limits
+from flux.replicas.replica import Replica
 from flux.settings import Settings
 from flux.shell.sinks import Sinks
 from partitioning.ids import PartitionKey
@@ -80,7 +82,7 @@ def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) ->
     """Its threads, after a restart: the location has the first ``position`` batches as outside."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     plan: Any = SimpleNamespace(
-        query="q", stages=[stage], settings=Settings.of(), forgotten=forgotten, location="/data/q"
+        query="q", stages=[stage], settings=Settings.of(), forgotten=forgotten, location="/data/q", durable=True
     )
     made = Sinks(plan, lambda: None)
     made.begins(0, 0, position, False)
@@ -241,6 +243,39 @@ def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(che
         ("begins", 0), ("write", 0), ("write", 1), ("write", 2), ("recovered", 3), ("write", 3), ("write", 4),
     ]  # fmt: skip
     assert second.note == 3, "said of the batches before that one, and not of those that have come since"
+
+
+def restored(state: dict[str, Any] | None = None) -> Replica:
+    plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
+    made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
+    made.exit = Exit(1 << 20)
+    if state is None:
+        made.succeed(OrderLog(), 0, whole=True)
+        made.lead(1, [])
+    else:
+        made.adopt(state)
+        made.lead(2, [])
+    return made
+
+
+def end_of_what_is_known(replica: Replica) -> int | None:
+    assert replica.exit is not None
+    return replica.exit.recovered()
+
+
+def test_a_copy_compares_too_if_its_primary_had_not_yet_compared() -> None:
+    first = restored()
+    second = restored(first.state())
+    third = restored(second.state())
+    assert [end_of_what_is_known(each) for each in (first, second, third)] == [0, 0, 0]
+    assert end_of_what_is_known(restored(first.state())) is None, "it had: its own output is outside by now"
+
+
+def test_an_outside_that_lacks_what_it_had_is_a_new_place_perhaps() -> None:
+    filled("another", 2)
+    said = failure(sinks(Strict("another"), 4))
+    assert "has the first 2 batches, and had 4 before" in said
+    assert "run 'flux checkpoints /data/q --forget-output': the new place gets what comes from here on" in said
 
 
 # ---- flux checkpoints --forget-output
