@@ -50,6 +50,7 @@ def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
             for edge in stage.edges_in
         ],
         "sink": stage.sink is not None,
+        "destination": None if stage.sink is None else stage.sink.destination(),
     }
 
 
@@ -59,6 +60,17 @@ def _state(stage: StagePlan, operators: list[Operator]) -> dict[str, Any] | None
         return None
     said: dict[str, Any] = {} if operators[0].state_version is None else {"version": operators[0].state_version}
     return said | operators[0]._flux_meaning(stage.schemas)
+
+
+def other_destinations(was: dict[str, Any], plan: Plan) -> dict[str, tuple[str, str]]:
+    """Return by name the stages whose output goes elsewhere now, with both places."""
+    found = {}
+    for stage in plan.stages:
+        before = was["stages"].get(stage.name, {}).get("destination")
+        after = None if stage.sink is None else stage.sink.destination()
+        if before is not None and after is not None and before != after:
+            found[stage.name] = before, after
+    return found
 
 
 def difference(was: dict[str, Any], now: dict[str, Any]) -> str:

@@ -113,6 +113,7 @@ def _started(
         )  # fmt: skip
         check_ends(plan, goes_on=location is not None)
         if location is not None:
+            location = location.for_sinks_of(plan)
             plan = replace(
                 plan,
                 durable=True,

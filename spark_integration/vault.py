@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from flux.dataflow.plan import Forgotten, Plan, SourcePlan, WorkerSourcePlan
+from flux.durable.forgetting import forget
 from flux.durable.names import ABOUT
 from flux.durable.place import Place, place_of
 from flux.errors import UsageError
 from flux.shell.loop import Rendezvous
 from flux.shell.vault import Task, without_code
 from spark_integration.prepare import Kept
-from spark_integration.same_plan import description, difference
+from spark_integration.same_plan import description, difference, other_destinations
+
+log = logging.getLogger("flux")
 
 #: Of what is in the directory. Another number is not read.
 FORMAT = 2
@@ -36,6 +40,8 @@ class Location:
 
     place: Place
     about: dict[str, Any] | None
+    #: As it was read, where ``about`` was changed for this start.
+    found: dict[str, Any] | None = None
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Location:
@@ -80,12 +86,24 @@ class Location:
         """What sources and sinks have settled; None: nothing yet."""
         return None if self.about is None else self.about.get("kept", {})
 
-    def forgotten(self, plan: Plan) -> Forgotten | None:
-        """Where sinks begin anew, since ``flux checkpoints --forget-output``."""
-        found = None if self.about is None else self.about.get("forgotten")
-        if found is None:
-            return None
-        return Forgotten(found["query"], {stage.id: found["first"].get(stage.name, []) for stage in plan.stages})
+    def for_sinks_of(self, plan: Plan) -> Location:
+        """Return the location for this plan: a sink that goes elsewhere than before begins anew there, behind what is known to be
+        outside. UsageError: a query uses the location."""
+        others = {} if self.about is None else other_destinations(self.about["plan"], plan)
+        if self.about is None or not others:
+            return self
+        for name, (before, after) in others.items():
+            log.warning("stage %s: its output went to %s, and goes to %s from here on", name, before, after)
+        return Location(self.place, forget(self.place, self.about, others), self.about)
+
+    def forgotten(self, plan: Plan) -> dict[int, Forgotten]:
+        """By stage, where its sink began anew."""
+        found = {} if self.about is None else self.about.get("forgotten", {})
+        return {
+            stage.id: Forgotten(found[stage.name]["query"], tuple(found[stage.name]["first"]))
+            for stage in plan.stages
+            if stage.name in found
+        }
 
     def check(self, plan: Plan) -> None:
         """UsageError: the directory is another plan's, and in what they differ."""
@@ -136,9 +154,9 @@ class Location:
                 "sinks": {**(kept or {}).get("sinks", {}), **known["sinks"]},
             },
         }
-        if news != {"plan": self.about["plan"], "kept": known}:
+        if self.found is not None or news != {"plan": self.about["plan"], "kept": known}:
             # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
-            if self.read(self.place).about != self.about:
+            if self.read(self.place).about != (self.found or self.about):
                 raise UsageError(
                     f"checkpointLocation={str(self.place)!r} is that of a query which another program has just started, too"
                 )

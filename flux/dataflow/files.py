@@ -124,6 +124,9 @@ class ParquetFiles(Sink):
     def __repr__(self) -> str:
         return f"parquet files in {self.path}"
 
+    def destination(self) -> str:
+        return f"parquet files in {self.path}"
+
     def check(self, schema: pa.Schema) -> None:
         if not len(schema):
             raise ValueError("rows without columns leave nothing in a file")

@@ -162,16 +162,15 @@ class FromStage(EdgePlan):
 
 @dataclass(frozen=True)
 class Forgotten:
-    """A new beginning of the output, after ``flux checkpoints --forget-output`` (design: forgotten-output)."""
+    """A new beginning of the output of a stage, after ``flux checkpoints --forget-output`` (design: forgotten-output)."""
 
-    #: The name under which sinks keep positions since then.
+    #: The name under which the sink of a stage keeps positions since then.
     query: str
-    #: By stage and partition, the position in the output that they count as 0.
-    first: dict[int, list[int]]
+    #: By partition, the position in the output that the sink counts as 0.
+    first: tuple[int, ...]
 
-    def first_of(self, stage: int, partition: int) -> int:
-        firsts = self.first.get(stage, [])
-        return firsts[partition] if partition < len(firsts) else 0
+    def first_of(self, partition: int) -> int:
+        return self.first[partition] if partition < len(self.first) else 0
 
 
 @dataclass(frozen=True)
@@ -189,8 +188,8 @@ class Plan:
     began_with: int = 0
     #: The checkpoint location, as errors name it.
     location: str = ""
-    #: Positions of sinks count anew since then; None: they count from the start of the query.
-    forgotten: Forgotten | None = None
+    #: By stage, where positions of its sink count anew; those of others count from the start of the query.
+    forgotten: Mapping[int, Forgotten] = field(default_factory=dict)
 
     def log_share(self, edge: EdgePlan, workers: int) -> int:
         """Bytes of log for each stream that a worker has of an edge.

@@ -76,6 +76,11 @@ class Sink:
     #: Whether ``write`` is called for batches without rows, too.
     takes_empty: ClassVar[bool] = False
 
+    def destination(self) -> str | None:
+        """Name the place to which the output goes, alike in each life of a query while it is the same place. If it is another
+        one at a start on a checkpoint location, the sink begins anew there. None: not known."""
+        return None
+
     def check(self, schema: pa.Schema) -> None:
         """Called before the query starts, in the program that starts it. What it raises refuses the schema of the output."""
 

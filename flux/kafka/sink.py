@@ -107,6 +107,10 @@ class KafkaSink(Sink):
 
     # ---- in the program that starts the query
 
+    def destination(self) -> str:
+        """The topic alone: brokers may be named otherwise, and another cluster is found by its id."""
+        return f"topic {self.topic} of Kafka"
+
     def check(self, schema: pa.Schema) -> None:
         self._columns.check(schema)
         self._schema = schema

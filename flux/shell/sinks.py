@@ -230,9 +230,9 @@ class Sinks:
         stage, partition = line.stage, line.partition
         sink = copy.deepcopy(stage.sink)
         assert sink is not None
-        forgotten = self._plan.forgotten
+        forgotten = self._plan.forgotten.get(stage.id)
         query = self._plan.query if forgotten is None else forgotten.query
-        line.base = 0 if forgotten is None else forgotten.first_of(stage.id, partition)
+        line.base = 0 if forgotten is None else forgotten.first_of(partition)
         context = SinkContext(query, stage.id, stage.name, partition, stage.partitions)
         self._patiently(line, life, sink, partial(sink.open, context))
         line.sink = sink

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kept import opened, orders, standby
 from kept_watched import watch
 
 import flux
@@ -18,9 +19,11 @@ from controller.dag import compile_plan
 from flux.dataflow.plan import Plan
 from flux.dataflow.sources import DataFrameSource, WorkerSource
 from flux.durable.directory import Directory
+from flux.durable.names import NameHold
 from flux.durable.place import Folder
 from flux.errors import UsageError
 from flux.settings import Settings
+from partitioning.ids import PartitionKey
 
 vault = pytest.importorskip("spark_integration.vault")
 
@@ -435,6 +438,52 @@ def test_rows_that_a_sink_may_still_get_stay_as_they_are(place: Path) -> None:
     taken(place, ending(SCHEMA))
     said = "its rows go into a sink, and were (word: string, n: int64) and are (word: string, a: int64, b: int64)"
     assert said in refusal(place, ending(AB))
+
+
+def into(folder: Path, name: str = "last") -> Any:
+    """A flow of one stage whose output goes into files, which a stage of their own ends."""
+    return flux.stage(partitions=2, name=name, schema=SCHEMA)(same)(words(name=f"of {name}")).to_parquet(str(folder))
+
+
+def prepared_on(place: Path, made: Plan) -> Any:
+    """As a start does it: the location, and what it says of forgotten output."""
+    location = vault.Location.open(place).for_sinks_of(made)
+    location.check(made)
+    location.take(made, {"sources": {}, "sinks": {stage.name: {"new": True} for stage in made.stages}})
+    return location.forgotten(made)
+
+
+def test_a_sink_that_goes_elsewhere_begins_anew_there_and_others_go_on(place: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    flows = [into(one), into(one, "second")]
+    before = compiled(flows)
+    assert prepared_on(place, before) == {}
+    journal = opened(store := Directory(place))
+    moved = next(stage for stage in before.stages if stage.name == "last.files")
+    standby(journal, PartitionKey(moved.id, 0)).on_orders(orders(1, 0, 6, 5, 4, PartitionKey(moved.id, 0)))
+    journal.flush()
+    store.close()
+    kept = json.loads((place / "flux.json").read_text())
+    kept["kept"]["sinks"] = {"last.files": {"ids": [1]}, "second.files": {"ids": [2]}}
+    (place / "flux.json").write_text(json.dumps(kept))
+    assert prepared_on(place, before) == {}, "it is the same place"
+    after = compiled([into(other), into(one, "second")])
+    forgotten = prepared_on(place, after)
+    assert {stage: each.first for stage, each in forgotten.items()} == {moved.id: (4,)}
+    about = json.loads((place / "flux.json").read_text())
+    new = {"last": {"new": True}, "last.files": {"new": True}, "second": {"new": True}}
+    assert about["kept"]["sinks"] == {**new, "second.files": {"ids": [2]}}, "writers of the new place are others"
+    assert prepared_on(place, after) == forgotten, "in each later life"
+    back = prepared_on(place, before)
+    assert back[moved.id].query != forgotten[moved.id].query
+
+
+def test_a_sink_does_not_go_elsewhere_while_a_query_runs_that_writes(place: Path, tmp_path: Path) -> None:
+    prepared_on(place, compiled([into(tmp_path / "one")]))
+    hold = NameHold(place)
+    with pytest.raises(UsageError, match=r"a query is using .*: stop it first"):
+        prepared_on(place, compiled([into(tmp_path / "other")]))
+    hold.close()
 
 
 def test_a_query_does_not_start_where_one_of_its_stages_is_not_to_be_kept(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def failure_of_sink(sink: flux.Sink) -> UserCodeError:
     """Return what the threads of a sink report that is given one batch."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     failed = threading.Event()
-    plan: Any = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten=None)
+    plan: Any = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={})
     sinks = Sinks(plan, failed.set)
     sinks.begins(0, 0, 0, True)
     sinks.write(0, 0, 0, next(batches(1)))

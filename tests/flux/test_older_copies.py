@@ -82,8 +82,9 @@ def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) ->
     """Its threads, after a restart: the location has the first ``position`` batches as outside."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     plan: Any = SimpleNamespace(
-        query="q", stages=[stage], settings=Settings.of(), forgotten=forgotten, location="/data/q", durable=True
-    )
+        query="q", stages=[stage], settings=Settings.of(), location="/data/q", durable=True,
+        forgotten={} if forgotten is None else {0: forgotten},
+    )  # fmt: skip
     made = Sinks(plan, lambda: None)
     made.begins(0, 0, position, False)
     return made
@@ -157,7 +158,7 @@ def test_a_sink_is_told_what_the_operator_before_it_has_numbered() -> None:
 
 
 def test_a_sink_whose_output_is_forgotten_counts_from_there_under_another_name() -> None:
-    made = sinks(Strict("forgotten"), 4, Forgotten("other", {0: [4]}))
+    made = sinks(Strict("forgotten"), 4, Forgotten("other", (4,)))
     for position in range(4, 6):
         made.write(0, 0, position, ONE)
     made.recovered(0, 0, 6)
@@ -310,13 +311,13 @@ def test_forgotten_output_gets_another_name_and_begins_behind_what_is_known_to_b
     shown = CliRunner().invoke(app, ["checkpoints", str(place), "--forget-output", "--json"])
     assert shown.exit_code == 0, shown.output
     about = json.loads((place / ABOUT).read_text())
-    assert about["forgotten"]["first"] == {"last": [4, 0]}
-    assert about["forgotten"]["query"] != "q"
+    assert about["forgotten"]["last"]["first"] == [4, 0]
+    assert about["forgotten"]["last"]["query"] != "q"
     assert json.loads(shown.output) == {"id": "q", "forgotten": about["forgotten"]}
     assert about["kept"] == {"sources": {"a": 1}, "sinks": {}}, "ids of producers belong to the output"
     again = CliRunner().invoke(app, ["checkpoints", str(place), "--forget-output"])
     assert "last/0" in again.output
-    assert json.loads((place / ABOUT).read_text())["forgotten"]["query"] != about["forgotten"]["query"]
+    assert json.loads((place / ABOUT).read_text())["forgotten"] != about["forgotten"]
 
 
 def test_output_is_not_forgotten_while_a_query_runs(tmp_path: Path) -> None:

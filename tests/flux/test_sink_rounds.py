@@ -92,7 +92,7 @@ def sinks(outside: Outside) -> Iterator[Sinks]:
     """Partition 0 writes, and is held until its event is set: what comes meanwhile goes together."""
     outside.held[0] = threading.Event()
     stage = SimpleNamespace(id=0, name="last", partitions=PARTITIONS, sink=Piped(outside))
-    plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten=None)
+    plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={})
     made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
     for partition in range(PARTITIONS):
         made.begins(0, partition, 0, True)

@@ -225,9 +225,7 @@ class Direct(Table):
 def lines(sink: flux.Sink, partitions: int = 1, **options: Any) -> Sinks:
     """Its threads alone."""
     stage = SimpleNamespace(id=0, name="last", partitions=partitions, sink=sink)
-    plan = SimpleNamespace(
-        query="q", stages=[stage], settings=Settings.of(**options), forgotten=None, location="/data/q"
-    )
+    plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(**options), forgotten={}, location="/data/q")
     made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
     for partition in range(partitions):
         made.begins(0, partition, 0, True)

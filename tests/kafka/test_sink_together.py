@@ -28,7 +28,7 @@ def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Br
     assert isinstance(flow.sink, KafkaSink)
     flow.sink.prepare(writers, None)
     stage = SimpleNamespace(id=0, name="last", partitions=writers, sink=flow.sink)
-    sinks = Sinks(SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten=None), lambda: None)  # type: ignore[arg-type]
+    sinks = Sinks(SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={}), lambda: None)  # type: ignore[arg-type]
     given: list[list[bytes]] = [[] for _ in range(writers)]
     kept: list[list[pa.RecordBatch]] = [[] for _ in range(writers)]
     rounds: list[int] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from striking import KEYS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
@@ -30,10 +31,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SEEN_OF_FOUR = flux.stage(key="key", partitions=4, schema=SEEN)(Seen)
 
 
-def started(spark: Any, tmp_path: Path, workers: int = 3, location: str = "", **options: Any) -> Query:
+def started(
+    spark: Any, tmp_path: Path, workers: int = 3, location: str = "", folder: str = "rows", **options: Any
+) -> Query:
     """Rows go into files: (key, sequence) tells each row from all others."""
     flow = SEEN_OF_FOUR(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to_parquet(
-        str(tmp_path / "rows"), roll_every="200ms"
+        str(tmp_path / folder), roll_every="200ms"
     )
     return flow.start(
         spark=spark, workers=workers, checkpointLocation=location or tmp_path / "location", progress_interval="100ms",
@@ -164,6 +167,26 @@ def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(
     rows = Counter(zip(found["key"].to_pylist(), found["sequence"].to_pylist(), strict=True))
     assert len(rows) == TOTAL, "nothing is left out"
     assert TOTAL < rows.total() <= TOTAL + there, "output since the copy is there again"
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_output_that_goes_to_another_folder_from_now_on_is_not_left_out(cluster: Any, tmp_path: Path) -> None:
+    query = started(cluster, tmp_path)
+    until(lambda: rows_in(query) > TOTAL // 3, "some of the rows")
+    query.stop()
+    (tmp_path / "gate").touch()
+    query = started(cluster, tmp_path, folder="others")
+    assert query.awaitTermination(WAIT_S)
+    query.stop()
+    tables = [
+        pyarrow.dataset.dataset(tmp_path / folder, format="parquet", exclude_invalid_files=True).to_table()
+        for folder in ("rows", "others")
+    ]
+    assert all(table.num_rows for table in tables)
+    found = pa.concat_tables(tables)
+    rows = Counter(zip(found["key"].to_pylist(), found["sequence"].to_pylist(), strict=True))
+    assert len(rows) == TOTAL, "nothing is left out"
+    assert rows.total() - TOTAL < tables[0].num_rows / 2, "files that were under way at the stop, at most"
 
 
 @pytest.mark.usefixtures("nothing_left_behind")

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from controller.operate.cli import tables
@@ -16,10 +14,8 @@ from controller.operate.cli.options import Json
 from controller.operate.cli.output import document, outcome, show
 from controller.wording import count
 from flux.errors import UsageError
-from partitioning.ids import PartitionKey
 
-if TYPE_CHECKING:  # a command that needs neither is to begin fast
-    from flux.durable.journal import Journal
+if TYPE_CHECKING:  # a command that needs none is to begin fast
     from flux.durable.place import Place
 
 Location = Annotated[
@@ -67,50 +63,24 @@ def _show_forgotten(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         document(found)
         return
-    show(f"the sinks of query {found['id']} begin anew at the next start, under the id {found['forgotten']['query']}")
-    made = tables.table("partition", ">batches that are not shown again")
-    for stage, firsts in found["forgotten"]["first"].items():
-        for partition, first in enumerate(firsts):
-            made.add_row(f"{stage}/{partition}", f"{first:,}")
-    show(made, "later output is shown again; remove it from the outside, or write to another folder or topic")
+    show(f"the sinks of query {found['id']} begin anew at the next start, under other ids")
+    made = tables.table("partition", ">batches that it does not show again", "id since then")
+    for stage, forgotten in found["forgotten"].items():
+        for partition, first in enumerate(forgotten["first"]):
+            made.add_row(f"{stage}/{partition}", f"{first:,}", forgotten["query"])
+    show(made, "output after those is shown again; remove what is outside of it, or write to another folder or topic")
 
 
 def _forget_output(location: str) -> dict[str, Any]:
-    """Make sinks begin anew, under another id, behind the output that the location knows to be outside. It is written into the
-    location. UsageError: a query uses it."""
+    """Write into a location that sinks begin anew. UsageError: a query uses it."""
+    from flux.durable.forgetting import forget
     from flux.durable.names import ABOUT
 
     place, about = _opened(location)
     with place.locked():
-        if place.is_held():
-            raise UsageError(f"a query is using {place}: stop it first")
-        journal, _ = _journal(place)
-        stages = {
-            name: (about["plan"]["stages"][name]["number"], about["plan"]["stages"][name]["partitions"])
-            for name in about["plan"]["stages"]
-            if about["plan"]["stages"][name]["sink"]
-        }
-        first = {
-            name: [_left(journal, PartitionKey(number, partition)) for partition in range(partitions)]
-            for name, (number, partitions) in stages.items()
-        }
-        forgotten = {"query": str(uuid.uuid4()), "first": first}
-        # Settings that sinks have made, such as the ids of Kafka's producers, belong to the output that is forgotten.
-        kept = {**about.get("kept", {}), "sinks": {}}
-        place.write(ABOUT, json.dumps({**about, "kept": kept, "forgotten": forgotten}, indent=1).encode())
-    return {"id": about["query"], "forgotten": forgotten}
-
-
-def _left(journal: Journal, key: PartitionKey) -> int:
-    """Return the position below which the location knows all output of a partition to be outside."""
-    from flux.replicas.copy_state import decode_state
-
-    kept = journal.standbys.get(key)
-    if kept is None:
-        return 0
-    pieces = kept.checkpoint.pieces
-    exit_: Any = decode_state(pieces[-1]).replica["exit"] if pieces else None
-    return max(kept.left, 0 if exit_ is None else exit_[1])
+        about = forget(place, about, [name for name, stage in about["plan"]["stages"].items() if stage["sink"]])
+        place.write(ABOUT, json.dumps(about, indent=1).encode())
+    return {"id": about["query"], "forgotten": about["forgotten"]}
 
 
 def _opened(location: str) -> tuple[Place, dict[str, Any]]:
@@ -127,24 +97,13 @@ def _opened(location: str) -> tuple[Place, dict[str, Any]]:
     return place, about
 
 
-def _journal(place: Place) -> tuple[Journal, int]:
-    """Read a journal, and the number of times it was opened for writing. SnapshotError: something in it is damaged."""
-    from flux.durable.journal import Journal
-
-    store = place.store(writes=False)
-    try:
-        return Journal(store, f"the journal in {place}"), store.starts()
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{place} was written by another release of Flux: {error}") from error
-    finally:
-        store.close()
-
-
 def _survey(location: str) -> dict[str, Any]:
     """Read a checkpoint location. UsageError: it is none; SnapshotError: something in it is damaged."""
+    from flux.durable.forgetting import read_journal
+
     place, about = _opened(location)
     stages = list(about["plan"]["stages"])
-    journal, starts = _journal(place)
+    journal, starts = read_journal(place)
     now = time.time()
     partitions = [
         {
