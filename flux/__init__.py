@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flux.dataflow.files import to_parquet
     from flux.dataflow.operator import Context, Operator
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
-    from flux.dataflow.sources import Positioned, Source, source
+    from flux.dataflow.sources import Positioned, RowStart, Source, source
     from flux.dataflow.streaming import stream
     from flux.errors import (
         FluxError,
@@ -63,6 +63,7 @@ __all__ = [
     "ProtocolError",
     "QueryFailed",
     "QueryTimeout",
+    "RowStart",
     "SchemaError",
     "Sink",
     "SinkContext",
@@ -103,7 +104,7 @@ _HOMES = {
     "flux.kafka.to_kafka": ("to_kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),
-    "flux.dataflow.sources": ("Positioned", "Source", "source"),
+    "flux.dataflow.sources": ("Positioned", "RowStart", "Source", "source"),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",

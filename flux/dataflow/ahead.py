@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.sources import Positioned
@@ -40,7 +41,8 @@ def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max:
     except pa.ArrowException:  # dictionaries that have too many values together
         ready.extendleft(reversed(parts[1:]))
         return parts[0]
-    return Positioned(joined, parts[-1][0].position), nbytes
+    numbers = [part.numbers for part, _ in parts if part.numbers is not None]
+    return Positioned(joined, parts[-1][0].position, np.concatenate(numbers) if numbers else None), nbytes
 
 
 class Ahead:

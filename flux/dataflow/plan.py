@@ -81,6 +81,11 @@ class WorkerSourcePlan(SourcePlan):
     positions: bool = False
 
     @property
+    def own_numbers(self) -> bool:
+        """Whether its rows bring their numbers, as offsets of a log are."""
+        return self.positions and bool(getattr(self.read, "row_numbers", False))
+
+    @property
     def worker_partitions(self) -> int:
         return self.partitions
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from flux.calls import checked
@@ -18,10 +19,21 @@ if TYPE_CHECKING:
 
 class Positioned(NamedTuple):
     """Rows of a source, and where a reader goes on behind them: a number, text, bytes, or lists and dicts of these. It comes
-    back as it was, but tuples as lists."""
+    back as it was, but tuples as lists. ``numbers``: int64 of each row, for readers with ``row_numbers`` (see ``source``)."""
 
     batch: pa.RecordBatch
     position: Any
+    numbers: np.ndarray | None = None
+
+
+class RowStart(NamedTuple):
+    """The start of a reader whose rows bring their numbers: the ``number`` of the first row that is wanted. ``position``: the
+    newest one that was given before this row; ``newest``: the newest one that is known, which may lie behind rows that are to
+    come again. None: there is none."""
+
+    number: int
+    position: Any = None
+    newest: Any = None
 
 
 class Source:
@@ -111,6 +123,11 @@ def source(
     was given before. The same rows must then come again in the same order, but their batches may be cut elsewhere, and have any
     size. Some batches may come without a position, or with None: nobody begins behind them. A position behind a batch without
     rows is not kept.
+
+    Rows are counted, so a source with positions must give them all again behind a position. A log that may lose rows, as by
+    retention, sets the attribute ``row_numbers`` of ``read`` to true and gives ``flux.Positioned(batch, position, numbers)``: the
+    number of each row, as its offset, of 64 bits and ascending, with or without gaps. A number stands for the same row in every
+    life. ``start`` is then None or a ``flux.RowStart``: all rows from its number on that are still there are wanted.
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
     query, before it starts, and settles where all lives of the query begin. ``kept``: None, or what it returned when a query

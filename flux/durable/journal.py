@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from flux.durable.records import Fenced, KeptState, Ordered, Record, Seen, Taken, Whole, frame, frames
+from flux.durable.records import Fenced, KeptState, Ordered, Record, Seen, Taken, Through, Whole, frame, frames
 from flux.errors import SnapshotError
 from flux.replicas.copy_state import decode_state
 from flux.replicas.order import Claim, OrderLog
 from flux.replicas.shelf import Shelf
 from flux.replicas.standby import Checkpoint, Standby
-from flux.wire.messages import PartitionOrder, PartitionSeen
-from partitioning.ids import PartitionKey
+from flux.wire.messages import Mark, PartitionOrder, PartitionSeen
+from partitioning.ids import PartitionKey, StreamId
 
 #: Checkpoints of up to this size are written into the journal: a file of its own costs a flush of its own.
 INLINE_BYTES = 32 << 10
@@ -119,6 +119,12 @@ class Kept(Standby):
             super().fence(term)
             self._note(Fenced(*self.key, term))
 
+    def note_settled(self, stream: StreamId, mark: Mark) -> bool:
+        news = super().note_settled(stream, mark)
+        if news:
+            self._note(Through(*self.key, *stream, mark))
+        return news
+
     def _mark(self) -> tuple[int, ...]:
         order = self.order
         return order.term, order.end, order.verified, order.committed, order.cut, self.left
@@ -129,7 +135,7 @@ class Kept(Standby):
         beside = [*self.beside.all_kept] if isinstance(self.beside, Written) else []
         return Whole(
             *self.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, self.left,
-            order.since(order.base), self.claim,
+            order.since(order.base), self.claim, [(*stream, mark) for stream, mark in self.settled.items()],
         )  # fmt: skip
 
     def restore(self, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
@@ -144,6 +150,7 @@ class Kept(Standby):
         self.order.adopt(whole.entries, whole.committed)
         self.order.term, self.order.verified, self.left = whole.term, whole.verified, whole.left
         self.claim = Claim(*whole.claim)
+        self.settled = {StreamId(edge, producer): mark for edge, producer, mark in whole.settled}
 
     @property
     def files(self) -> set[str]:
@@ -315,6 +322,8 @@ class Journal(Shelf):
                 Standby.take(self._of(PartitionKey(stage, partition)), self._described(kept))
             case Fenced(stage, partition, term):
                 self._of(PartitionKey(stage, partition)).fence(term)
+            case Through(stage, partition, edge, producer, mark):
+                self._of(PartitionKey(stage, partition)).note_settled(StreamId(edge, producer), mark)
             case Whole(stage, partition):
                 self._of(PartitionKey(stage, partition)).restore(record, self._described)
 
@@ -362,4 +371,6 @@ class Journal(Shelf):
                 seen = [kept.term, kept.highest]
             case Fenced() | Whole():
                 seen = [record.term]
+            case Through():
+                return
         self.highest = max(self.highest, *seen)

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from flux.errors import SnapshotError
-from flux.wire.messages import OrderEntry, PartitionOrder
+from flux.wire.messages import Mark, OrderEntry, PartitionOrder
 
 #: By which frames are found again behind damage.
 _MAGIC = b"FlxJ"
@@ -71,6 +71,16 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     kept: KeptState
 
 
+class Through(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """The checkpoint of a partition has all rows of a stream through a mark (design: needed-no-more)."""
+
+    stage: int
+    partition: int
+    edge: int
+    producer: int
+    mark: Mark
+
+
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     """All that is held of a partition, at the beginning of a segment. ``checkpoint``, ``beside``: the whole copy, if there is
     one, and those of what has changed since."""
@@ -86,9 +96,10 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     left: int
     entries: list[OrderEntry]
     claim: tuple[int, int] = (0, 0)
+    settled: list[tuple[int, int, Mark]] = []
 
 
-Record = Seen | Ordered | Fenced | Taken | Whole
+Record = Seen | Ordered | Fenced | Taken | Through | Whole
 _decoder = msgspec.msgpack.Decoder(list[Record])
 
 

@@ -75,23 +75,29 @@ class Checkpoints:
         self._pressed_steps = int(settings.order_max_steps * PRESSED_SHARE)
         self._sent: dict[To, Sent] = {}
         self._pressed: set[PartitionKey] = set()
+        self._anew: set[PartitionKey] = set()
         self._look_at = 0.0
         self._rests_until = 0.0
         self.pressed = 0  # checkpoints that were asked for
         self._last: dict[To, int] | None = None  # the query is stopped: the steps that are to be in the last ones
 
-    def press(self, key: PartitionKey) -> None:
-        """Producers keep rows that only the checkpoints of this partition lack."""
+    def press(self, key: PartitionKey, anew: bool = False) -> None:
+        """Producers keep rows that only the checkpoints of this partition lack. ``anew``: a checkpoint is wanted though nothing
+        was
+        applied since the one before."""
         replica = self._replicas.get(key)
         if replica is not None and replica.primary:
             self._pressed.add(key)
             self._look_at = 0.0
+            if anew:
+                self._anew.add(key)
 
     def last(self) -> None:
-        """The query is stopped: every standby is to have the steps that its primary has applied by now."""
-        if self._last is None:
-            self._last = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
-            self._look_at = 0.0
+        """The query is stopped: every standby is to have the steps that its primary has applied by now. Called again, also
+        those that it has applied since."""
+        steps = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
+        if steps != self._last:
+            self._last, self._look_at = steps, 0.0
 
     def all_kept(self) -> bool:
         """Once, when they have them."""
@@ -128,6 +134,7 @@ class Checkpoints:
         if not standbys:
             self._pressed.clear()
             self._sent.clear()
+            self._anew.clear()
             self._look_at = now + min(self._interval_s, IDLE_LOOK_MAX_S)
             return []
         busy = self._transfers.checkpoints
@@ -139,11 +146,12 @@ class Checkpoints:
                 sent = self._sent[to] = Sent(peer.incarnation, peer.applied, now - self._again_s, peer.applied, now)
             if peer.applied > sent.known:
                 sent.known, sent.moved = peer.applied, now
-            if peer.applied >= replica.applied:
+            anew = to.key in self._anew and not peer.kind.replays
+            if peer.applied >= replica.applied and not anew:
                 sent.moved = now
                 continue
             # It may not know yet that all is committed.
-            waits = sent.step >= replica.applied and now < sent.at + self._again_s
+            waits = sent.step >= replica.applied and now < sent.at + self._again_s and not anew
             phase = self._transfers.under_way(*to)
             pressed = (
                 to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
@@ -169,6 +177,7 @@ class Checkpoints:
         self._pressed &= later  # who presses repeats it
         for calm, _, (key, worker, whole), replica, _ in begun:
             sent = self._sent[To(key, worker)]
+            self._anew.discard(key)
             sent.step, sent.at, sent.moved = replica.applied, now, now if whole else sent.moved
             self.pressed += not calm
             if whole:

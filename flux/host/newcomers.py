@@ -113,4 +113,4 @@ class Newcomers:
         replica.succeed(standby.order, standby.left, standby.claim, whole=standby.from_vault)
         self._housing.add(replica)
         self._lead(replica)
-        self._read_on(replica, () if state is None else state.positions, now)
+        self._read_on(replica, standby.positions, now)

@@ -17,8 +17,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from math import inf
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.batches import conform, split
@@ -50,12 +51,22 @@ QUIET_S = 0.1
 DONE_EVERY_S = 1.0
 #: Small batches of a source that are appended together: one of them then costs a quarter.
 TOGETHER = 16
-#: A record number that can travel.
-_RECORDS_MAX = 1 << 62
+#: A record number that can travel, and the number of a row, behind which there are others.
+_RECORDS_MAX, _NUMBER_MAX = 1 << 62, (1 << 62) - 2
 
 
 def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> Reader:
     return iter(plan.read(partition, position) if plan.seeks else plan.read(partition))
+
+
+class Part(NamedTuple):
+    """Rows that may be one batch of a stream, unless they have to be cut, the packed position behind them, and their numbers
+    where
+    they bring them. ``batch`` is whatever a reader has given, if that is no batch."""
+
+    batch: Any
+    position: bytes
+    numbers: np.ndarray | None = None
 
 
 @dataclass
@@ -69,7 +80,7 @@ class Open:
     reader: Reader
     copy: Callable[[pa.RecordBatch], pa.RecordBatch]
     row_bytes: int | None = None
-    unread: deque[tuple[pa.RecordBatch, bytes]] = field(default_factory=deque)
+    unread: deque[Part] = field(default_factory=deque)
     small: list[tuple[pa.RecordBatch, float]] = field(default_factory=list)
     small_bytes: int = 0
     over: bool = False
@@ -89,6 +100,8 @@ class Reading:
         self.ends = 0
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
+        self.done_every_s = DONE_EVERY_S
+        self.stopped = False  # nothing more is read but rows that have come before, for which ordered steps may wait
         self.interval_s = 0.0  # what the sources have by now is read at multiples of the wall clock; 0: at once
         #: Wakes whoever waits until ``due``; may be called by any thread. None: nobody can be woken.
         self.bell: Callable[[], None] | None = None
@@ -125,8 +138,9 @@ class Reading:
                     yield from producers
                     seeks = self._about(key).seeks and epoch > 0
                     self.sources[key] = SourceStreams(
-                        edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes
-                    )
+                        edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes,
+                        self._about(key).own_numbers,
+                    )  # fmt: skip
                     self._rotation.append(key)
 
     # ---- turns
@@ -134,7 +148,9 @@ class Reading:
     def wants(self, key: SourcePartition) -> bool:
         """Whether a source may be read: its logs have room, and it is known where to begin."""
         streams = self.sources.get(key)
-        return streams is not None and streams.has_room and streams.place()
+        if streams is None or not streams.has_room or not streams.place():
+            return False
+        return not self.stopped or streams.makes_again
 
     def due(self, now: float) -> float:
         """When to read again; infinite while nothing may be read: what makes room is a message."""
@@ -153,8 +169,8 @@ class Reading:
         """One batch, if it is time for one: called until it says False. ``idle``: there is nothing to apply; ``created``: now,
         by the wall clock; ``note``: says what the worker is at."""
         if now >= self._done_at:
-            self._done_at = now + DONE_EVERY_S
-            self._tell_done()
+            self._done_at = now + self.done_every_s
+            self.tell_done()
         if self._in_turn is None:
             if now < self._paused_until or not self._turn.begins(idle, now, self.interval_s):
                 return False
@@ -216,16 +232,17 @@ class Reading:
                     if self._enough(key, source):
                         self._hand_on(key, source)
                     return True
-                position = b""
+                position, numbers = b"", None
                 if self._about(key).positions and isinstance(batch, Positioned):
                     position = b"" if batch.position is None else self._packed(key, batch.position)
-                    batch = batch.batch
-                self._cut(key, batch, position, source.unread)
+                    batch, numbers = batch.batch, batch.numbers
+                self._cut(key, Part(batch, position, numbers), source.unread)
         self._hand_on(key, source)
         if source.small:
             return True  # the log is full
         if source.unread:
-            self.take(key, *self._next(key, source.unread), created)
+            part = self._next(key, source.unread)
+            self.take(key, part.batch, part.position, created, part.numbers)
         elif source.over:
             del self._open[key]
             self.finish(key, created)
@@ -258,15 +275,16 @@ class Reading:
             self._rows += streams.rows - before
             source.small_bytes = sum([self._if_small(key, source, batch) for batch, _ in source.small])
 
-    def _next(self, key: SourcePartition, unread: deque[tuple[Any, bytes]]) -> tuple[Any, bytes]:
-        """What may be one batch, and the position behind it."""
-        batch, position = unread.popleft()
-        if isinstance(batch, pa.RecordBatch):
-            rows = self.sources[key].until_cut(batch.num_rows)
+    def _next(self, key: SourcePartition, unread: deque[Part]) -> Part:
+        """Take rows that may be one batch."""
+        batch, position, numbers = part = unread.popleft()
+        if isinstance(batch, pa.RecordBatch) and batch.num_rows:
+            rows = self.sources[key].until_cut(batch.num_rows, numbers)
             if rows < batch.num_rows:
-                unread.appendleft((batch.slice(rows), position))
-                return batch.slice(0, rows), b""
-        return batch, position
+                first, others = (None, None) if numbers is None else (numbers[:rows], numbers[rows:])
+                unread.appendleft(Part(batch.slice(rows), position, others))
+                return Part(batch.slice(0, rows), b"", first)
+        return part
 
     def _packed(self, key: SourcePartition, position: Any) -> bytes:
         try:
@@ -301,17 +319,22 @@ class Reading:
         when_ready(ring)
         source.rings = True
 
-    def _cut(
-        self, key: SourcePartition, batch: Any, position: bytes, unread: deque[tuple[pa.RecordBatch, bytes]]
-    ) -> None:
-        """``position`` is behind the last part."""
+    def _cut(self, key: SourcePartition, given: Part, unread: deque[Part]) -> None:
+        batch, position, numbers = given
         if not isinstance(batch, pa.RecordBatch):
-            unread.append((batch, position))  # whoever takes it says so by name
+            unread.append(given)  # whoever takes it says so by name
             return
         about, settings = self._about(key), self._plan.settings
         batch = plain_batch(batch, about.schema)  # whole, and then cut: a dictionary once
+        if about.own_numbers:
+            numbers = self._checked_numbers(key, batch, numbers)
         parts = list(split(batch, settings.batch_max_rows, settings.batch_max_bytes))
-        unread.extend((part, position if part is parts[-1] else b"") for part in parts)
+        at = 0
+        for part in parts:
+            end = at + part.num_rows
+            mine = numbers[at:end] if about.own_numbers and numbers is not None else None
+            unread.append(Part(part, position if part is parts[-1] else b"", mine))
+            at = end
         if len(unread) > 1 and about.seeks and not about.positions:
             # Its batches are counted: they must be those of the stream.
             raise self._failed(
@@ -319,17 +342,42 @@ class Reading:
                 ValueError(f"a batch of {batch.num_rows} rows, {batch.nbytes:,} bytes is beyond spark.flux.batch.*"),
             )
 
+    def _checked_numbers(self, key: SourcePartition, batch: pa.RecordBatch, numbers: Any) -> np.ndarray:
+        """Return the numbers that rows bring. They ascend, and lie behind those of the rows before."""
+        found = np.asarray([] if numbers is None else numbers)
+        least = max((part.numbers[-1] + 1 for part in self._open[key].unread if part.numbers is not None), default=0)
+        least = max(least, self.sources[key].next_number)
+        if len(found) == batch.num_rows == 0:
+            return np.empty(0, np.int64)
+        wrong = found.dtype != np.int64 or len(found) != batch.num_rows
+        if wrong or found[0] < least or found[-1] > _NUMBER_MAX or not (np.diff(found) > 0).all():
+            raise self._failed(
+                key,
+                ValueError(
+                    f"a source with row_numbers gives a number of 64 bits for each row, ascending from one batch to the next: "
+                    f"{batch.num_rows} numbers from {least} on were expected, got {found!r:.100}"
+                ),
+            )
+        return found
+
     # ---- rows
 
-    def take(self, key: SourcePartition, batch: pa.RecordBatch, position: bytes, created: float) -> None:
-        """The next batch of a source goes into its streams. ``position`` behind it, packed."""
+    def take(
+        self,
+        key: SourcePartition,
+        batch: pa.RecordBatch,
+        position: bytes,
+        created: float,
+        numbers: np.ndarray | None = None,
+    ) -> None:
+        """Put the next batch of a source into its streams. ``position`` behind it, packed; ``numbers`` that its rows bring."""
         streams = self.sources[key]
         if self.first_row_at is None:
             self.first_row_at = created
         schema = self._plan.sources[key.source].schema
         batch = conform(batch, schema, f"source {streams.name}")
         self._rows += batch.num_rows
-        streams.append(batch, created, position)
+        streams.append(batch, created, position, numbers)
 
     def finish(self, key: SourcePartition, created: float) -> None:
         """A source has ended."""
@@ -390,10 +438,16 @@ class Reading:
         if records:
             yield BadRecords(*key, records)
 
-    def _tell_done(self) -> None:
-        for key, source in self._open.items():
-            tell = getattr(source.reader, "done", None)
-            position = b"" if tell is None else self.sources[key].applied()
+    @property
+    def settled(self) -> bool:
+        """Whether all consumers of sources with positions have said that they have all rows that were read."""
+        return all(streams.settled for key, streams in self.sources.items() if self._about(key).positions)
+
+    def tell_done(self) -> None:
+        """Tell readers and consumers what all have applied since the last time."""
+        for key, streams in self.sources.items():
+            position = streams.applied() if self._about(key).positions else b""
+            tell = getattr(self._open[key].reader, "done", None) if key in self._open else None
             if tell is not None and position:
                 try:
                     tell(unpacked(position))

@@ -58,6 +58,7 @@ from flux.wire.messages import (
     OrdersSeen,
     Press,
     Pull,
+    Settled,
     StepKind,
     ToProducer,
 )
@@ -66,6 +67,9 @@ from partitioning.table import Table, differing
 
 #: Seconds. A wall clock that has gone back by so much was set; below that it only runs at another pace.
 CLOCK_BACK_S = 0.001
+#: How long a query that is stopped waits until all that was read is in checkpoints, beside those of what is applied already. It
+#: is less than the controller waits. And how often it looks.
+SETTLES_S, KEEP_LOOK_S = 2.0, 0.02
 
 
 class StageWorker:
@@ -110,6 +114,7 @@ class StageWorker:
         self._assigned = Assigned(plan, worker, self.reading, self.producers)
         self._reviving = Reviving(self.hosted, plan.settings.resend_timeout)
         self._timers_at = 0.0
+        self._keep_at = self._settles_until = np.inf  # the query is stopped: when to look at its last checkpoints
         self.drained = Drained()
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
@@ -243,6 +248,8 @@ class StageWorker:
                 self._on_orders(connection, message)
             case Press():
                 self._on_press(connection, message)
+            case Settled():
+                self._on_settled(connection, message)
             case _:
                 raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
@@ -252,7 +259,12 @@ class StageWorker:
         stage = self.plan.edges[message.edge].consumer
         self.subscriptions.on_press(connection, StreamId(message.edge, message.producer))
         for partition in message.partitions:
-            self.checkpoints.press(PartitionKey(stage, partition))
+            self.checkpoints.press(PartitionKey(stage, partition), message.anew)
+
+    def _on_settled(self, connection: Hashable, message: Settled) -> None:
+        if not 0 <= message.edge < len(self.plan.edges):
+            raise ProtocolError(f"the plan has no edge {message.edge}")
+        self.subscriptions.on_settled(connection, message)
 
     def knows(self, connection: Hashable, message: Data) -> bool:
         """Whether this stream is read from this connection; only then is a payload worth decoding."""
@@ -444,8 +456,8 @@ class StageWorker:
             for producer in self.producers.values():
                 producer.dirty = True
             self.subscriptions.relieve(now)
-        if self.checkpoints.all_kept():
-            self._effects.append(ToController(Checkpointed(node=self.worker)))
+        if now >= self._keep_at:
+            self._keep_last(now)
         for begin in self.checkpoints.next(now):
             self._transfers.checkpoint(*begin)
         if self._transfers.active:
@@ -472,6 +484,22 @@ class StageWorker:
         # After the rows that were just read here: their order goes with what there was to say.
         yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
+    def on_last_checkpoints(self, now: float) -> None:
+        """The query is stopped. Nothing more is read, and the vault gets all that was read, as far as that takes no longer than a
+        moment: rows that it has need not be in the source any more when the query goes on."""
+        if not self.reading.stopped:
+            self._keep_at, self._settles_until = now, now + SETTLES_S
+            self.reading.stopped = True
+            self.checkpoints.last()
+
+    def _keep_last(self, now: float) -> None:
+        self._keep_at = now + KEEP_LOOK_S
+        self.reading.tell_done()
+        if now < self._settles_until and not self.reading.settled:
+            self.checkpoints.last()
+        elif self.checkpoints.all_kept():
+            self._effects.append(ToController(Checkpointed(node=self.worker)))
+
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):
             if isinstance(effect, ToSender):
@@ -484,7 +512,7 @@ class StageWorker:
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.pairing.due(),
             self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
-            self.turns.gathered_at,
+            self.turns.gathered_at, self._keep_at,
         )  # fmt: skip
 
     def _answer(self, connection: Hashable, message: Answered) -> None:

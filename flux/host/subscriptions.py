@@ -32,6 +32,7 @@ from flux.wire.messages import (
     ReadsElsewhere,
     Refuse,
     Reset,
+    Settled,
     ToProducer,
 )
 from partitioning.ids import StreamId
@@ -150,7 +151,7 @@ class Subscriptions:
 
     def kept(self, standby: Standby) -> None:
         """A standby has another checkpoint: its producers need not keep what is in that."""
-        for position in standby.checkpoint.positions:
+        for position in standby.positions:
             inbound = self.of_stream(position.stream)
             inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
         for inbound in self.streams.values():
@@ -162,6 +163,23 @@ class Subscriptions:
         inbound = self.streams.get(stream)
         if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
             self.answer(connection, self._ack(inbound))
+
+    def on_settled(self, connection: Hashable, message: Settled) -> None:
+        """A producer says that no row through a mark is needed any more. Another life of it, or one that does not know all
+        replicas here, is not believed: a new replica may begin with an older state."""
+        stream = StreamId(message.edge, message.producer)
+        inbound = self.streams.get(stream)
+        if inbound is None or inbound.connection != connection or inbound.incarnation != message.incarnation:
+            self._counters.stale += 1
+            return
+        stage = self._plan.edges[stream.edge].consumer
+        if self._hosted.newest(stage) > message.epoch or self._hosted.awaited_of(stage):
+            return  # the producer tells again when it has looked at these
+        inbound.settle(message.mark)
+        for standby in self._hosted.standbys_of(stage):
+            if standby.incarnation <= message.epoch:
+                standby.note_settled(stream, message.mark)
+        self._ack_soon(inbound)
 
     # ---- greetings
 

@@ -87,7 +87,8 @@ class _Given(NamedTuple):
 
 class PartitionReader:
     """``start``: the place of the first record that is wanted. ``committer``: of the group that is told what has been applied.
-    ``fetcher``: of all partitions of the source that are read in this process; without, it has its own."""
+    ``fetcher``: of all partitions of the source that are read in this process; without, it has its own. ``newest``: the place
+    that earlier lives have come to, as far as it is known."""
 
     def __init__(
         self,
@@ -97,9 +98,11 @@ class PartitionReader:
         start: Place,
         committer: Committer | None = None,
         fetcher: Fetcher | None = None,
+        newest: Place | None = None,
     ) -> None:
         self._how, self.topic, self.partition = how, topic, partition
-        self.next_offset, self.topic_id = start
+        self.next_offset, self.topic_id, self.generation = start
+        self._newest = newest
         self._client = Client(how.bootstrap, how.security)  # for what a fetch cannot say
         kept = [name for name in how.schema.names if name in COLUMNS]
         columns = {*kept, "offset"} | ({"value"} if how.format is not None else set())
@@ -207,7 +210,7 @@ class PartitionReader:
         if self._ready:
             return taken
         ahead = differ(taken.topic_id, self.topic_id) or self.next_offset > taken.offset
-        return Place(self.next_offset if ahead else taken.offset, self.topic_id)
+        return Place(self.next_offset if ahead else taken.offset, self.topic_id, self.generation)
 
     def close(self) -> None:
         """Does not wait for what is under way, which may be connecting: the worker has other things to do."""
@@ -314,10 +317,12 @@ class PartitionReader:
         rows = rows.select(self._how.schema.names)
         most = self._pace.rows_at_once(ROWS_MAX)
         at = 0
+        numbers = offsets.to_numpy()
         for part in split(rows, most, BYTES_MAX):
-            at += part.num_rows
-            following = decoded.next if at == rows.num_rows else offsets[at].as_py()
-            yield Positioned(part, Place(following, self.topic_id).position)
+            first, at = at, at + part.num_rows
+            following = decoded.next if at == rows.num_rows else int(numbers[at])
+            place = Place(following, self.topic_id, self.generation)
+            yield Positioned(part, place.position, numbers[first:at] + place.first_number)
 
     def _parsed(self, raw: pa.RecordBatch, format_: Format) -> pa.RecordBatch | tuple[pa.RecordBatch, pa.Array]:
         """Values in their format, beside those of Kafka's columns that were asked for."""
@@ -374,6 +379,8 @@ class PartitionReader:
             raise DataLost(
                 f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
             )
+        if self.next_offset > end:
+            self.generation += 1  # records that come now have offsets that others had
         self._go_on_at(first if self.next_offset < first else end, self.topic_id)
         log.warning("%s; reading goes on with offset %d", lost, self.next_offset)
 
@@ -394,7 +401,11 @@ class PartitionReader:
             raise DataLost(
                 f"{lost}. The new topic has {partitions} partitions only. Start with another checkpointLocation to begin anew"
             )
-        first = self._first_offset(topic_id)
+        first, newest = self._first_offset(topic_id), self._newest
+        if newest is not None and newest.topic_id == topic_id:
+            self.generation = newest.generation  # an earlier life has come to the new topic
+        else:
+            self.generation = max(self.generation, newest.generation if newest is not None else 0) + 1
         self._go_on_at(first, topic_id)
         log.warning("%s; reading goes on with offset %d of the new topic", lost, first)
 
@@ -402,7 +413,7 @@ class PartitionReader:
         with self._lock:
             self.next_offset, self.topic_id, self._end = offset, topic_id, None
             if not self._ready:
-                self._taken = Place(offset, topic_id)
+                self._taken = Place(offset, topic_id, self.generation)
 
     def _first_offset(self, topic_id: str | None = None) -> int:
         """Look up where the log begins. ``topic_id``: of another topic than the one that has been read."""

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from flux.calls import checked
-from flux.dataflow.sources import Source, source
+from flux.dataflow.sources import RowStart, Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
 from flux.kafka.committing import Committer
@@ -42,6 +42,8 @@ ISOLATION = ("read_committed", "read_uncommitted")
 #: How long brokers may take when they are asked, now and then, for what has come.
 UNREAD_S = 5.0
 _ENDS = {"earliest": EARLIEST, "latest": LATEST}
+#: By what rows are known in the streams of a query; checkpoint locations say it.
+_NUMBERS = "offsets"
 #: Of brokers: an answer holds one record batch at least, however small this is.
 _FETCH_MIN, _FETCH_MAX = 1 << 10, 1 << 28
 
@@ -54,6 +56,7 @@ class KafkaReader:
 
     may_grow = True
     endless = True
+    row_numbers = True  # the offset of each record
 
     def __init__(self, how: Reading, topics: Topics, starting: Any, group: str | None, timeout: float) -> None:
         self.how, self.topics, self.starting, self.group, self.timeout = how, topics, starting, group, timeout
@@ -80,6 +83,12 @@ class KafkaReader:
         if kept is None:
             self.starts, self.topic_ids = self._first_offsets(self.partitions, self.starting)
         else:
+            if kept.get("numbers") != _NUMBERS:
+                raise UsageError(
+                    "the checkpoint location is of a release of Flux that counted the records of topics; this one tells them by "
+                    "their offsets, and cannot know which of them that query has read. Go on with that release, or start with "
+                    "another checkpointLocation, and with starting=... where that query has stopped"
+                )
             began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
             known_ids = kept.get("topics", {})  # none in locations of releases before 0.4
             self._check_kept(began, known_ids)
@@ -97,6 +106,7 @@ class KafkaReader:
         return {
             "partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)],
             "topics": {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic_id != UNKNOWN},
+            "numbers": _NUMBERS,
         }
 
     def _check_kept(self, began: Iterable[tuple[str, int]], known_ids: Mapping[str, str]) -> None:
@@ -147,15 +157,21 @@ class KafkaReader:
         warm_up()
 
     def __call__(self, partition: int, start: Any) -> PartitionReader:
-        """Never ends. ``start``: a position that an earlier life has given, None in the first. Yields None for "nothing just
-        now"."""
+        """Read a partition, without end. ``start``: where the rows begin that some replica needs; None: at the start of the
+        query.
+        Yields None for "nothing just now"."""
         topic, number = self.partitions[partition]
-        first = Place(self.starts[partition], self.topic_ids.get(topic, UNKNOWN)) if start is None else Place.of(start)
+        first = Place(self.starts[partition], self.topic_ids.get(topic, UNKNOWN))
+        newest = Place.of(start.newest) if isinstance(start, RowStart) and start.newest is not None else None
+        if isinstance(start, RowStart):
+            first = first.at(start.number, start.position, newest)
+        elif start is not None:
+            first = Place.of(start)
         if self.group is not None and self._committer is None:
             self._committer = Committer(self.how.bootstrap, self.how.security, self.group)
         if self._fetcher is None:
             self._fetcher = self.how.fetcher()
-        return PartitionReader(self.how, topic, number, first, self._committer, self._fetcher)
+        return PartitionReader(self.how, topic, number, first, self._committer, self._fetcher, newest)
 
     def partition_name(self, partition: int) -> str:
         topic, number = self.partitions[partition]

@@ -15,6 +15,8 @@ from flux.errors import UsageError
 #: The id of a topic where the broker gives none, because it is older than Kafka 2.8.
 UNKNOWN = ""
 _BYTES = 16
+#: Row numbers of each generation of a log: more than a partition ever has offsets, and there is room for 16,384 generations.
+GENERATION = 1 << 48
 
 
 def text_of(given: uuid.UUID | None) -> str:
@@ -40,10 +42,29 @@ def differ(one: str, other: str) -> bool:
 
 
 class Place(NamedTuple):
-    """A position in a partition: the offset of the next record, in the topic with this id."""
+    """A position in a partition: the offset of the next record, in the topic with this id. Rows are known by numbers that follow
+    the offsets. Each log that begins again under the same name, because the topic was made anew or its end was cut off, is
+    another ``generation``, and its numbers come behind those of the one before."""
 
     offset: int
     topic_id: str = UNKNOWN
+    generation: int = 0
+
+    @property
+    def first_number(self) -> int:
+        """Number of the row at offset 0."""
+        return self.generation * GENERATION
+
+    def at(self, number: int, position: Any, newest: Place | None) -> Place:
+        """Return the place of the row with this number. ``position``: the newest one before it. It may lie further on than the
+        number, because no row stands between: where a transaction ends, for instance. ``newest``: one that may lie further on.
+        The topic is that of one of them in the same generation, or that of this place."""
+        generation, offset = divmod(number, GENERATION)
+        before = None if position is None else Place.of(position)
+        if before is not None and before.generation == generation:
+            return before._replace(offset=max(offset, before.offset))
+        same = newest if newest is not None and newest.generation == generation else self
+        return Place(offset, same.topic_id if same.generation == generation else UNKNOWN, generation)
 
     @classmethod
     def of(cls, position: Any) -> Place:
@@ -54,9 +75,11 @@ class Place(NamedTuple):
                 pass
             case int() if position >= 0:
                 return cls(position)
-            case [int() as offset, str() as topic_id] if offset >= 0 and not isinstance(offset, bool):
+            case [int() as offset, str() as topic_id, *more] if offset >= 0 and not isinstance(offset, bool):
                 uuid_of(topic_id)
-                return cls(offset, topic_id)
+                match more:
+                    case [] | [int()]:
+                        return cls(offset, topic_id, *more)
         raise UsageError(
             f"{position!r:.100} is no position in a partition of Kafka: expected an offset, or an offset and an id"
         )
@@ -64,4 +87,6 @@ class Place(NamedTuple):
     @property
     def position(self) -> Any:
         """The place as the streams of a source keep it."""
+        if self.generation:
+            return [*self]
         return self.offset if self.topic_id == UNKNOWN else [self.offset, self.topic_id]

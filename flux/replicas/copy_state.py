@@ -44,7 +44,7 @@ class Position:
     stream: StreamId
     next: int
     incarnation: int
-    marks: tuple[tuple[int, int, int, bytes], ...]
+    marks: tuple[tuple[int, int, int, bytes, int], ...]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def positions_of(replica: Replica, inbounds: Iterable[Inbound]) -> tuple[Positio
 
 
 def _position(inbound: Inbound, partition: int) -> Position:
-    marks = tuple((at, checksum, begin, position) for at, checksum, begin, position in inbound.marks.shown())
+    marks = tuple((*mark,) for mark in inbound.marks.shown())
     return Position(inbound.stream, inbound.next_to_apply(partition), inbound.incarnation, marks)
 
 

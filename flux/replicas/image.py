@@ -11,8 +11,8 @@ import msgspec
 from flux.replicas.copy_state import decode_state
 from flux.replicas.order import NO_CLAIM, Claim, OrderLog
 from flux.replicas.standby import Checkpoint, Standby
-from flux.wire.messages import OrderEntry
-from partitioning.ids import PartitionKey
+from flux.wire.messages import Mark, OrderEntry
+from partitioning.ids import PartitionKey, StreamId
 
 _LENGTH = struct.Struct("<Q")
 #: Each piece of the checkpoint begins at a multiple of this: arrays in it are used where they are.
@@ -30,6 +30,7 @@ class _Head(msgspec.Struct, array_like=True):
     committed: int
     left: int
     claim: tuple[int, int] = NO_CLAIM
+    settled: list[tuple[int, int, Mark]] = []
 
 
 _head = msgspec.msgpack.Decoder(_Head)
@@ -40,7 +41,7 @@ def encode(standby: Standby) -> memoryview:
     head = msgspec.msgpack.encode(
         _Head(
             [piece.nbytes for piece in kept.pieces], kept.term, kept.number, kept.step, order.since(order.base), order.committed,
-            standby.left, standby.claim,
+            standby.left, standby.claim, [(*stream, mark) for stream, mark in standby.settled.items()],
         )
     )  # fmt: skip
     starts, end = _places(_LENGTH.size + len(head), [piece.nbytes for piece in kept.pieces])
@@ -67,6 +68,7 @@ def decode(
     standby.order = OrderLog(head.step)
     standby.order.adopt(head.entries, head.committed)
     standby.left, standby.claim = head.left, Claim(*head.claim)
+    standby.settled = {StreamId(edge, producer): mark for edge, producer, mark in head.settled}
     return standby
 
 

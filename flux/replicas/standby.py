@@ -14,7 +14,7 @@ import msgspec
 
 from flux.replicas.copy_state import Position, ReplicaState
 from flux.replicas.order import NO_CLAIM, Claim, OrderLog
-from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
+from flux.wire.messages import Mark, OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey, StreamId
 
 
@@ -78,6 +78,9 @@ class Standby:
         self.left = 0
         self.claim = NO_CLAIM
         self.reads_since = -1  # as primary: the epoch in which it became that
+        self.settled: dict[
+            StreamId, Mark
+        ] = {}  # no row through these is missing in the checkpoint (design: needed-no-more)
         self._taken = taken
 
     def begin(self, checkpoint: Checkpoint, state: ReplicaState) -> None:
@@ -99,8 +102,27 @@ class Standby:
         return max(newest[-1].now - begun, 0.0) if newest else 0.0
 
     def position(self, stream: StreamId) -> int:
-        """The next batch of a stream that its checkpoint lacks."""
-        return self.checkpoint.next.get(stream, 0)
+        """Return the next batch of a stream that its checkpoint lacks."""
+        settled = self.settled.get(stream)
+        return max(self.checkpoint.next.get(stream, 0), 0 if settled is None else settled.sequence + 1)
+
+    def note_settled(self, stream: StreamId, mark: Mark) -> bool:
+        """Take in that the checkpoint has all rows of a stream through this mark. Whether it is news."""
+        known = self.settled.get(stream)
+        if known is not None and known.sequence >= mark.sequence:
+            return False
+        self.settled[stream] = mark
+        return True
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """Where each stream goes on behind the checkpoint."""
+        found = {position.stream: position for position in self.checkpoint.positions}
+        for stream, mark in self.settled.items():
+            known = found.get(stream) or Position(stream, 0, -1, ())
+            marks = [each for each in known.marks if each[0] > mark.sequence]
+            found[stream] = replace(known, next=max(known.next, mark.sequence + 1), marks=((*mark,), *marks))
+        return tuple(found.values())
 
     def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
         order = self.order

@@ -285,7 +285,7 @@ class Worker:
         elif isinstance(command, CopyState):
             core.on_copy_state(command)
         elif isinstance(command, LastCheckpoints):
-            core.checkpoints.last()
+            core.on_last_checkpoints(now)
         elif isinstance(command, RegisterAgain):
             self.control.register_again(core.worker)
         elif isinstance(command, Welcome):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flux.errors import FluxError, NonDeterministicInputError
+from flux.stream.cursor import NOBODY
 from flux.stream.elements import Rows
 from flux.stream.log import LogEntry
 from flux.wire.messages import Mark, end_mark
@@ -24,15 +25,18 @@ class Shown(NamedTuple):
 
 class Beginning(NamedTuple):
     """The first element of another life of a stream, the checksum of the stream before it, and the position from which its
-    reader makes it; empty: from the start, or the reader counts its batches."""
+    reader makes it; empty: from the start, or the reader counts its batches. ``newest``: of rows that bring their numbers, the
+    newest position that is known, which may lie behind rows that are to come again."""
 
     sequence: int
     checksum: int
     position: bytes = b""
+    newest: bytes = b""
 
 
 #: Where a stream begins if nothing is known of an earlier life.
 START = Beginning(0, 0)
+_NOTHING = Mark(-1, 0)
 
 
 class Earlier:
@@ -42,7 +46,9 @@ class Earlier:
         self._stream = stream
         self._expected: dict[int, Shown] = {}  # by sequence
         self.numbered = False  # rows: only marks with a position are beginnings
+        self.own_numbers = False  # numbered rows bring their numbers: any of them is a beginning, and some may be gone
         self.front = 0  # numbered rows below have been given before, as far as consumers have said
+        self.left_out = 0  # comparisons that were not made, because rows are gone since
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -51,13 +57,21 @@ class Earlier:
         self._expected[mark.sequence] = Shown(mark, worker)
 
     def before(self, applied: int) -> Beginning:
-        """The latest point before ``applied`` that a worker has shown."""
+        """Return where a life begins if the elements through ``applied`` are applied everywhere: behind them where rows bring
+        their numbers, else behind the latest point that a worker has shown. Rows need not be made again for a comparison: a log
+        may have lost them, and rows that are applied are never needed. Counted batches are made again from one batch before,
+        because the last one may be the end of the stream."""
+        least = applied if self.numbered else applied - 1
         known = self._expected.items()
-        at = max((at for at, shown in known if at < applied and (shown.mark.position or not self.numbered)), default=-1)
-        if at < 0:
-            return START
-        mark = self._expected[at].mark
-        return Beginning(at + 1, mark.checksum, mark.position)
+        at = max((at for at, shown in known if at <= least and (shown.mark.position or not self.numbered)), default=-1)
+        mark = self._expected[at].mark if at >= 0 else _NOTHING
+        if self.own_numbers and 0 <= applied < NOBODY:
+            # Nothing comes behind the end, which is to have the same number.
+            ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
+            applied = min([applied, *(at - 1 for at in ends)])
+            newest = self.newest() or _NOTHING
+            return Beginning(applied + 1, 0, mark.position, newest.position)
+        return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position)
 
     def newest(self) -> Mark | None:
         """The last one with a position that any worker has shown."""
@@ -77,18 +91,35 @@ class Earlier:
 
     def on_made(self, entry: LogEntry) -> None:
         """NonDeterministicInputError if the entry differs from what an earlier life has made."""
-        shown = self._expected.pop(entry.sequence, None)
-        if shown is not None:
-            self.compare(entry, shown.mark, shown.worker)
+        if not self._expected:
+            return
+        if self.own_numbers:
+            # The last row before a mark may be gone, so that no entry ends there.
+            for at in sorted(at for at in self._expected if at <= entry.sequence):
+                shown = self._expected.pop(at)
+                self.compare(entry, shown.mark, shown.worker)
+            return
+        made = self._expected.pop(entry.sequence, None)
+        if made is not None:
+            self.compare(entry, made.mark, made.worker)
 
     def compare(self, entry: LogEntry, mark: Mark, worker: int) -> None:
-        """Numbered rows can be compared only where they are cut alike; nothing else may be where their end was."""
+        """Compare an entry with a mark at its number, or before it where rows bring their numbers. Numbered rows can be compared
+        only where they are cut alike; nothing else may be where their end was."""
         if self.numbered and mark == end_mark(mark.sequence):
             if isinstance(entry.element, Rows):
                 raise self.not_deterministic(mark.sequence, worker)
             return
-        if (entry.sequence, entry.begin) == (mark.sequence, mark.begin) and entry.checksum != mark.checksum:
+        alike = (entry.sequence, entry.begin) == (mark.sequence, mark.begin)
+        if self.own_numbers and not (alike and self._as_many(entry, mark)):
+            self.left_out += 1
+        elif alike and entry.checksum != mark.checksum:
             raise self.not_deterministic(mark.sequence, worker)
+
+    @staticmethod
+    def _as_many(entry: LogEntry, mark: Mark) -> bool:
+        """Tell whether no row is gone between the first and the last one. More rows than before are other rows."""
+        return isinstance(entry.element, Rows) and entry.element.data.batch.num_rows >= mark.rows
 
     def on_end(self, end: int) -> None:
         """The stream ends below ``end``. NonDeterministicInputError if an earlier life has gone on."""

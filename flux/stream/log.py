@@ -49,7 +49,7 @@ class LogMeter:
 
 class Log:
     """Entries ``base`` .. ``end`` - 1, the oldest first. Numbers may be left out: where rows are numbered, an entry has the
-    number of its last row."""
+    number of its last row, and rows may have gaps between them."""
 
     def __init__(self, bytes_max: int, meter: LogMeter | None = None, base: int = 0, partitions: int = 0) -> None:
         self.gone = np.full(partitions, -1, np.int64)  # highest sequence with rows for a partition that was evicted
@@ -68,7 +68,7 @@ class Log:
         return self.bytes < self.bytes_max
 
     def append(self, entry: LogEntry) -> None:
-        assert self.end == (entry.sequence if entry.begin < 0 else entry.begin), (entry.begin, entry.sequence, self.end)
+        assert self.end == entry.sequence if entry.begin < 0 else self.end <= entry.begin, (entry, self.end)
         self._entries.append(entry)
         self.end = entry.sequence + 1
         self.bytes += entry.nbytes

@@ -27,10 +27,20 @@ class Marks:
         self.due = 0
         self._kept: list[Mark] = []  # by sequence
         self._left_out = False  # marks below the first one that is kept
+        self._settled = Mark(-1, 0)  # no later life begins before it
 
     def validate(self, applied: int) -> None:
         """AssertionError if a source could not go on after any mark, and would be read again from its start."""
         assert not self._left_out or self._kept[0].sequence < applied, f"no mark is below {applied}: {self._kept}"
+
+    def settle(self, mark: Mark) -> None:
+        """Keep a mark behind rows that are needed no more, and none before it."""
+        if mark.sequence <= self._settled.sequence:
+            return
+        self._settled, self._left_out = mark, False
+        self._kept = [kept for kept in self._kept if kept.sequence > mark.sequence]
+        if mark.sequence > self.newest.sequence:
+            self.newest, self.due = mark, mark.sequence + 1
 
     def keep(self, applied: Callable[[], int]) -> None:
         """Keep the newest mark. ``applied()``: the sequence through which all batches are applied here."""
@@ -58,9 +68,10 @@ class Marks:
         self._left_out = False
 
     def shown(self) -> list[Mark]:
-        if self.newest.sequence < 0 or (self._kept and self._kept[-1] == self.newest):
-            return list(self._kept)
-        return [*self._kept, self.newest]
+        kept = [self._settled, *self._kept] if self._settled.sequence >= 0 else list(self._kept)
+        if self.newest.sequence < 0 or (kept and kept[-1] == self.newest):
+            return kept
+        return [*kept, self.newest]
 
     def _thin(self) -> None:
         """Leave out marks that are too close to the one before."""

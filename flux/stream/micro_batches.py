@@ -82,7 +82,7 @@ class MicroBatchStreams(SourceStreams):
         return self.first is not None
 
     def _begin(self, beginning: Beginning) -> None:
-        self.first, self._checksum, self._start = beginning
+        self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
         for producer in self.producers:
             producer.begin_at(self.first, self._checksum, settled=self.first == self._base)
 
@@ -103,7 +103,8 @@ class MicroBatchStreams(SourceStreams):
         if number < self.batch.number:
             end = newest.sequence + 1
             return end, Beginning(end, 0)
-        known = producer.earlier.before(applied)
+        # Spark has all rows of its batch: the last ones that are applied are made once more, and compared.
+        known = producer.earlier.before(applied - 1)
         return base, known if known.sequence > base else Beginning(base, 0)
 
     @property

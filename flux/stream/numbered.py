@@ -52,8 +52,7 @@ class RowNumbers:
         return int(np.searchsorted(self.numbers, number))
 
 
-def with_numbers(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
-    numbers = np.arange(first, first + batch.num_rows)
+def with_numbers(batch: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(numbers)], schema=batch.schema.append(NUMBER))
 
 

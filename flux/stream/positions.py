@@ -15,6 +15,7 @@ from flux.errors import UsageError
 
 #: The second argument of ``read(partition, start)``.
 ReaderPosition = NewType("ReaderPosition", object)
+
 #: Bytes that a position takes in messages and checkpoints, at most.
 POSITION_BYTES = 1024
 

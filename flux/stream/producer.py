@@ -25,7 +25,20 @@ from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing, Spans
 from flux.stream.pressing import Pressing
 from flux.stream.runs import RUN_ROWS
-from flux.wire.messages import Ack, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume, ToPort, ToProducer, end_mark
+from flux.stream.settling import Settling, idle
+from flux.wire.messages import (
+    Ack,
+    Hello,
+    Mark,
+    Press,
+    ReadsElsewhere,
+    Refuse,
+    Reset,
+    Resume,
+    ToPort,
+    ToProducer,
+    end_mark,
+)
 from partitioning import kernels
 from partitioning.cluster import Clustered
 from partitioning.ids import StreamId
@@ -100,6 +113,8 @@ class Producer:
         self._checksum = 0
         self.earlier = Earlier(stream)
         self._mark: Mark | None = None
+        self._settling = Settling()
+        self._idle_at = 0.0  # when to look for partitions that have said nothing of what an earlier life gave
         self.by_rank: np.ndarray | None = None
 
     # ---- the owner's side
@@ -158,28 +173,52 @@ class Producer:
         owed = np.minimum(np.maximum(self._last, self._first - 1), sequence)
         return bool(((least >= owed) & (least != NOBODY)).all())
 
+    def settle(self, mark: Mark) -> None:
+        """Tell all consumers that every replica has applied the rows through this mark, and every checkpoint has them."""
+        if mark.sequence >= self._settling.mark.sequence:
+            self._settling.begin(mark, self._epoch)
+            self.dirty = True
+
+    @property
+    def settled_before_table(self) -> bool:
+        """Whether the consumers of the newest table have not been told yet what is settled."""
+        return self._settling.epoch < self._epoch
+
+    @property
+    def all_settled(self) -> bool:
+        """Whether every replica has said that it has all there is, also those whose partitions got none of the last rows."""
+        return self.log.end == self._first or bool((self._acks.min(axis=1) >= self.log.end - 1).all())
+
     def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
         """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it. ``settled``:
         who asks for something before ``sequence`` says only that nothing there was for it."""
         assert self.log.end == 0
-        self._first = sequence
+        self._first, self._idle_at = sequence, 0.0
         self.log.begin_at(sequence, settled)
         self._checksum = checksum
         self.earlier.forget_below(sequence)
 
-    def append(self, data: Clustered, created: float, checksum: int = 0, position: bytes | None = None) -> None:
+    def append(
+        self,
+        data: Clustered,
+        created: float,
+        checksum: int = 0,
+        position: bytes | None = None,
+        numbers: tuple[int, int] | None = None,
+    ) -> None:
         """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept). Of numbered rows
-        the checksum of these alone, and the ``position`` behind them."""
+        the checksum of these alone, the ``position`` behind them, and the ``numbers`` of the first and the last; None: they are
+        counted."""
         assert not self.finished
         rows, begin = data.batch.num_rows, self.log.end
         self.rows += rows
         if position is None:
             self._push(LogEntry(begin, Rows(data), data.by_rank, data.nbytes, checksum, created))
-        else:
-            last = begin + rows - 1
-            if position:
-                self._mark = Mark(last, checksum, begin, position)
-            self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
+            return
+        begin, last = numbers or (begin, begin + rows - 1)
+        if position:
+            self._mark = Mark(last, checksum, begin, position, rows)
+        self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
 
     def say(self, word: Word, created: float) -> None:
         """Take an element without rows, which goes to every partition."""
@@ -245,7 +284,7 @@ class Producer:
         if self._changes == self._consumers.changes:
             return
         self._changes, self.by_rank = self._consumers.changes, self._consumers.ranks.by_rank
-        self.dirty = True
+        self.dirty, self._idle_at = True, now + self._resend_s
         self._follow(self._consumers, now)
 
     def _follow(self, consumers: Consumers, now: float) -> None:
@@ -442,6 +481,8 @@ class Producer:
                 self.log, self.finished or self.resting, self._acks, self._consumers, now
             ):
                 yield ToWorker(worker, press)
+        if now >= self._idle_at:
+            yield from self._press_idle(now)
         self._spans.forget()
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:
@@ -449,6 +490,10 @@ class Producer:
             if cursor.nonce is not None and self._silent(cursor, now):
                 cursor.hello_due = min(cursor.hello_due, now)
                 self.resent_handshakes += 1
+            if self._settling.due(worker, cursor.acked, now):
+                yield ToWorker(
+                    worker, self._settling.message(self.stream, self.incarnation, worker, now + self._resend_s)
+                )
             if now >= cursor.hello_due:
                 cursor.hello_due = now + self._resend_s * cursor.patience
                 cursor.heard = now
@@ -462,6 +507,25 @@ class Producer:
     def _presses(self) -> bool:
         """Whether rows may be kept for checkpoints alone."""
         return self._consumers is not None and self._consumers.kept and not self.reads_again
+
+    def _press_idle(self, now: float) -> Iterator[ToWorker]:
+        """Ask for checkpoints of partitions that get no rows in this life. Theirs may be older than rows of an earlier life that
+        were for others, and they would never say that they need none of these."""
+        self._idle_at = np.inf
+        consumers = self._consumers
+        if not (
+            self.earlier.numbered and self.reads_again and self._first and consumers is not None and consumers.kept
+        ):
+            return
+        partitions = idle(self._acks, consumers.keeps, self._last, self._first)
+        by_worker: dict[int, list[int]] = {}
+        for partition in partitions:
+            for worker in consumers.asked(partition):
+                by_worker.setdefault(worker, []).append(partition)
+        if partitions:
+            self._idle_at = now + self._resend_s
+        for worker, mine in by_worker.items():
+            yield ToWorker(worker, Press(*self.stream, mine, anew=True))
 
     def _silent(self, cursor: Cursor, now: float) -> bool:
         """Whether a worker owes an ack for too long. Not only for the head of the log: that may be held by another, who

@@ -403,6 +403,13 @@ class Inbound:
     def _applied_by_all(self, hosted: Collection[int]) -> int:
         return min([*map(self.next_to_apply, hosted), *self.copies.values()], default=0) - 1
 
+    def settle(self, mark: Mark) -> None:
+        """All replicas here have what is for them of the rows through the mark, and no later life begins before it. Partitions
+        that got none of these rows learn of it by this alone."""
+        self.received.reach(mark.sequence + 1)
+        self.marks.settle(mark)
+        self.ack_due = True
+
     def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
         """A replica comes from another worker, which has read the stream for it so far, last from life ``incarnation``
         of the producer. Its marks are shown even to a life that has greeted already, because all marks of this worker

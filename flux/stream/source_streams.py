@@ -6,15 +6,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.columns import picked
 from flux.dataflow.plan import EdgePlan
+from flux.dataflow.sources import RowStart
 from flux.stream.checksum import extend, extend_each
-from flux.stream.earlier import Beginning
+from flux.stream.earlier import START, Beginning
 from flux.stream.numbered import ROTATION_ROWS, with_numbers
 from flux.stream.positions import ReaderPosition, position_before, unpacked
 from flux.stream.producer import Producer
+from flux.wire.messages import Mark
 from partitioning.cluster import Clustered, Clustering, pieces
 
 #: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
@@ -35,9 +38,11 @@ class SourceStreams:
         seeks: bool = False,
         positions: bool = False,
         batch_bytes: int = 0,
+        own_numbers: bool = False,
     ) -> None:
         """``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
-        ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: of one batch at most."""
+        ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: of one batch at most;
+        ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted."""
         self.edges = edges
         self.producers = producers
         self.name = name
@@ -47,19 +52,20 @@ class SourceStreams:
         self.ended = False
         self.first: int | None = None if seeks else 0  # element to begin with; None: workers have not said yet
         self._positions = positions
+        self._own_numbers = own_numbers
         self._clusterings: list[Clustering | None] = [None] * len(edges)
         wanted = [edge.columns for edge in edges]
         # What nobody looks at may be other when it is read again.
         self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
         for producer in producers:
             producer.earlier.numbered = positions
+            producer.earlier.own_numbers = own_numbers
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
-        self._start = b""  # where the reader begins, packed; empty: at its start
+        self._start = START  # of the reader
         self._checksum = 0
-        self._newest: tuple[int, bytes] | None = (
-            None  # position that came since ``applied`` was asked, and the row before it
-        )
-        self._waiting: list[tuple[int, bytes]] = []  # the same for earlier ones, which were not applied then
+        self._newest: Mark | None = None  # with the newest position that came since ``applied`` was asked
+        self._waiting: list[Mark] = []  # the same for earlier ones, which were not applied then
+        self._settled: Mark | None = None  # the last of these that was applied
         self._awaited = False  # some worker has answered
 
     def place(self) -> bool:
@@ -78,7 +84,7 @@ class SourceStreams:
         return self.first is not None
 
     def _begin(self, beginning: Beginning) -> None:
-        self.first, self._checksum, self._start = beginning
+        self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
         for producer in self.producers:
             producer.begin_at(self.first, self._checksum)
 
@@ -88,7 +94,10 @@ class SourceStreams:
         assert self.first is not None
         if not self._positions:
             return position_before(self.first)
-        return unpacked(self._start) if self._start else ReaderPosition(None)
+        position, newest = (unpacked(each) if each else None for each in (self._start.position, self._start.newest))
+        if self._own_numbers and self.first:
+            return ReaderPosition(RowStart(self.first, position, newest))
+        return ReaderPosition(position)
 
     @property
     def has_room(self) -> bool:
@@ -96,7 +105,7 @@ class SourceStreams:
         of their logs: an ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go
         to all streams alike (design: numbered-rows)."""
         full = [producer for producer in self.producers if not producer.has_room]
-        return not full or (self._makes_again and all(map(self._has_more_room, full)))
+        return not full or (self.makes_again and all(map(self._has_more_room, full)))
 
     @property
     def room_bytes(self) -> int:
@@ -104,7 +113,8 @@ class SourceStreams:
         return min([producer.log.bytes_max - producer.log.bytes for producer in self.producers])
 
     @property
-    def _makes_again(self) -> bool:
+    def makes_again(self) -> bool:
+        """Whether one of its streams has not come yet to rows that were there before."""
         return any(each.next_sequence < each.earlier.front for each in self.producers)
 
     def _has_more_room(self, producer: Producer) -> bool:
@@ -115,17 +125,27 @@ class SourceStreams:
         return all(producer.drained for producer in self.producers)
 
     @property
-    def elements(self) -> int:
-        """How many numbers this life has given, as ``first`` counts: of rows where these are numbered, else of batches."""
-        return self.rows if self._positions else self.batches
+    def next_number(self) -> int:
+        """The least number of the next row."""
+        return self.producers[0].next_sequence
 
-    def append(self, batch: pa.RecordBatch, created: float, position: bytes = b"") -> None:
+    @property
+    def elements(self) -> int:
+        """How many numbers this life has given, as ``first`` counts: of rows where these are numbered, else of batches. Numbers
+        that rows bring may have gaps, which count."""
+        if not self._own_numbers:
+            return self.rows if self._positions else self.batches
+        return max(self.producers[0].next_sequence - (self.first or 0), 0)
+
+    def append(
+        self, batch: pa.RecordBatch, created: float, position: bytes = b"", numbers: np.ndarray | None = None
+    ) -> None:
         """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory. ``position``
-        behind it, packed."""
+        behind it, packed; ``numbers`` of its rows, where these bring them."""
         self.rows += batch.num_rows
         self.batches += 1
         if self._positions:
-            self._append_numbered(batch, created, position)
+            self._append_numbered(batch, created, position, numbers)
             return
         # The checksum is of the rows as read, because their clustering depends on the table of the moment.
         self._checksum = extend(self._checksum, picked(batch, self._read))
@@ -174,43 +194,74 @@ class SourceStreams:
             clustering = self._clusterings[at] = Clustering(batch.schema, edge.key, edge.partitions)
         return clustering
 
-    def until_cut(self, rows: int) -> int:
-        """How many of the next rows may be one batch. Batches that are counted are never cut."""
+    def until_cut(self, rows: int, numbers: np.ndarray | None = None) -> int:
+        """Return how many of the next ``rows``, which may bring their ``numbers``, may be one batch. Batches that are counted are
+        never cut."""
         if not self._positions:
             return rows
-        first = self.producers[0].next_sequence
-        ends = {first + rows}
+        if numbers is None:
+            first = self.producers[0].next_sequence
+            end = first + rows
+        else:
+            first, end = int(numbers[0]), int(numbers[-1]) + 1
+        ends = {end}
         for edge, producer in zip(self.edges, self.producers, strict=True):
-            ends.update(producer.earlier.cuts(first, first + rows)[:1])
+            ends.update(producer.earlier.cuts(first, end)[:1])
             if not edge.key:
                 ends.add(first - first % ROTATION_ROWS + ROTATION_ROWS)
-        return min(ends) - first
+        if min(ends) == end:
+            return rows
+        if numbers is None:
+            return min(ends) - first
+        return int(np.searchsorted(numbers, min(ends)))
 
-    def _append_numbered(self, batch: pa.RecordBatch, created: float, position: bytes) -> None:
-        first = self.producers[0].next_sequence
+    def _append_numbered(
+        self, batch: pa.RecordBatch, created: float, position: bytes, numbers: np.ndarray | None
+    ) -> None:
+        rows = batch.num_rows
+        if numbers is None:
+            first = self.producers[0].next_sequence
+            numbers = np.arange(first, first + rows)
+        first, last = int(numbers[0]), int(numbers[-1])
         checksum = extend(0, picked(batch, self._read))
         if position:
-            self._newest = first + batch.num_rows - 1, position
+            self._newest = Mark(last, checksum, first, position, rows)
         for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
             turn = producer.stream.producer + first // ROTATION_ROWS
-            numbered = with_numbers(picked(batch, edge.columns), first)
-            producer.append(self._clustered(numbered, at, turn), created, checksum, position)
+            numbered = with_numbers(picked(batch, edge.columns), numbers)
+            producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last))
 
     def applied(self) -> bytes:
-        """The newest position, packed, that all replicas of all consumers have applied the rows before (design:
-        applied-positions); empty if there is none since it was asked last. It knows the positions that were the newest when it
-        was asked: ask it now and then."""
+        """Return the newest position, packed, that all replicas of all consumers have applied the rows before (design:
+        applied-positions); empty if there is none since the last call. Only positions that were the newest when this was called
+        are known: it is to be called now and then. Consumers are told, too (design: needed-no-more)."""
         if self._newest is not None:
             self._waiting.append(self._newest)
             self._newest = None
         if len(self._waiting) == WAITING_MAX:
             del self._waiting[::2]  # the newest stays, because the number is even
-        count = bisect_left(self._waiting, True, key=lambda each: not self._applied_through(each[0]))
+        count = bisect_left(self._waiting, True, key=lambda mark: not self._applied_through(mark.sequence))
         if not count:
+            if any(producer.settled_before_table for producer in self.producers):
+                self._settle_again()
             return b""
-        position = self._waiting[count - 1][1]
+        mark = self._settled = self._waiting[count - 1]
         del self._waiting[:count]
-        return position
+        for producer in self.producers:
+            producer.settle(mark)
+        return mark.position
+
+    def _settle_again(self) -> None:
+        """Tell the consumers of a newer table, which has other replicas."""
+        mark = self._settled
+        if mark is not None and self._applied_through(mark.sequence):
+            for producer in self.producers:
+                producer.settle(mark)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all consumers have been told, and have said, that they have all rows."""
+        return self._newest is None and not self._waiting and all(producer.all_settled for producer in self.producers)
 
     def _applied_through(self, sequence: int) -> bool:
         return all(producer.applied_through(sequence) for producer in self.producers)

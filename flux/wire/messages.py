@@ -37,7 +37,7 @@ class Hello(Message, frozen=True):
 class Mark(NamedTuple):
     """A point of a source's stream at which its checksum is known.
 
-    Sequence numbers of numbered rows (design: numbered-rows) count rows."""
+    Sequence numbers of numbered rows (design: numbered-rows, row-numbers) count rows, or come with them."""
 
     sequence: Sequence
     #: The running checksum of the stream through ``sequence``; of numbered rows, the checksum of the rows ``begin`` to
@@ -47,6 +47,9 @@ class Mark(NamedTuple):
     begin: Sequence = -1
     #: The reader's position behind the rows, for numbered rows.
     position: Position = b""
+    #: The number of rows from ``begin`` to ``sequence``; -1: not known. A log that has fewer of them later has lost some. As many
+    #: with another checksum are other rows.
+    rows: Sequence = -1
 
 
 def end_mark(sequence: int) -> Mark:
@@ -389,10 +392,26 @@ class Press(Message, frozen=True):
     producer: Id
     #: Partitions whose checkpoints lack rows of the stream.
     partitions: list[Natural]
+    #: Whether checkpoints are wanted of partitions that have applied nothing since the last ones: to say how far their streams
+    #: are (design: needed-no-more).
+    anew: bool = False
+
+
+class Settled(Message, frozen=True):
+    """Statement of a producer of numbered rows, to all workers with consumers: no later life gives the rows through a mark
+    (design: needed-no-more)."""
+
+    edge: Id
+    producer: Id
+    #: The life of the producer.
+    incarnation: Sequence
+    #: The table whose replicas have all applied these rows, in checkpoints where they keep these.
+    epoch: Sequence
+    mark: Mark
 
 
 #: Messages of a worker to the data port of another.
-ToPort = Hello | Data | Orders | Install | Press | Restore
+ToPort = Hello | Data | Orders | Install | Press | Restore | Settled
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
 #: Answers to a producer by a worker that consumes its stream.

@@ -163,10 +163,15 @@ def test_a_new_topic_with_fewer_partitions_is_named_as_such(broker: Broker, new_
         reader(topic, broker.address).prepare(kept)
 
 
-def test_a_location_of_an_earlier_release_goes_on(broker: Broker, topic: str) -> None:
+def test_a_location_of_an_earlier_release_is_refused(broker: Broker, topic: str) -> None:
+    """It counts records, and its numbers say nothing of offsets."""
+    with pytest.raises(UsageError, match=r"counted the records of topics.*another checkpointLocation"):
+        reader(topic, broker.address).prepare({"partitions": [[topic, 0, 0]]})
+
+
+def test_a_position_without_an_id_is_one_of_the_topic_that_is_there(broker: Broker, topic: str) -> None:
     send(broker.address, topic, records(10, "old"))
     read = reader(topic, broker.address)
-    read.prepare({"partitions": [[topic, 0, 0]]})
     with reading(read, start=4) as batches:
         (got,) = until(batches, 6)
     assert Place.of(got.position) == Place(10, read.topic_ids[topic])

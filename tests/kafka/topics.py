@@ -92,16 +92,18 @@ def put(address: str, topic: str, data: bytes, partition: int = 0) -> tuple[int,
     return 0, -1 if offset is None else offset
 
 
-def received(address: str, topic: str, count: int, isolation: str = "read_committed") -> list[Any]:
-    """Messages, with librdkafka."""
+def received(
+    address: str, topic: str, count: int, isolation: str = "read_committed", limit_s: float = WAIT_S
+) -> list[Any]:
+    """Messages, with librdkafka, as many as there are within the limit."""
     consumer = Consumer(
         {"bootstrap.servers": address, "group.id": "tests", "enable.auto.commit": False, "isolation.level": isolation}
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     got: list[Any] = []
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + limit_s
     while len(got) < count and time.monotonic() < end:
-        got += consumer.consume(count - len(got), 1.0)
+        got += consumer.consume(min(count - len(got), 1000), min(limit_s, 1.0))
     consumer.close()
     assert all(message.error() is None for message in got)
     return got

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flux.dataflow.plan import WorkerSourcePlan
 from flux.stream.earlier import Beginning, Earlier
 from flux.stream.numbered import RowNumbers
 from flux.stream.producer import Producer
@@ -42,6 +43,21 @@ def reads_from_the_start_each_time(patch: Patch) -> None:
     patch.setattr(SourceStreams, "_begin", broken)
 
 
+def counts_rows_of_a_log(patch: Patch) -> None:
+    """Rows are numbered by counting from where the reading begins, whatever a log has lost since."""
+    patch.setattr(WorkerSourcePlan, "own_numbers", False)
+
+
+def settles_what_checkpoints_lack(patch: Patch) -> None:
+    """A row counts as needed no more when the replicas that read have it."""
+
+    def broken(self: Producer, sequence: int) -> bool:
+        applied = self.applied_by_all()
+        return applied is not None and applied >= sequence
+
+    patch.setattr(Producer, "applied_through", broken)
+
+
 def cuts_no_numbered_rows(patch: Patch) -> None:
     """An ordered step gets no part of a slice."""
     patch.setattr(RowNumbers, "cut", lambda self, through: None)
@@ -59,7 +75,7 @@ def takes_rows_that_it_has(patch: Patch) -> None:
 
 def has_no_room_for_what_was_there(patch: Patch) -> None:
     """What is read again stays within the bound of the log, whatever an ordered step needs."""
-    patch.setattr(SourceStreams, "_makes_again", False)
+    patch.setattr(SourceStreams, "makes_again", False)
 
 
 def has_room_only_where_rows_were_there(patch: Patch) -> None:

@@ -34,6 +34,7 @@ def _run(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None]) -
             sim = Simulation(
                 seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
                 standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream,
+                losing=mix.losing,
             )  # fmt: skip
         except Exception as error:  # what is in the place cannot be read
             return Result(

@@ -20,10 +20,11 @@ MIXED_SHARE = 0.2
 class Mix:
     """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``:
     replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition;
-    ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is
-    lost, again and again, and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have
-    positions of their own; ``upstream``: some operators say from where on their rows matter, and have upstream replicas where
-    others have standbys; ``habits`` of people, who ask for nothing where None and faults are given."""
+    ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is lost,
+    again and again, and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have positions of
+    their own; ``losing``: these are logs that lose records; ``upstream``: some operators say from where on their rows matter, and
+    have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing where None and faults are
+    given."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -36,6 +37,7 @@ class Mix:
     numbered: float = 0.0
     upstream: bool = False
     habits: Habits | None = None
+    losing: bool = False
 
 
 #: As the seed has it.
@@ -254,6 +256,10 @@ PROTECTED_UNEVEN = replace(
 NUMBERED = replace(UNEVEN, numbered=1.0)
 NUMBERED_STANDBYS = replace(NUMBERED, standbys=0.7)
 NUMBERED_LIVES = Mix(lives=4, numbered=1.0)
+#: Logs that lose records, by retention and by compaction.
+LOSING = replace(NUMBERED, losing=True)
+LOSING_STANDBYS = replace(NUMBERED_STANDBYS, losing=True)
+LOSING_LIVES = replace(NUMBERED_LIVES, losing=True, standbys=0.7)
 #: Replay points in place of checkpoints.
 UPSTREAM = replace(CHANGES, upstream=True)
 UPSTREAM_REPAIRS = replace(STANDBY_REPAIRS, upstream=True)

@@ -30,6 +30,7 @@ from tests.simulation.evidence import orders_of
 from tests.simulation.faults import Faults
 from tests.simulation.fetches import Fetches
 from tests.simulation.hearts import Hearts
+from tests.simulation.losing_logs import Losses
 from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Network
@@ -71,6 +72,9 @@ NUMBERED_FROM = 800_000_000
 UPSTREAM_FROM = 1_000_000_000
 READERS_FROM = 1_200_000_000
 GATHERS_FROM = 3_600_000_000
+LOSSES_FROM = 4_200_000_000
+#: One of so many of those from there on has logs that lose records, where it has sources with positions.
+LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
@@ -112,13 +116,14 @@ class Simulation:
         life: Life | None = None,
         numbered: float = 0.0,
         upstream: bool = False,
+        losing: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
         workers say that they are; None: they do not say. ``bounded``: replicas may not be far apart; else drawn, where
         faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
-        their own."""
+        their own; ``losing``: out of logs that lose records."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         self.demand = demand
@@ -157,6 +162,7 @@ class Simulation:
                 flows.NUMBERED_SHARE if faults is None and seed >= NUMBERED_FROM else numbered,
                 random.Random(f"upstream {seed}") if upstream or (faults is None and seed >= UPSTREAM_FROM) else None,
                 flows.READ_SHARE if faults is None and seed >= READERS_FROM else 0.0,
+                losing or (faults is None and seed >= LOSSES_FROM and seed % LOSSES_OF == 0),
             )
         )
         if life is not None:  # what was lost with everything is compared with nothing
@@ -169,6 +175,10 @@ class Simulation:
             standbys = random.Random(f"standbys {seed}").choice([0.0, 0.0, 0.5, 1.0])
         if standbys or self.faults.protects_per_s:
             self.dataflow = flows.with_standbys(self.dataflow, random.Random(f"kinds {seed}"), standbys or 0.0)
+        if any(source.logs is not None for source in self.dataflow.sources):
+            # Often, so that logs may lose what is in all checkpoints.
+            soon = replace(self.dataflow.plan.settings, checkpoint_interval=0.02)
+            self.dataflow = replace(self.dataflow, plan=replace(self.dataflow.plan, settings=soon))
         if life is not None:
             slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
@@ -196,6 +206,7 @@ class Simulation:
         self.outside = Outside(self) if life is None else life.outside_of(self)
         self.reader = Reader(self)
         self.strikes = Strikes(self)
+        self.losses = Losses(self)
         self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
@@ -438,6 +449,7 @@ def run(seed: int, mix: Mix = ANY) -> Result:
         return outcome(
             Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
                 standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
+                losing=mix.losing,
             )
         )  # fmt: skip
 

@@ -32,9 +32,9 @@ def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
         counts["sources read again for a standby"] += 1
         return read_again(edge, partition)
 
-    def pressed(key: Any) -> None:
-        counts["checkpoints that producers asked for"] += 1
-        press(key)
+    def pressed(key: Any, anew: bool = False) -> None:
+        counts["checkpoints that producers asked for" + (" of partitions without rows" if anew else "")] += 1
+        press(key, anew)
 
     def watched(key: Any, follower: Any) -> None:
         if isinstance(follower, Standby):

@@ -149,6 +149,9 @@ class Life:
         if self.earlier is None:
             return slots
         _go_on(sim.ledger, self.earlier.ledger)
+        for source, earlier in zip(sim.dataflow.sources, self.earlier.dataflow.sources, strict=True):
+            if source.logs is not None and earlier.logs is not None:
+                source.logs.of[:] = earlier.logs.of  # what is gone stays gone
         least = max(stage.replicas for stage in plan.stages)
         return self.rng.randint(least, max(slots, least) + 1)
 

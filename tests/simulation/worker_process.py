@@ -48,6 +48,8 @@ SLOW_S, PARTS_AT_ONCE = 0.01, 4
 TINY_LOG = 300
 #: Links that nothing needs close much sooner than in a real worker, so that runs see it happen.
 LINK_GRACE_S = 0.1
+#: How often it is looked what all consumers have applied: some times within a short life.
+DONE_EVERY_S = 0.05
 
 
 def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> Limits:
@@ -95,6 +97,7 @@ class WorkerProcess(Process):
             self.core.subscriptions.credit.floor = self.sim.dataflow.credit_floor
             self.core.reading.open_reader = self._open
             self.core.reading.idle_s = self.core.reading.idle_max_s = self.sim.idle_source_s
+            self.core.reading.done_every_s = DONE_EVERY_S
             self.core.leaving.outside = self.sim.outside.of(self)
             self.sim.by_node[self.node] = self
             self.sim.welcomed(self)
@@ -179,7 +182,7 @@ class WorkerProcess(Process):
 
     def on_last_checkpoints(self) -> None:
         assert self.core is not None
-        self.core.checkpoints.last()
+        self.core.on_last_checkpoints(self.clock)
 
     def hear_data(self, identity: Identity, content: Any) -> None:
         self.inbox.append((self._on_data_plane, (identity, *content)))

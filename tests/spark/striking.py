@@ -53,11 +53,11 @@ def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
     return read
 
 
-def strike(query: Query, signal_number: int, executor: bool = False, stage: int = 1) -> int:
-    """Signal the process of a worker that is primary of something, or its executor; returns the worker's id."""
+def strike(query: Query, signal_number: int, executor: bool = False, stage: int = 1, worker: int | None = None) -> int:
+    """Signal the process of a worker, or its executor; returns the worker's id. By default it is primary of something."""
     table = query._server.core.table
     assert table is not None
-    worker = table.stages[stage][0][0].worker
+    worker = table.stages[stage][0][0].worker if worker is None else worker
     about = query.members()[worker].about
     os.kill(int(about.executor.rpartition(":")[2]) if executor else about.pid, signal_number)
     return worker

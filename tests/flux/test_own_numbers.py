@@ -1,0 +1,319 @@
+"""Rows that bring their numbers, as records of a log bring their offsets: whatever the log has lost since, no row passes for
+another one, and none is read that every replica has applied (design: row-numbers, needed-no-more)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from one_worker import SCHEMA, planned, rows
+from test_numbered_rows import HOSTED, PARTITIONS, TABLE, inbound, planned_with, values
+from test_reading import table as table_of_readers
+
+import flux
+from flux.dataflow.sources import RowStart
+from flux.errors import NonDeterministicInputError, UserCodeError
+from flux.host.stage_worker import StageWorker
+from flux.replicas import image
+from flux.replicas.copy_state import Position
+from flux.replicas.standby import Checkpoint, Standby
+from flux.stream.numbered import ROTATION_ROWS
+from flux.stream.positions import packed
+from flux.stream.producer import Producer
+from flux.stream.receiver import Counters, Inbound, RowSlice
+from flux.stream.source_streams import SourceStreams
+from flux.wire.messages import Ack, Data, Mark, Press, ReadsElsewhere, Resume, Settled
+from partitioning.ids import STANDBY, PartitionKey, StreamId
+from partitioning.table import ReplicaAt, Table
+
+KEPT = Mark(9, 1, 9, packed(10), 1)
+
+
+class Life:
+    """One life of a log's only partition, and the consumer of all partitions that it meets. The value of a row is its offset."""
+
+    def __init__(self, at: Inbound, number: int = 0, key: str | None = "x") -> None:
+        self.at = at
+        self.producer = Producer(StreamId(0, 0), number, PARTITIONS, 1 << 30, 1.0, run_max_rows=4096, reads_again=True)
+        self.producer.on_table(TABLE, 0, 0.0)
+        edges = planned_with(key).edges
+        self.streams = SourceStreams(edges, [self.producer], "log", number > 0, True, 100, own_numbers=True)
+        list(self.producer.poll(0.0))
+        at.greet(number, "here", number)
+        self.got: dict[int, list[RowSlice]] = {partition: [] for partition in HOSTED}
+        self.settled: list[Settled] = []
+        self.producer.on_answer(10, self.at.resume(0, HOSTED), 0.0)
+        assert self.streams.place()
+
+    def give(self, *offsets: int) -> None:
+        numbers, batch = np.array(offsets, np.int64), rows(*offsets)
+        while len(numbers):
+            few = self.streams.until_cut(len(numbers), numbers)
+            self.streams.append(batch.slice(0, few), 0.0, packed(int(numbers[few - 1]) + 1), numbers[:few])
+            numbers, batch = numbers[few:], batch.slice(few)
+        self.send()
+
+    def send(self) -> None:
+        for effect in self.producer.poll(0.0):
+            if isinstance(effect.message, Data):
+                found = self.at.take(effect.message, effect.batches, HOSTED, (), Counters())
+                assert isinstance(found, list)
+                for partition, slice_ in found:
+                    assert isinstance(slice_, RowSlice)
+                    self.got[partition].append(slice_)
+            elif isinstance(effect.message, Settled):
+                self.settled.append(effect.message)
+
+    def apply(self, through: int = 1 << 60) -> None:
+        for partition, slices in self.got.items():
+            while slices and slices[0].sequence <= through:
+                self.at.applied(partition, slices.pop(0))
+        self.producer.on_answer(10, self.at.ack(0, HOSTED), 0.0)
+
+    @property
+    def all_got(self) -> list[int]:
+        return sorted(value for slices in self.got.values() for value in values(slices))
+
+
+# ---- which rows are known
+
+
+@pytest.mark.parametrize("there", [range(5, 20), [5, 6, 9, 15, *range(17, 20)], [19], range(15, 25)])
+def test_rows_are_known_by_their_offset_whatever_is_gone(there: list[int]) -> None:
+    at = inbound()
+    first = Life(at)
+    first.give(*range(5, 15))  # received, and not applied by some
+    again = Life(at, 1)
+    assert again.streams.position == RowStart(5, None, 15), "offset 5 is the first one that there was"
+    again.give(*there)
+    assert again.all_got == [offset for offset in there if offset >= 15], "only the new ones"
+
+
+def test_a_life_begins_behind_what_is_applied_without_a_mark_there() -> None:
+    at = inbound()
+    first = Life(at)
+    first.give(*range(5))
+    first.give(*range(10, 15))
+    first.apply()
+    again = Life(at, 1)
+    assert again.streams.position == RowStart(15, 15, 15)
+    again.give(100, 101)
+    assert again.all_got == [100, 101]
+    assert again.streams.elements == 102 - 15, "what readers have passed, gaps included"
+
+
+def test_what_some_replica_lacks_is_given_again_and_the_newest_position_is_told() -> None:
+    at = inbound()
+    first = Life(at)
+    first.give(*range(10))
+    first.apply()
+    first.give(*range(10, 20))
+    again = Life(at, 1)
+    assert again.streams.position == RowStart(10, 10, 20)
+
+
+def test_without_a_key_partitions_take_turns_by_the_offset() -> None:
+    life = Life(inbound(), key=None)
+    life.give(0, 7, ROTATION_ROWS - 1, ROTATION_ROWS, 3 * ROTATION_ROWS + 5)
+    got = [values(life.got[p]) for p in HOSTED]
+    assert got == [[0, 7, ROTATION_ROWS - 1, 3 * ROTATION_ROWS + 5], [ROTATION_ROWS], []]
+
+
+# ---- comparison of a second reading
+
+
+def test_other_rows_at_the_same_offsets_are_noticed() -> None:
+    at = inbound()
+    Life(at).give(*range(10))
+    again = Life(at, 1)
+    with pytest.raises(NonDeterministicInputError):
+        again.streams.append(rows(*range(100, 110)), 0.0, b"", np.arange(10))
+
+
+@pytest.mark.parametrize("there", [[0, 9, 12], [0, 3, 12], [5, 9, 12], [12]])
+def test_where_the_log_has_lost_rows_nothing_is_compared(there: list[int]) -> None:
+    at = inbound()
+    Life(at).give(*range(10))
+    again = Life(at, 1)
+    again.give(*there)
+    assert again.producer.earlier.left_out == 1
+    assert not len(again.producer.earlier)
+
+
+def test_more_rows_between_the_same_offsets_are_other_rows() -> None:
+    at = inbound()
+    Life(at).give(0, 9)
+    again = Life(at, 1)
+    with pytest.raises(NonDeterministicInputError):
+        again.give(*range(10))
+
+
+# ---- what is settled
+
+
+def test_partitions_without_rows_hear_what_all_have_applied_and_ask_for_nothing_before_it() -> None:
+    at = inbound()
+    first = Life(at, key=None)
+    first.give(*range(100))  # all of them for one partition
+    assert first.streams.applied() == b""
+    # Elsewhere a message would have said so. Here the other two live on a worker that gets none.
+    for partition in HOSTED[1:]:
+        at.received.join(partition, 0, [0])
+    first.apply()
+    assert first.producer.applied_by_all() == -1
+    assert first.streams.applied() == packed(100)
+    assert not first.streams.settled
+    first.send()
+    (said,) = first.settled
+    assert (said.epoch, said.mark.sequence, said.mark.position) == (0, 99, packed(100))
+    at.settle(said.mark)
+    first.apply()
+    assert first.streams.settled
+    assert [at.next_to_apply(partition) for partition in HOSTED] == [100, 100, 100]
+    again = Life(at, 1, key=None)
+    assert again.streams.position == RowStart(100, 100, 100)
+
+
+def test_what_is_settled_is_told_until_the_consumer_says_so() -> None:
+    life = Life(inbound())
+    life.give(1)
+    (partition,) = [p for p in HOSTED if life.got[p]]
+    behind = [(p, -1) for p in HOSTED if p != partition]
+    life.producer.on_answer(10, Ack(0, 0, 0, 0, 1, behind, 1 << 30), 0.0)
+    assert life.streams.applied()
+
+    def told(now: float) -> int:
+        return sum(isinstance(effect.message, Settled) for effect in life.producer.poll(now))
+
+    assert [told(0.0), told(0.5), told(1.0), told(1.5)] == [1, 0, 1, 0]
+    life.producer.on_answer(10, Ack(0, 0, 0, 0, 1, [], 1 << 30), 0.0)
+    assert told(9.0) == 0
+
+
+def with_checkpoints() -> Producer:
+    """A producer in its second life, which begins with row 6. The checkpoints of both partitions, on worker 11, are those of the
+    beginning."""
+    p = Producer(StreamId(4, 1), 1, 2, 1 << 20, resend_s=1.0, reads_again=True)
+    kept = ReplicaAt(11, 0, True, STANDBY)
+    p.on_table(Table(1, (((ReplicaAt(10, 0), kept),) * 2,), (), {10: "", 11: ""}), 0, 0.0)
+    p.earlier.numbered = p.earlier.own_numbers = True
+    list(p.poll(0.0))
+    p.on_answer(10, Resume(4, 1, 1, 1, [(0, 6), (1, 6)], 5, [], 1 << 20, []), 0.0)
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, -1, []), 0.0)
+    floor = p.floor()
+    assert floor is not None
+    p.begin_at(floor.sequence, floor.checksum)
+    return p
+
+
+def test_a_partition_without_rows_gets_a_new_checkpoint_that_says_so() -> None:
+    p = with_checkpoints()
+    assert not p.applied_through(5)
+    presses = [(effect.worker, effect.message) for effect in p.poll(0.0) if isinstance(effect.message, Press)]
+    assert presses == [(worker, Press(4, 1, [0, 1], anew=True)) for worker in (10, 11)]
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, -1, [(0, 5), (1, 5)]), 0.0)
+    assert p.applied_through(5)
+    assert not [effect for effect in p.poll(9.0) if isinstance(effect.message, Press)]
+
+
+def test_a_standby_keeps_what_is_settled_with_its_checkpoint() -> None:
+    standby, stream, other = Standby(PartitionKey(0, 3), 0), StreamId(0, 0), StreamId(0, 1)
+    standby.checkpoint = Checkpoint(
+        positions=(Position(other, 40, 7, ((3, 1, 3, b"", 1), (39, 1, 39, b"", 1))),), next={other: 40}
+    )
+    assert standby.note_settled(stream, KEPT)
+    assert not standby.note_settled(stream, KEPT)
+    assert standby.note_settled(other, KEPT)
+    assert (standby.position(stream), standby.position(other)) == (10, 40)
+    again = image.decode(image.encode(standby), standby.key, 1)
+    nothing_before = Position(stream, 10, -1, ((*KEPT,),))
+    assert again.positions[0] == nothing_before, "the checkpoint itself travels apart"
+    assert standby.positions == (Position(other, 40, 7, ((*KEPT,), (39, 1, 39, b"", 1))), nothing_before)
+
+
+def consumer() -> StageWorker:
+    """Its replicas read since epoch 3."""
+    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((5,),), {0: "", 5: ""}), 0.0)
+    for replica in core.replicas.values():
+        replica.reads_since = 3
+    core.hosted.note()
+    return core
+
+
+@pytest.mark.parametrize(("epoch", "incarnation", "believed"), [(3, 7, True), (2, 7, False), (3, 6, False)])
+def test_who_does_not_know_all_replicas_here_is_not_believed(epoch: int, incarnation: int, believed: bool) -> None:
+    """A replica that a later table has brought may have begun with an older state; and an earlier life may still speak."""
+    core = consumer()
+    inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
+    inbound_.greet(7, "there", 1, 3, 5)
+    core.on_data_plane("there", Settled(0, 0, incarnation, epoch, KEPT), [], 0.0)
+    assert (inbound_.received.least == 10) is believed
+
+
+# ---- readers
+
+
+def log_of(given: list[Any], starts: list[Any] | None = None) -> Any:
+    class Log:
+        row_numbers = True
+
+        def __call__(self, partition: int, start: Any) -> Iterator[Any]:
+            if starts is not None:
+                starts.append(start)
+            return iter(given)
+
+    return flux.source(Log(), SCHEMA, 1, "log", positions=True)
+
+
+def reading(given: list[Any], **settings: Any) -> StageWorker:
+    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of(given), **settings), 0)
+    core.on_table(table_of_readers(0), 0.0)
+    list(core.poll(0.0))
+    while core.read(True, 1.0):
+        pass
+    return core
+
+
+def test_a_batch_is_cut_with_its_numbers() -> None:
+    numbers = np.array([3, 5, 6, 2**40, 2**40 + 1])
+    core = reading([flux.Positioned(rows(*range(5)), 1, numbers)], batch_max_rows=2)
+    (streams,) = core.sources.values()
+    log = streams.producers[0].log
+    assert [(entry.begin, entry.sequence) for entry in log.entries()] == [
+        (3, 5), (6, 6), (2**40, 2**40), (2**40 + 1, 2**40 + 1), (-1, 2**40 + 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [None, np.arange(2), np.array([3, 3, 4]), np.array([-1, 0, 1]), np.arange(3.0), np.array([1, 2, 1 << 62])],
+)
+def test_numbers_that_do_not_ascend_end_the_query_and_name_the_source(numbers: Any) -> None:
+    with pytest.raises(UserCodeError, match=r"source log, partition 0.*3 numbers from 0 on were expected"):
+        reading([flux.Positioned(rows(1, 2, 3), 1, numbers)])
+
+
+def test_numbers_go_on_behind_those_of_the_batch_before() -> None:
+    with pytest.raises(UserCodeError, match="1 numbers from 8 on were expected"):
+        reading([flux.Positioned(rows(1), 1, np.array([7])), flux.Positioned(rows(1), 1, np.array([7]))])
+
+
+# ---- a query that is stopped
+
+
+def test_a_stopped_worker_reads_nothing_more_and_waits_for_what_it_has_read() -> None:
+    core = reading([flux.Positioned(rows(1), 1, np.array([7])), None, flux.Positioned(rows(2), 2, np.array([8])), None])
+    (streams,) = core.sources.values()
+    before = streams.rows
+    core.on_last_checkpoints(1.0)
+    assert not core.read(True, 2.0)
+    assert streams.rows == before
+    for now in (2.0, 2.1, 2.2):
+        list(core.poll(now))
+        while core.work(now):
+            pass
+    list(core.poll(2.3))
+    assert core.reading.settled
