@@ -250,7 +250,7 @@ class _Compiler:
             )
         try:
             sink.check(schema)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SchemaError(
                 f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}"
             ) from error

@@ -20,6 +20,7 @@ from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
 from controller.report.progress import Progress, QueryProgress, unread_files
 from flux.dataflow.plan import Plan
+from flux.dataflow.user_code import described
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.shell.lifeline import Lifelines
 from flux.shell.loop import Rendezvous
@@ -154,7 +155,7 @@ class Server:
                 done.set_exception(error)  # refused: nothing has changed
                 return []
             except Exception as error:
-                done.set_exception(QueryFailed(f"the controller failed: {type(error).__name__}: {error}"))
+                done.set_exception(QueryFailed(f"the controller failed: {described(error)}"))
                 raise
             done.set_result(result)
             return effects
@@ -217,7 +218,7 @@ class Server:
         if self.core.phase == QueryPhase.ENDED:
             raise error  # not even telling all processes to stop works
         log.exception("the controller failed", exc_info=error)
-        self._tell(port, self.core.on_job_failed("the controller", f"{type(error).__name__}: {error}"))
+        self._tell(port, self.core.on_job_failed("the controller", described(error)))
         self._announce()
 
     def _turn(self, sockets: Sockets, port: Port, lifelines: Lifelines) -> None:

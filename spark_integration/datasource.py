@@ -139,7 +139,7 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
         raise UsageError(
             f"data source {made.name()} cannot be read: it does not define reader(schema){instead}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(made, "reader()", error) from error
     if not isinstance(reader, DataSourceReader):
         raise UsageError(
@@ -149,7 +149,7 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
         planned = reader.partitions()
     except NotImplementedError:
         planned = [InputPartition(None)]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(made, "partitions()", error) from error
     if not isinstance(planned, list | tuple) or not all(isinstance(each, InputPartition) for each in planned):
         raise UsageError(
@@ -158,8 +158,8 @@ def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, li
     return reader, list(planned) or [InputPartition(None)]
 
 
-def _raised(made: DataSource, method: str, error: Exception) -> UserCodeError:
-    about = f"{method} of data source {made.name()} raised {described(error)}"
+def _raised(made: DataSource, method: str, error: BaseException) -> UserCodeError:
+    about = f"{method} of data source {text_of(made, lambda source: source.name())} raised {described(error)}"
     return UserCodeError(about, user_traceback(error))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark import cloudpickle
 
 from flux.dataflow.plan import Plan
+from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 
 
@@ -19,11 +20,12 @@ def check_shipping(plan: Plan) -> None:
         fault = _fault(shipped)
         if fault is not None:
             raise UsageError(
-                f"{what} cannot be sent to the executors: {fault}. It refers to something that does not travel, such as a "
-                "SparkSession, a DataFrame, a lock, a file or a connection: make that in open() or inside of the function, or "
+                f"{what} cannot be sent to the executors: {text_of(fault)}. It refers to something that does not travel, such as "
+                "a SparkSession, a DataFrame, a lock, a file or a connection: make that in open() or inside of the function, or "
                 "pass its name"
             ) from fault
-    raise UsageError(f"the query cannot be sent to the executors: {_fault(plan)}") from _fault(plan)
+    fault = _fault(plan)
+    raise UsageError(f"the query cannot be sent to the executors: {text_of(fault)}") from fault
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -34,9 +36,9 @@ def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
         yield f"stage {stage.name}", stage
 
 
-def _fault(shipped: Any) -> Exception | None:
+def _fault(shipped: Any) -> BaseException | None:
     try:
         cloudpickle.dumps(shipped)  # as Spark does, but Spark's serializer prints a traceback first
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
     return None

@@ -144,7 +144,7 @@ def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> No
         decode_snapshot(data, classes=classes)
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error
-    except Exception as error:
+    except BaseException as error:
         raise SnapshotError(
             f"{where}: the snapshot, a {type(state).__name__}, cannot be read again ({described(error)})",
             user_traceback(error),

@@ -15,14 +15,16 @@ from harness import Rows, ThreadQuery, dataframe
 from outside_store import ALONE, SCHEMA, batches, same, until
 
 import flux
+from controller.dag import compile_plan
 from flux.dataflow.user_code import closed, described, encodable, text_of, user_traceback
-from flux.errors import UsageError, UserCodeError
+from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.settings import Settings
 from flux.shell.loop import failure_of
 from flux.shell.sinks import RETRY_LINE_S, RetryLines, Sinks
 from flux.stream.positions import packed
 from flux.wire.codec import decode_report
 from flux.wire.frames import encode
+from spark_integration.shipping import check_shipping
 
 NAME = os.fsdecode(b"/data/\xff.csv")  # half of a surrogate, for which UTF-8 has no bytes
 
@@ -168,6 +170,36 @@ def test_a_sink_without_a_text_of_its_own_ends_the_query_and_is_named_by_its_cla
     assert isinstance(found, UserCodeError)
     assert found.summary.startswith("sink <no text: repr() of this Odd raised Mute> of stage ")
     assert "Mute: <no text: str() of this Mute raised RuntimeError>" in found.summary
+
+
+class Hidden:
+    """What is told of it when it is pickled is up to the error."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [Mute("x"), SystemExit(3)], ids=["mute", "exit"])
+def test_what_is_raised_before_anything_runs_is_refused_with_what_can_be_said(error: BaseException) -> None:
+    said = "<no text: str() of this Mute raised RuntimeError>" if isinstance(error, Mute) else "3"
+    kept = Hidden(error)
+    stage = flux.stage(name="kept")(lambda batch: (kept, batch)[1])
+    plan = compile_plan([stage(dataframe(SCHEMA))], Settings.of(), lambda schema: schema, "q", b"s")
+    with pytest.raises(UsageError) as refused:
+        check_shipping(plan)
+    assert f"stage kept cannot be sent to the executors: {said}. It refers to" in str(refused.value)
+
+    class Checks(flux.Sink):
+        check = fresh(error)
+
+        def write(self, batch: pa.RecordBatch, position: flux.Position) -> None: ...
+
+    with pytest.raises(SchemaError) as refused:
+        compile_plan([same(dataframe(SCHEMA)).to(Checks())], Settings.of(), lambda schema: schema, "q", b"s")
+    assert str(refused.value) == f"stage same: its output cannot go to Checks: {said}"
 
 
 def test_limits_of_a_sink_that_are_no_numbers_are_refused_before_anything_runs() -> None:
