@@ -184,8 +184,6 @@ class VaultProcess:
     def __init__(self, plan: Plan, rendezvous: Rendezvous, place: Place, failed: Callable[[str], None]) -> None:
         self._failed = failed
         self._ends = False
-        # Until the last task has ended: a task may bring outside what is in the journal already.
-        self._hold = place.hold()
         task = pickle.dumps(Task(without_code(plan), rendezvous, place))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         # A group of its own, so that no Ctrl-C in a terminal ends it before the query. Not a session of its own: Linux shares
@@ -198,6 +196,8 @@ class VaultProcess:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
             self._process.stdin.write(len(task).to_bytes(8, "little") + task)
             self._process.stdin.flush()
+        # Until the last task has ended: a task may bring outside what is in the journal already.
+        self._hold = place.hold()
         self._watch = threading.Thread(target=self._watched, name="flux-vault", daemon=True)
         self._watch.start()
 

@@ -150,9 +150,13 @@ class Bucket:
         self._write_part(data)
         self.check()  # else the earlier segments are what another process reads
         if self._segment == 1:
-            self._objects.write(_BEGUN, b"")
+            self.note_begun()
         begun = f"{self.generation:08}-{self._segment:08}"
         self._remove([f"{_JOURNAL}/{name}" for name in earlier if _PART.fullmatch(name) and name < begun])
+
+    def note_begun(self) -> None:
+        """Write down that a journal has begun: if it is not there later, the place is damaged and not new."""
+        self._objects.write(_BEGUN, b"")
 
     def append(self, data: bytes) -> None:
         self._pending += data

@@ -215,12 +215,13 @@ class Directory:
             self.check()  # who has come meanwhile has removed it
             raise
         if self._number == 1:
-            self._note_begun()
+            self.note_begun()
         for name in self._segments():
             if name < segment.name:
                 (self.path / name).unlink(missing_ok=True)
 
-    def _note_begun(self) -> None:
+    def note_begun(self) -> None:
+        """Write down that a journal has begun: if it is not there later, the location is damaged and not new."""
         with open(self._of_generation(self.generation), "wb", opener=_private) as file:
             file.write(b"its journal has begun\n")
             file.flush()

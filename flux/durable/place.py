@@ -111,13 +111,17 @@ class Folder:
     def put_back(self, about: bytes) -> Directory:
         make(self.path)
         with self.locked():
+            if (self.path / ABOUT).exists():
+                if self.read(ABOUT) != about:
+                    raise QueryFailed(f"{self.path} is the checkpoint location of another query by now")
+            elif not all(is_of_a_query(name) for name in os.listdir(self.path)):
+                raise QueryFailed(f"other files are in {self.path} by now")
+            # In this order: if this process is killed before the journal is there again, the location is not taken for a new one.
+            store = Directory(self.path)
+            store.note_begun()
             if not (self.path / ABOUT).exists():
-                if not all(is_of_a_query(name) for name in os.listdir(self.path)):
-                    raise QueryFailed(f"other files are in {self.path} by now")
                 self.write(ABOUT, about, new=True)
-            elif self.read(ABOUT) != about:
-                raise QueryFailed(f"{self.path} is the checkpoint location of another query by now")
-            return Directory(self.path)
+            return store
 
     def note_moved(self, what: str) -> bool:
         return note_moved(self.path, what)

@@ -135,8 +135,10 @@ class Remote:
     def put_back(self, about: bytes) -> Bucket:
         with self.locked():
             remains_in(self.objects, str(self))
+            store = self.store()
+            store.note_begun()
             self.write(ABOUT, about)
-            return self.store()
+            return store
 
     def note_moved(self, what: str) -> bool:
         return False

@@ -20,7 +20,7 @@ from flux.durable.journal import Journal
 from flux.durable.names import ABOUT, NameHold, note_moved
 from flux.durable.place import Folder
 from flux.durable.remote import remains_in
-from flux.errors import QueryFailed, UsageError
+from flux.errors import QueryFailed, SnapshotError, UsageError
 from flux.shell import vault as shell
 
 SAID = b'{"query": "q"}'
@@ -133,6 +133,19 @@ def test_what_was_shown_is_written_again_where_the_directory_was_removed(
     again = Journal(Directory(place))
     assert all_held(again) == before
     assert again.highest == journal.highest
+
+
+def test_a_location_that_could_not_be_written_again_to_its_end_is_not_taken_for_a_new_one(place: Path) -> None:
+    _, journal = writing(place)
+    removed(place)
+    store = Folder(place).put_back(SAID)
+    store.close()  # its process is killed here
+    assert check_location(place) == place
+    with pytest.raises(SnapshotError, match="had a journal, and it is not there any more"):
+        Journal(Directory(place))
+    again = Folder(place).put_back(SAID)
+    journal.move_to(again)
+    assert all_held(Journal(Directory(place, writes=False))) == all_held(journal)
 
 
 @pytest.mark.parametrize("other", [{"unrelated": b"x"}, {ABOUT: b'{"query": "another"}'}])
