@@ -7,9 +7,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import flux
+from flux.dataflow.sources import RowStart
 from flux.errors import UsageError
 from flux.kafka import connection
 from flux.kafka.client import FETCH_BY_ID, PRODUCE_BY_ID
@@ -17,8 +20,10 @@ from flux.kafka.errors import DataLost
 from flux.kafka.sink import KafkaSink
 from flux.kafka.to_kafka import GUARANTEES
 from flux.kafka.topic_ids import UNKNOWN, Place, differ, text_of, uuid_of
+from tests.flux.harness import ThreadQuery
 from tests.kafka.broker import Broker
-from tests.kafka.topics import read_all, reader, reading, remake, rows, send, until
+from tests.kafka.test_committing import soon
+from tests.kafka.topics import WAIT_S, read_all, reader, reading, remake, rows, send, until
 from tests.kafka.written import ended, found, numbered, opened, operator_of, values, write
 
 NewTopic = Callable[..., str]
@@ -113,6 +118,30 @@ def test_all_of_a_longer_topic_is_read_if_it_is_asked_for(broker: Broker, topic:
     assert (again.offset, differ(again.topic_id, was.topic_id)) == (150, True)
 
 
+def test_all_lives_of_a_reader_number_the_rows_of_a_new_topic_alike(broker: Broker, topic: str) -> None:
+    """Some replica lacks rows from 60 on, and others may have rows of the new topic already."""
+    send(broker.address, topic, records(100, "old"))
+    read = reader(topic, broker.address, fail_on_data_loss=False)
+    with reading(read) as batches:
+        old = until(batches, 100)
+        remake(broker.address, topic)
+        send(broker.address, topic, records(50, "new"))
+        new = until(batches, 50)
+    numbers = np.concatenate([each.numbers for each in new])
+    assert numbers.min() > max(each.numbers.max() for each in old)
+    before, newest = Place.of(old[-1].position)._replace(offset=60).position, new[-1].position
+    for known in (newest, old[-1].position, before):
+        with reading(read, start=RowStart(60, before, known)) as batches:
+            again = until(batches, 50)
+        assert taken(rows(again)) == records(50, "new")
+        assert np.concatenate([each.numbers for each in again]).tolist() == numbers.tolist()
+    with reading(read, start=RowStart(int(numbers[30]), before, newest)) as batches:
+        assert taken(rows(until(batches, 20))) == records(50, "new")[30:]
+    strict = reader(topic, broker.address)
+    with reading(strict, start=RowStart(60, before, newest)) as batches, pytest.raises(DataLost, match="made anew"):
+        until(batches, 1)
+
+
 @pytest.mark.parametrize("count", [40, 150])
 def test_a_topic_that_was_made_anew_while_nobody_read_it_ends_the_reading_or_is_read_whole(
     broker: Broker, topic: str, count: int, requests: str
@@ -191,6 +220,48 @@ def test_brokers_without_ids_are_read_and_written_as_before(broker: Broker, topi
     assert got.position == 10
 
 
+class Values(list[bytes]):
+    """The values that a stage has applied, in one process; ``stage`` is to be put at the end of a flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        seen = self
+
+        class Applied(flux.Operator):
+            def process(self, batch: pa.RecordBatch) -> None:
+                seen.extend(batch.column("value").to_pylist())
+
+            def snapshot(self) -> None:
+                """There is no state."""
+
+            def restore(self, snapshot: object) -> None: ...
+
+        self.stage = flux.stage(partitions=2)(Applied)
+
+
+def test_a_query_applies_each_row_of_both_topics_once(broker: Broker, topic: str) -> None:
+    send(broker.address, topic, records(100, "old"))
+    seen, wanted = Values(), sorted([*records(100, "old"), *records(150, "new")])
+    with ThreadQuery(seen.stage(flux.kafka(topic, broker.address, fail_on_data_loss=False))) as query:
+        soon(lambda: len(seen) == 100, lambda: (len(seen), query.raised))
+        remake(broker.address, topic)
+        send(broker.address, topic, records(150, "new"))
+        soon(lambda: len(seen) >= len(wanted), lambda: (len(seen), query.raised))
+        time.sleep(0.3)
+    assert sorted(seen) == wanted
+
+
+def test_a_query_over_a_topic_that_is_made_anew_ends_and_says_so(broker: Broker, topic: str) -> None:
+    send(broker.address, topic, records(10, "old"))
+    seen = Values()
+    with ThreadQuery(seen.stage(flux.kafka(topic, broker.address))) as query:
+        soon(lambda: len(seen) == 10, lambda: (len(seen), query.raised))
+        remake(broker.address, topic)
+        send(broker.address, topic, records(20, "new"))
+        assert "was deleted and made anew" in str(query.error(WAIT_S))
+    assert len(seen) == 10
+
+
 # ---- written
 
 
@@ -225,13 +296,18 @@ def test_a_topic_that_was_made_anew_between_two_starts_is_refused(broker: Broker
     flow = ended(topic, broker.address, format="raw", guarantee=guarantee)
     assert isinstance(flow.sink, KafkaSink)
     kept = flow.sink.prepare(1, None)
-    write(opened(flow.sink), numbered(flow, written(0, 10)))
+    operator = operator_of(flow)
+    write(opened(flow.sink), numbered(flow, written(0, 10), operator))
+    more = numbered(flow, written(10, 10), operator)
     remake(broker.address, topic)
     again = ended(topic, broker.address, format="raw", guarantee=guarantee).sink
     assert isinstance(again, KafkaSink)
     with pytest.raises(DataLost, match=f"'{topic}' was deleted and made anew.*another checkpointLocation") as error:
         again.prepare(1, kept)
     assert kept["topic_id"] in str(error.value)
+    again.prepare(1, None)  # as after --forget-output, while the numbering goes on
+    write(opened(again), more)
+    assert values(found(broker.address, topic, 10)[0]) == [b"%d" % number for number in range(10, 20)]
 
 
 def test_a_location_that_knows_no_id_of_its_topic_is_written_on(broker: Broker, topic: str) -> None:

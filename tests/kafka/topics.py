@@ -110,7 +110,7 @@ def received(
 
 
 @contextmanager
-def reading(read: KafkaReader, partition: int = 0, start: int | None = None) -> Iterator[PartitionReader]:
+def reading(read: KafkaReader, partition: int = 0, start: Any = None) -> Iterator[PartitionReader]:
     with closing(read(partition, start)) as batches:
         yield batches
 
@@ -139,6 +139,6 @@ def rows(got: Sequence[Positioned]) -> pa.Table:
     return pa.Table.from_batches([each.batch for each in got])
 
 
-def read_all(read: KafkaReader, count: int, partition: int = 0, start: int | None = None) -> pa.Table:
+def read_all(read: KafkaReader, count: int, partition: int = 0, start: Any = None) -> pa.Table:
     with reading(read, partition, start) as batches:
         return rows(until(batches, count))
