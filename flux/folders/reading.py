@@ -1,31 +1,51 @@
-"""One partition of a source of files: every so many of them, one after the other.
+"""One partition of a source of files: every n-th of them, one after the other.
 
-A position is the number of a file, and how many of its rows come before. The numbers are those of the ledger, so a position
-means the same in each life.
+A position is the number of a file, and how many of its rows come before. Files have the numbers of the ledger, so a position
+means the same in each life. Rows bring numbers of their own, made of file and row (design: row-numbers). Without them, the rows
+behind a file that is gone would be taken for its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.ahead import Ahead
-from flux.dataflow.sources import Positioned
+from flux.dataflow.sources import Positioned, RowStart
 from flux.folders.errors import BadFile, FileError, FileGone
 from flux.folders.listing import FoundFile
 from flux.folders.watching import CORRUPT, MISSING, EarlyEnd, Watch
 
+#: Numbers of rows that a file has for itself: 17 billion. There is room for 268 million files of a partition. Without a key, each
+#: 4,096 numbers are for another partition of a stage (design: numbered-rows). The factor is a prime beyond the highest number of
+#: partitions, so that small files go to all of them in turn.
+FILE_ROWS = 4096 * 4_194_301
+
 
 class FileRows(Ahead):
-    """``start``: a position, or None. Never ends."""
+    """The rows of a partition, without end. ``start``: the first row that is wanted, or None."""
 
-    def __init__(self, watch: Watch, partition: int, partitions: int, start: Any) -> None:
+    def __init__(self, watch: Watch, partition: int, partitions: int, start: RowStart | None) -> None:
         self._watch, self._partition, self._partitions = watch, partition, partitions
-        self._first = (partition, 0) if start is None else (int(start[0]), int(start[1]))
+        self._first = (partition, 0) if start is None else self._place(start)
         self._taken = self._first[0]
         super().__init__(self._rows, f"flux-files-{partition}")
+
+    def _place(self, start: RowStart) -> tuple[int, int]:
+        """Return file and row of the first row that is wanted. The position behind the rows before it may be further on: behind
+        the last row of a file the next file begins, and this one need not be there any more."""
+        turn, row = divmod(start.number, FILE_ROWS)
+        place = self._partition + turn * self._partitions, row
+        return place if start.position is None else max(place, (int(start.position[0]), int(start.position[1])))
+
+    def _positioned(self, batch: pa.RecordBatch, number: int, end: int, position: tuple[int, int]) -> Positioned:
+        """Return rows of a file before its row ``end``, with the position behind them."""
+        if end > FILE_ROWS:
+            raise FileError(f"{self._watch.known(number).name} has more than {FILE_ROWS:,} rows: split it")
+        first = (number - self._partition) // self._partitions * FILE_ROWS
+        return Positioned(batch, [*position], np.arange(first + end - batch.num_rows, first + end, dtype=np.int64))
 
     def __next__(self) -> Positioned | None:
         taken = super().__next__()
@@ -42,7 +62,7 @@ class FileRows(Ahead):
     def _rows(self) -> Iterator[Positioned | float]:
         number, skip = self._first
         if number >= self._partitions or skip:
-            # What an earlier life has read is in the ledger.
+            # The ledger has the files that an earlier life has read.
             self._watch.known(number if skip else number - self._partitions)
         while True:
             found = self._watch.file(number)
@@ -59,7 +79,7 @@ class FileRows(Ahead):
             for batch in () if ended is not None and ended.row <= skip else self._batches(found, skip):
                 rows = batch.num_rows if ended is None else min(batch.num_rows, ended.row - at)
                 if last is not None:
-                    yield Positioned(last, [number, at])
+                    yield self._positioned(last, number, at, (number, at))
                 last, at = batch.slice(0, rows), at + rows
                 if ended is not None and at == ended.row:
                     break
@@ -68,7 +88,7 @@ class FileRows(Ahead):
                 raise
             self._watch.end(number, EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.summary))
         # Behind the last rows the next file begins: this one need not be opened again.
-        yield 0.0 if last is None else Positioned(last, [number + self._partitions, 0])
+        yield 0.0 if last is None else self._positioned(last, number, at, (number + self._partitions, 0))
 
     def _batches(self, found: FoundFile, skip: int) -> Iterator[pa.RecordBatch]:
         path = self._watch.where(found)

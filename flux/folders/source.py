@@ -57,12 +57,15 @@ _REFUSED = {
 #: A ledger is in the folder itself, where Spark and other readers do not see it, if nothing else is said.
 LEDGER = "_flux"
 _PARTITIONS = 4
+#: How rows are known in the streams of a query; checkpoint locations say it.
+_NUMBERS = "file and row"
 
 
 class FilesReader(HasLedger):
     """``read(partition, start)`` of a source."""
 
     endless = True
+    row_numbers = True  # of file and row
     #: Settings of the session and the query, which are set where the query starts: whether columns are found by their exact
     #: names only, whether files that are gone or cannot be read are left out, and how long one may stay incomplete.
     case_sensitive = session_ignores_missing = session_ignores_corrupt = False
@@ -85,7 +88,13 @@ class FilesReader(HasLedger):
 
     def prepare(self, kept: Any) -> Any:
         _check_there(self.folder.path)
-        return super().prepare(kept)
+        if kept is not None and kept.get("numbers") != _NUMBERS:
+            raise UsageError(
+                "the checkpoint location is of a release of Flux that counted the rows of files. This one tells rows by file and "
+                f"row, and cannot know which of {self.folder.path} that query has read. Go on with that release, or start with "
+                "another checkpointLocation"
+            )
+        return {**super().prepare(kept), "numbers": _NUMBERS}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_watch": None}

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import flux
+from flux.dataflow.sources import RowStart
+from flux.folders.reading import FILE_ROWS
 from flux.folders.source import FilesReader
 
 ROWS = pa.schema([("n", pa.int64())])
@@ -31,8 +33,15 @@ def write(folder: Path, name: str, first: int, rows: int = 3, group: int = 2) ->
 def started(folder: Path, partitions: int = 1, kept: Any = None, **options: Any) -> FilesReader:
     options = {"schema": ROWS, "poll": "10ms", **options}
     reader = flux.files(folder, partitions=partitions, **options).read  # type: ignore[attr-defined]
-    reader.prepare(kept)
+    reader.prepare(None if kept is None else {"numbers": "file and row", **kept})
     return reader
+
+
+def at(reader: FilesReader, partition: int, place: list[int] | None) -> RowStart | None:
+    """The start of a later life whose first row is that of ``place``, number of a file and row, if no position is known."""
+    if place is None:
+        return None
+    return RowStart((place[0] - partition) // reader.partitions * FILE_ROWS + place[1])
 
 
 def take(rows: Iterator[flux.Positioned | None], count: int) -> list[tuple[Any, Any]]:
@@ -50,7 +59,7 @@ def take(rows: Iterator[flux.Positioned | None], count: int) -> list[tuple[Any, 
 
 
 def numbers(reader: FilesReader, count: int, partition: int = 0, start: Any = None) -> list[int]:
-    rows = reader(partition, start)
+    rows = reader(partition, start if isinstance(start, RowStart) else at(reader, partition, start))
     try:
         return [value for value, _ in take(rows, count)]
     finally:
@@ -72,7 +81,7 @@ def drain(rows: Iterator[flux.Positioned | None]) -> None:
 
 
 def fails(reader: FilesReader, error: type[Exception], match: str, start: Any = None) -> None:
-    rows = reader(0, start)
+    rows = reader(0, start if isinstance(start, RowStart) else at(reader, 0, start))
     with pytest.raises(error, match=match):
         drain(rows)
     rows.close()

@@ -11,10 +11,14 @@ import pytest
 from folders_read import LONG_S, fails, gives_nothing, numbers, started, take, write
 from pyarrow import fs
 
+import flux
+from flux.dataflow.sources import RowStart
 from flux.folders.completion import AGAIN_S, SHOWN_S, Completion
 from flux.folders.errors import BadFile, FileError, FileGone
 from flux.folders.listing import FoundFile, Rules, listed
+from flux.folders.reading import FILE_ROWS
 from flux.folders.source import FilesReader
+from flux.stream.numbered import ROTATION_ROWS
 
 LOCAL = fs.LocalFileSystem()
 
@@ -260,6 +264,61 @@ def test_a_file_that_is_gone_is_no_dead_end(tmp_path: Path, changed: str) -> Non
     write(tmp_path, "a.parquet", 0)
     os.utime(tmp_path / "a.parquet", (1, 1))
     assert numbers(started(tmp_path, kept=kept, onChanged="ignore"), 3) == [10, 11, 12], "the same in another life"
+
+
+def test_rows_are_known_by_file_and_row(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path, f"{number}.parquet", 10 * number, rows=5)
+    for partition in range(2):
+        rows = started(tmp_path, partitions=2)(partition, None)
+        found: list[int] = []
+        while len(found) < 10:
+            taken = next(rows)
+            found += [] if taken is None else taken.numbers.tolist()
+        rows.close()
+        assert found == [*range(5), *range(FILE_ROWS, FILE_ROWS + 5)], "the first and the second file of the partition"
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 5, 12, 17, 32, 100, 4096])
+def test_small_files_go_to_all_partitions_of_a_stage_without_a_key(partitions: int) -> None:
+    turns = {file * FILE_ROWS // ROTATION_ROWS % partitions for file in range(partitions)}
+    assert len(turns) == partitions
+    assert FILE_ROWS % ROTATION_ROWS == 0
+
+
+def test_a_file_whose_rows_are_applied_is_not_needed_any_more(tmp_path: Path) -> None:
+    gone = write(tmp_path, "a.parquet", 0)
+    reader = started(tmp_path)
+    rows = reader(0, None)
+    (position,) = {tuple(position) for _, position in take(rows, 3)}
+    rows.close()
+    gone.unlink()
+    write(tmp_path, "b.parquet", 10)
+    assert numbers(reader, 3, start=RowStart(3, [*position])) == [10, 11, 12]
+    fails(started(tmp_path, kept={"ledger": reader.id}), FileGone, "is gone", RowStart(2, None))
+
+
+def test_rows_behind_a_file_that_is_half_gone_are_not_taken_for_its_rows(tmp_path: Path) -> None:
+    """One row of three is applied everywhere, others perhaps somewhere: the next file has other numbers than they."""
+    gone = write(tmp_path, "a.parquet", 0)
+    reader = started(tmp_path, ignoreMissingFiles=True)
+    numbers(reader, 3)
+    gone.unlink()
+    write(tmp_path, "b.parquet", 10)
+    rows = reader(0, RowStart(1, None))
+    while (taken := next(rows)) is None:
+        time.sleep(0.002)
+    rows.close()
+    assert taken.batch.column(0).to_pylist() == [10, 11, 12]
+    assert taken.numbers.tolist() == [FILE_ROWS + row for row in range(3)]
+    (why,) = reader.unread_files()["missing"].values()
+    assert why.startswith("from row 1 on: ")
+
+
+def test_a_location_of_a_release_that_counted_rows_is_refused(tmp_path: Path) -> None:
+    reader = started(tmp_path)
+    with pytest.raises(flux.UsageError, match=r"counted the rows of files.*another checkpointLocation"):
+        reader.prepare({"ledger": reader.id})
 
 
 def test_what_the_session_ignores_is_ignored_unless_the_source_says_otherwise(tmp_path: Path) -> None:
