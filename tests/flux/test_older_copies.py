@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from kept import KEY, LARGE, checkpoint, opened, orders, standby, take
+from kept import KEY, LARGE, Memory, checkpoint, opened, orders, standby, take
 from one_worker import SCHEMA, planned
 from outside_store import Table, until
-from test_reviving import SECOND, Both, Slow, table
+from test_reviving import SECOND, VAULT, Both, Slow, table
 from typer.testing import CliRunner
 
 import flux
@@ -23,6 +23,7 @@ from flux.dataflow.plan import Forgotten
 from flux.dataflow.sink import SinkAhead
 from flux.durable.directory import Directory, check_location
 from flux.durable.names import ABOUT, NameHold
+from flux.durable.vault import Vault
 from flux.errors import QueryFailed
 from flux.host.stage_worker import StageWorker
 from flux.replicas.exit import Exit
@@ -244,6 +245,35 @@ def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(che
         ("begins", 0), ("write", 0), ("write", 1), ("write", 2), ("recovered", 3), ("write", 3), ("write", 4),
     ]  # fmt: skip
     assert second.note == 3, "said of the batches before that one, and not of those that have come since"
+
+
+@pytest.mark.parametrize("loss", ["an older copy", "the end of the journal"])
+def test_a_location_that_was_set_back_knows_of_less_than_was_shown(loss: str) -> None:
+    made = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives), checkpoint_interval=3600.0)
+    stage = replace(made.stages[0], sink=Strict("set back"))
+    both = Both(replace(made, stages=(stage,), durable=True))
+    first = both.worker.leaving.outside = Noted()
+    both.show(table(0, 0, 0))
+    both.greet(0, 0)
+    both.feed(0, 1)
+    older = both.store.segment
+    both.feed(2)
+    assert first.calls[-1] == ("write", 2)
+    whole = both.store.segment
+    assert len(whole) > len(older)
+    store = Memory(older if loss == "an older copy" else whole[: len(older) + 1], generation=2)
+    both.vault = Vault(both.plan, VAULT, opened(store), limits=Limits(inline_bytes=0))
+    both.worker = StageWorker(both.plan, SECOND, limits=Limits(inline_bytes=0))
+    second = both.worker.leaving.outside = Noted()
+    both.jobs.clear()
+    both.show(table(1, SECOND, 1))
+    both.turn()
+    both.aside()
+    both.greet(1, 1)
+    both.feed(0, 1, 2)
+    known = [position for call, position in second.calls if call == "recovered"]
+    assert known == [2], "three are outside"
+    assert second.calls.index(("recovered", 2)) < second.calls.index(("write", 2))
 
 
 def restored(state: dict[str, Any] | None = None) -> Replica:
