@@ -1,7 +1,7 @@
 """One stream from one producer to its consumers: numbered, logged, acked, within credit.
 
-``flux.stream(streaming_df)`` is a call of this package: it has the name that people look for, and so has the function
-``flux.dataflow.streaming.stream``, which says what it takes.
+``flux.stream(streaming_df)`` calls this package, which has the name that users look for. The function behind it is
+``flux.dataflow.streaming.stream``, which describes the arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who reads the streams into one stage, by the newest table (design: consumers-at).
+"""The consumers of the streams into one stage, by the newest table (design: consumers-at).
 
-All producers of a process that send to the stage share this, and it follows a table by what differs from the one before:
-a producer keeps only what is its own, how far each worker has acked.
+All producers of a process that send to the stage share them. They follow a table by its differences from the table before. A
+producer itself keeps only the progress of its own stream: the acks of each worker.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from partitioning.table import ReplicaAt, Table, differing
 
 @dataclass(frozen=True)
 class ConsumersAt:
-    """What one worker hosts of the stage, by partition in ascending order, h in all.
+    """The replicas of the stage on one worker, by partition in ascending order, h in all.
 
     partitions  int64[h]
     since       int64[h]: incarnation of the replica
-    coming      bool[h]: that replica is not live
-    reads       bool[h]: rows travel to it; others ack what their checkpoints have
+    coming      bool[h]: the replica is not live
+    reads       bool[h]: rows travel to it; other replicas ack the positions in their checkpoints
     slots       int64[h]: its column in ``Producer``'s matrix of acks
-    hosts       bool[partitions of the stage]: whether a partition is among them, and rows travel to it
-    """
+    hosts       bool[partitions of the stage]: the worker has a replica of the partition, and rows travel to it"""
 
     partitions: np.ndarray
     since: np.ndarray
@@ -37,7 +36,7 @@ class ConsumersAt:
 
     @cached_property
     def at(self) -> dict[int, int]:
-        """partition -> where it is in the arrays."""
+        """Index of each partition in the arrays."""
         return {partition: place for place, partition in enumerate(self.partitions.tolist())}
 
     @cached_property
@@ -49,7 +48,7 @@ class ConsumersAt:
         return bool(self.reads.any())
 
     def same_lives(self, other: ConsumersAt) -> bool:
-        """Whether these are the same replicas, live or not, and the same of them read."""
+        """Tell whether these are the same replicas, live or not, and rows travel to the same of them."""
         return (
             np.array_equal(self.partitions, other.partitions)
             and np.array_equal(self.since, other.since)
@@ -57,7 +56,7 @@ class ConsumersAt:
         )
 
     def kept_from(self, before: ConsumersAt, values: np.ndarray, new: int) -> np.ndarray:
-        """``values`` of the replicas that were there ``before`` already, and ``new`` for the others."""
+        """Take ``values`` over for the replicas that were there ``before``, and ``new`` for the others."""
         places = np.searchsorted(before.partitions, self.partitions)
         places[places == len(before.partitions)] = 0
         same = (before.partitions[places] == self.partitions) & (before.since[places] == self.since)
@@ -65,17 +64,18 @@ class ConsumersAt:
 
 
 class Ranks(NamedTuple):
-    """The partitions of the stage in the order in which rows are clustered: see ``Table.partitions_by_rank``."""
+    """The partitions of the stage in the order in which rows are clustered, see ``Table.partitions_by_rank``."""
 
     by_rank: np.ndarray
     rank_of: np.ndarray
 
 
 class Consumers:
-    """``of_worker``: a worker's entry is another object only if it has changed.
-    ``width``: columns that the matrix of acks needs, the most replicas of one partition. ``changes``: grows with each table
-    that changes anything here. ``keeps``: bool[partitions, width], the places of replicas to which no rows travel;
-    ``kept``: whether there are any."""
+    """The consumers of one stage.
+
+    ``of_worker`` has an entry for each worker, which is another object only if it has changed. ``width`` is the number of
+    columns of the matrix of acks: the most replicas of one partition. ``changes`` grows with each table that changes anything
+    here. ``keeps``, bool[partitions, width], marks the replicas to which no rows travel; ``kept``: there are any."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
@@ -92,7 +92,7 @@ class Consumers:
         self._unread: frozenset[str] = frozenset()
 
     def follow(self, table: Table) -> None:
-        """Go by this table, if it is newer."""
+        """Follow a table, if it is newer."""
         if table.epoch <= self.epoch:
             return
         before, rows = self._rows, table.stages[self.stage]
@@ -117,7 +117,7 @@ class Consumers:
             self.ranks = Ranks(by_rank, rank_of)
 
     def asked(self, partition: int) -> list[int]:
-        """Workers of the primary of a partition and of the replicas to which no rows travel."""
+        """Return the workers with the primary of a partition, and with the replicas to which no rows travel."""
         unread = without_rows()
         return [r.worker for place, r in enumerate(self._rows[partition]) if place == 0 or r.kind in unread]
 
@@ -130,7 +130,7 @@ class Consumers:
         self.kept = bool(keepers)
 
     def _change(self, partition: int, replicas: tuple[ReplicaAt, ...]) -> set[int]:
-        """Take in the row of a partition; the workers that it concerns."""
+        """Follow the new row of a partition, and return the workers that it concerns."""
         slots = self._slots[partition]
         now = {replica.worker: replica for replica in replicas if replica.kind not in self._unread}
         touched = set()

@@ -1,8 +1,7 @@
-"""How a worker divides the bytes that it is ready to hold among its inbound streams (design: credit-halves).
+"""Credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
 
-Streams of sources, which are few and fast, share one half, and streams of stages the other, as in the logs of their
-senders. Otherwise a source beside a stage of many partitions would get the share of one partition, and wait for acks
-all the time.
+Streams of sources, which are few and fast, share one half, and streams of stages the other, as in the logs of their senders.
+Otherwise a source beside a stage of many partitions would get the share of one partition, and wait for acks all the time.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from partitioning.ids import StreamId
 
 @dataclass
 class Half:
-    """``expected``: the number of streams that will come, as far as is known, so that the first do not get the share of
-    the others."""
+    """One half of the credit. ``expected`` is the number of streams that will come, as far as is known, so that the first
+    streams do not get the share of later ones."""
 
     expected: int = 0
     streams: dict[StreamId, Inbound] = field(default_factory=dict)
@@ -24,8 +23,8 @@ class Half:
 
 @dataclass
 class Credit:
-    """``floor``: the least credit of a stream. With less than the size of a typical batch, every message would wait for
-    an ack."""
+    """The credit of all inbound streams. ``floor`` is the least credit of a stream: with less than the size of a typical batch,
+    every message would wait for an ack."""
 
     bytes_max: int
     floor: int = 64 << 10
@@ -33,7 +32,7 @@ class Credit:
     stages: Half = field(default_factory=Half)
 
     def expect(self, sources: int, stages: int) -> None:
-        """The numbers of streams that will come from sources and from stages."""
+        """Note the numbers of streams that will come from sources and from stages."""
         self.sources.expected, self.stages.expected = sources, stages
 
     def admit(self, inbound: Inbound, of_source: bool) -> None:
@@ -45,6 +44,6 @@ class Credit:
                 other.credit = max(share, self.floor)
 
     def release(self, stream: StreamId) -> None:
-        """The stream has come to its end."""
+        """Release the credit of a stream that has ended."""
         self.sources.streams.pop(stream, None)
         self.stages.streams.pop(stream, None)

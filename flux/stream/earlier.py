@@ -1,7 +1,7 @@
-"""What consumers have shown of earlier lives of a stream: where another life may begin, and what it has to give again (design:
-marks, same-rows).
+"""Evidence of earlier lives of a stream, shown by consumers: the points at which another life may begin, and the rows that it
+has to give again (design: marks, same-rows).
 
-Left to others: which points a consumer keeps (marks), and who has applied what (producer).
+Left to others: the points that a consumer keeps (marks), and the progress of consumers (producer).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Shown(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """The first element of another life of a stream, the checksum of the stream before it, and the position from which its
-    reader makes it; empty: from the start, or the reader counts its batches. ``newest``: of rows that bring their numbers, the
-    newest position that is known, which may lie behind rows that are to come again."""
+    """The beginning of another life of a stream: its first element, the checksum of the stream before it, and the position from
+    which its reader makes it. Empty position: from the start, or the reader counts its batches. ``newest`` is, for rows that
+    bring their numbers, the newest known position, which may lie behind rows that are to come again."""
 
     sequence: int
     checksum: int
@@ -34,20 +34,20 @@ class Beginning(NamedTuple):
     newest: bytes = b""
 
 
-#: Where a stream begins if nothing is known of an earlier life.
+#: The beginning of a stream without any known earlier life.
 START = Beginning(0, 0)
 _NOTHING = Mark(-1, 0)
 
 
 class Earlier:
-    """Marks of elements that this life has not made yet."""
+    """The marks of elements that this life has not made yet."""
 
     def __init__(self, stream: StreamId) -> None:
         self._stream = stream
         self._expected: dict[int, Shown] = {}  # by sequence
-        self.numbered = False  # rows: only marks with a position are beginnings
+        self.numbered = False  # rows are numbered: only marks with a position are beginnings
         self.own_numbers = False  # numbered rows bring their numbers: any of them is a beginning, and some may be gone
-        self.front = 0  # numbered rows below have been given before, as far as consumers have said
+        self.front = 0  # numbered rows below this have been given before, as far as consumers have shown
         self.left_out = 0  # comparisons that were not made, because rows are gone since
 
     def __len__(self) -> int:
@@ -57,16 +57,17 @@ class Earlier:
         self._expected[mark.sequence] = Shown(mark, worker)
 
     def before(self, applied: int) -> Beginning:
-        """Return where a life begins if the elements through ``applied`` are applied everywhere: behind them where rows bring
-        their numbers, else behind the latest point that a worker has shown. Rows need not be made again for a comparison: a log
-        may have lost them, and rows that are applied are never needed. Counted batches are made again from one batch before,
-        because the last one may be the end of the stream."""
+        """Return the beginning of a life if the elements through ``applied`` are applied everywhere: behind them if rows bring
+        their numbers, else behind the latest point that a worker has shown.
+
+        Rows need not be made again for a comparison: a log may have lost them, and rows that are applied are never needed.
+        Counted batches are made again from one batch before, because the last one may be the end of the stream."""
         least = applied if self.numbered else applied - 1
         known = self._expected.items()
         at = max((at for at, shown in known if at <= least and (shown.mark.position or not self.numbered)), default=-1)
         mark = self._expected[at].mark if at >= 0 else _NOTHING
         if self.own_numbers and 0 <= applied < NOBODY:
-            # Nothing comes behind the end, which is to have the same number.
+            # Nothing comes behind the end, which has to have the same number again.
             ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
             applied = min([applied, *(at - 1 for at in ends)])
             newest = self.newest() or _NOTHING
@@ -74,7 +75,7 @@ class Earlier:
         return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position)
 
     def newest(self) -> Mark | None:
-        """The last one with a position that any worker has shown."""
+        """Return the last mark with a position that any worker has shown."""
         marks = [shown.mark for shown in self._expected.values() if shown.mark.position]
         return max(marks, key=lambda mark: mark.sequence, default=None)
 
@@ -82,15 +83,15 @@ class Earlier:
         self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
 
     def cuts(self, begin: int, end: int) -> list[int]:
-        """Where rows ``begin`` to ``end`` - 1 are to be cut, so that they can be compared with what was shown. Of rows that are
-        not numbered the reader makes the same batches again."""
+        """Return the points at which rows ``begin`` to ``end`` - 1 have to be cut, so that they can be compared with earlier
+        lives. If rows are not numbered, the reader makes the same batches again."""
         if not self._expected:
             return []
         points = {point for shown in self._expected.values() for point in (shown.mark.begin, shown.mark.sequence + 1)}
         return sorted(point for point in points if begin < point < end)
 
     def on_made(self, entry: LogEntry) -> None:
-        """NonDeterministicInputError if the entry differs from what an earlier life has made."""
+        """Compare a new entry with earlier lives. NonDeterministicInputError: an earlier life has made another one."""
         if not self._expected:
             return
         if self.own_numbers:
@@ -104,8 +105,8 @@ class Earlier:
             self.compare(entry, made.mark, made.worker)
 
     def compare(self, entry: LogEntry, mark: Mark, worker: int) -> None:
-        """Compare an entry with a mark at its number, or before it where rows bring their numbers. Numbered rows can be compared
-        only where they are cut alike; nothing else may be where their end was."""
+        """Compare an entry with a mark at its number, or before it if rows bring their numbers. Numbered rows can be compared
+        only if they are cut alike, and at the place of an earlier end there may be nothing else."""
         if self.numbered and mark == end_mark(mark.sequence):
             if isinstance(entry.element, Rows):
                 raise self.not_deterministic(mark.sequence, worker)
@@ -122,7 +123,7 @@ class Earlier:
         return isinstance(entry.element, Rows) and entry.element.data.batch.num_rows >= mark.rows
 
     def on_end(self, end: int) -> None:
-        """The stream ends below ``end``. NonDeterministicInputError if an earlier life has gone on."""
+        """Check the end of the stream, below ``end``. NonDeterministicInputError: an earlier life has gone on."""
         if self.front > end:
             raise self.not_deterministic(self.front - 1, -1)
         if self._expected:
@@ -130,7 +131,7 @@ class Earlier:
             raise self.not_deterministic(sequence, self._expected[sequence].worker)
 
     def not_deterministic(self, sequence: int, worker: int) -> FluxError:
-        """``worker``: that has said so; -1: some."""
+        """Make the error. ``worker`` has shown the evidence; -1: it is not known which one."""
         who = f"worker {worker}" if worker >= 0 else "a worker"
         return NonDeterministicInputError(
             f"partition {self._stream.producer} of the input of edge {self._stream.edge} was read again after a retry and gave "

@@ -1,8 +1,8 @@
 """The elements of a stream: rows, or a word for every partition of the consumer (design: element, end-of-stream).
 
-All elements are numbered, logged, sent, acked and ordered alike. Only the two ends of a stream look into them: the
-owner of the producer, and the replica that applies them. ``WORDS`` lists the elements without rows: a new one needs a
-class, a line there, and its meaning for a replica.
+All elements are numbered, logged, sent, acked and ordered alike. Only the two ends of a stream look into them: the owner of the
+producer, and the replica that applies them. ``WORDS`` lists the elements without rows. A new one needs a class, a line there,
+and its meaning for a replica.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The stream ends here."""
+    """The end of the stream."""
 
     kind: ClassVar[ElementKind] = ElementKind.END
 

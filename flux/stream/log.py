@@ -21,9 +21,10 @@ from partitioning import kernels
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """Element ``sequence`` of a stream. ``touches``: int32, partitions that have rows in it, or must hear of it; ``nbytes``: what
-    it takes of the log's bound. ``begin``: of a batch of numbered rows, its first; ``mark``: the newest of them through this
-    entry."""
+    """One element in a log.
+
+    ``touches`` (int32) are the partitions that have rows in it, or must hear of it; ``nbytes`` is its share of the log's bound.
+    ``begin`` is the first row of a batch of numbered rows; ``mark`` the newest mark of such rows through this entry."""
 
     sequence: int
     element: Element
@@ -37,7 +38,7 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 @dataclass
 class LogMeter:
-    """Bytes in all logs of a process, now and at most."""
+    """Bytes in all logs of a process: now, and the highest number until now."""
 
     bytes: int = 0
     peak: int = 0
@@ -48,11 +49,11 @@ class LogMeter:
 
 
 class Log:
-    """Entries ``base`` .. ``end`` - 1, the oldest first. Numbers may be left out: where rows are numbered, an entry has the
-    number of its last row, and rows may have gaps between them."""
+    """Entries ``base`` to ``end`` - 1, the oldest first. Numbers may be missing: an entry of numbered rows has the number of
+    its last row, and rows may have gaps between them."""
 
     def __init__(self, bytes_max: int, meter: LogMeter | None = None, base: int = 0, partitions: int = 0) -> None:
-        self.gone = np.full(partitions, -1, np.int64)  # highest sequence with rows for a partition that was evicted
+        self.gone = np.full(partitions, -1, np.int64)  # by partition: the highest evicted sequence with rows for it
         self.bytes_max = bytes_max
         self.bytes = 0
         self.meter = meter or LogMeter()
@@ -75,7 +76,7 @@ class Log:
         self.meter.add(entry.nbytes)
 
     def __getitem__(self, sequence: int) -> LogEntry:
-        """The first entry from ``sequence`` on."""
+        """Return the first entry from ``sequence`` on."""
         assert self.base <= sequence < self.end, (self.base, sequence, self.end)
         if len(self._entries) == self.end - self.base:
             return self._entries[sequence - self.base]
@@ -85,14 +86,14 @@ class Log:
         return list(self._entries)
 
     def evict(self, acked: np.ndarray) -> int:
-        """Drop the oldest entries that all partitions they touch have acked; ``acked[p]`` is the highest sequence
-        that every replica of partition p has acked. Returns how many were dropped."""
+        """Drop the oldest entries that all partitions they touch have acked, and return their number. ``acked[p]`` is the
+        highest sequence that every replica of partition p has acked."""
         dropped = 0
         while self._entries:
             head = self._entries[0]
             sequence, partition = self._held_by
             if sequence == head.sequence and acked[partition] < sequence:
-                break  # asked for every ack: most change nothing for the oldest entry
+                break  # called for every ack, and most acks change nothing for the oldest entry
             first = kernels.first_below(acked, head.touches, head.sequence)
             if first >= 0:
                 self._held_by = head.sequence, int(head.touches[first])
@@ -107,14 +108,14 @@ class Log:
         return dropped
 
     def begin_at(self, sequence: int, settled: bool = False) -> None:
-        """Leave out what comes before ``sequence``, of which nothing was ever here. ``settled``: nor is it missed by anybody."""
+        """Begin at ``sequence``. Entries before it were never here. ``settled``: no consumer misses them."""
         assert not self._entries
         self.base = self.end = sequence
         if not settled:
             self.gone[:] = sequence - 1
 
     def clear(self) -> None:
-        """This process gives up the stream: nobody will ask it for these batches."""
+        """Give up the stream. No consumer will ask this process for its batches."""
         self.meter.add(-self.bytes)
         self.bytes = 0
         self.base = self.end

@@ -1,10 +1,10 @@
 """Marks: points of a stream whose running checksum a consumer keeps for the next life of its producer (design: marks).
 
-The newest mark is at the last batch received, and shows whether a second reading gives the same rows. The others lie
-between the last batch applied and the newest mark: a source that can begin anywhere goes on after the newest of them
-that every consumer has applied. Long queues have as many marks as short ones, farther apart.
+The newest mark is at the last batch received, and shows whether a second reading gives the same rows. The others lie between
+the last batch applied and the newest mark: a source that can begin anywhere goes on after the newest of them that every
+consumer has applied. Long queues have as many marks as short ones, farther apart.
 
-Left to others: what is read again, and from where (producer, source_streams).
+Left to others: the rows that are read again, and their first position (producer, source_streams).
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from collections.abc import Callable, Iterable
 
 from flux.wire.messages import Mark
 
-#: The most marks of one stream, beside the newest. With this number, the rows that are read twice without need are
-#: about an eighth of the rows that had not been applied.
+#: The most marks of one stream, beside the newest. With this number, the rows that are read twice without need are about an
+#: eighth of the rows that had not been applied.
 MARKS_MAX = 16
 
 
 class Marks:
-    """``newest``: the mark at the last batch received; ``due``: the sequence at which the next mark is to be kept."""
+    """The marks of one stream. ``newest`` is the mark at the last batch received; ``due`` the sequence at which the next mark
+    is to be kept."""
 
     def __init__(self) -> None:
         self.newest = Mark(-1, 0)
         self.due = 0
         self._kept: list[Mark] = []  # by sequence
-        self._left_out = False  # marks below the first one that is kept
+        self._left_out = False  # marks below the first kept one were left out
         self._settled = Mark(-1, 0)  # no later life begins before it
 
     def validate(self, applied: int) -> None:
-        """AssertionError if a source could not go on after any mark, and would be read again from its start."""
+        """Check that a source could go on after some mark, and need not be read again from its start."""
         assert not self._left_out or self._kept[0].sequence < applied, f"no mark is below {applied}: {self._kept}"
 
     def settle(self, mark: Mark) -> None:
@@ -43,7 +44,7 @@ class Marks:
             self.newest, self.due = mark, mark.sequence + 1
 
     def keep(self, applied: Callable[[], int]) -> None:
-        """Keep the newest mark. ``applied()``: the sequence through which all batches are applied here."""
+        """Keep the newest mark. ``applied()`` gives the sequence through which all batches are applied here."""
         self._kept.append(self.newest)
         if len(self._kept) > MARKS_MAX // 2:
             # The newest mark that is applied stays, and all later ones.
@@ -64,7 +65,7 @@ class Marks:
             self.due = self.newest.sequence + 1
 
     def come_from_behind(self) -> None:
-        """A replica here may be behind all marks that there ever were: until it has passed one, there is none for it."""
+        """Note that a replica here may be behind all marks: until it has passed one, there is none for it."""
         self._left_out = False
 
     def shown(self) -> list[Mark]:

@@ -1,13 +1,14 @@
-"""The streams of one partition of a source whose rows come in micro-batches, each from a task of its own (design: micro-batches).
+"""The streams of one partition of a source whose rows come in micro-batches, each from a task of its own (design:
+micro-batches).
 
 Spark runs the batches of a streaming query one after the other: batch N + 1 begins when every task of batch N has ended, and a
-task ends when everybody has applied its rows. So what a task finds in the streams belongs either to its own batch, of which an
-earlier attempt has sent something, or to batches that are through. Each position says which batch it is in, and at which row
-that batch began. From that follows where the task begins:
+task ends when every consumer has applied its rows. So the rows that a task finds in the streams belong either to its own batch,
+of which an earlier attempt has sent a part, or to completed batches. Each position says which batch it is in, and at which row
+that batch began. The beginning of the task follows:
 
-    newest position of a batch before    behind its row: this batch has sent nothing yet
-    newest position of this batch        behind one of its rows that everybody has applied, or at its first row
-    newest position of a later batch     nowhere: the task is left over from long ago
+    newest position of a batch before  behind its row: this batch has sent nothing yet
+    newest position of this batch      behind one of its rows that every consumer has applied, or at its first row
+    newest position of a later batch   nowhere: the task is left over from long ago
 
 A partition that a batch does not have, or in which it has no rows, leaves no trace, and needs none.
 """
@@ -30,20 +31,20 @@ from flux.stream.source_streams import SourceStreams
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """``query``: Spark's id of the streaming query, the same after a restart from its checkpoint; ``least``: rows that the
-    partition had in the batches before, where that is known."""
+    """One micro-batch. ``query`` is Spark's id of the streaming query, the same after a restart from its checkpoint; ``least``
+    the rows that the partition had in the batches before, if that is known."""
 
     query: str
     number: int
     least: int = 0
 
     def position(self, base: int) -> bytes:
-        """Of any of its rows in a stream where it began with row ``base``."""
+        """Make the position of any of its rows in a stream in which it began with row ``base``."""
         return packed([self.query, self.number, base])
 
 
 class MicroBatchStreams(SourceStreams):
-    """What one task sends: the rows of one partition of a batch."""
+    """The streams of one task, with the rows of one partition of a batch."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class MicroBatchStreams(SourceStreams):
         self._position = b""
 
     def place(self) -> bool:
-        """Whether it is known where to begin. UsageError: another streaming query has written here."""
+        """Find the beginning, and tell whether it is known. UsageError: another streaming query has written here."""
         if self.first is None:
             applied = [producer.applied_by_all() for producer in self.producers]
             known = [at for at in applied if at is not None]
@@ -87,7 +88,7 @@ class MicroBatchStreams(SourceStreams):
             producer.begin_at(self.first, self._checksum, settled=self.first == self._base)
 
     def _beginning(self, producer: Producer, applied: int) -> tuple[int, Beginning]:
-        """Number of the first row of the batch in a stream, and where this task begins there."""
+        """Return the number of the first row of the batch in a stream, and the beginning of this task there."""
         newest = producer.earlier.newest()
         if newest is None:
             return 0, START
@@ -109,18 +110,18 @@ class MicroBatchStreams(SourceStreams):
 
     @property
     def left_out(self) -> int:
-        """Rows at the beginning of the partition that everybody has applied."""
+        """The rows at the beginning of the partition that every consumer has applied."""
         assert self.first is not None
         return self.first - self._base
 
     def give(self, batch: pa.RecordBatch, created: float) -> pa.RecordBatch:
-        """Append the first rows, as many as may be one batch; the others."""
+        """Append the first rows, as many as may be one batch, and return the others."""
         rows = self.until_cut(batch.num_rows)
         self.append(batch.slice(0, rows), created, self._position)
         return batch.slice(rows)
 
     def finish_batch(self, left_out: int) -> None:
-        """The batch has no more rows here, and had so many before those that were given. NonDeterministicInputError: an earlier
+        """Finish the batch, which had ``left_out`` rows before the rows that were given. NonDeterministicInputError: an earlier
         attempt had more."""
         assert self.first is not None
         if left_out < self.left_out:

@@ -2,7 +2,8 @@
 
 A reader with positions of its own cuts its rows as they come, and elsewhere when it reads them again. So the elements of its
 streams are numbered by rows: a batch has the number of its last row, a slice that of its last row for the partition. The
-numbers travel as one column more, and a receiver cuts a slice wherever an order, or what it has already, wants it.
+numbers travel as one column more. A receiver cuts a slice at any row that an order names, and behind the rows that it has
+already.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import pyarrow as pa
 
 from flux.dataflow.plan import NUMBER
 
-#: Without a key, so many rows go to one partition before the next one has its turn. It follows from the number of a row,
-#: because batches may be others when the rows are read again.
+#: Without a key, this number of rows go to one partition before the next one has its turn. The turn follows from the number of
+#: a row, because batches may be others when the rows are read again.
 ROTATION_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """The rows of a slice: ``numbers`` int64[rows], ascending. It does for single rows what ``Run`` does for batches."""
+    """The numbers of the rows of a slice, int64[rows], ascending. It answers for single rows the same questions as ``Run`` for
+    batches."""
 
     numbers: np.ndarray
 
@@ -41,14 +43,14 @@ class RowNumbers:
         return self
 
     def cut(self, through: int) -> tuple[RowNumbers, RowNumbers] | None:
-        """The rows through this one, which must be among them, and the others, which must not be none."""
+        """Cut behind a row, which must be one of them and not the last."""
         at = self.before(through + 1)
         if not 0 < at < len(self.numbers) or self.numbers[at - 1] != through:
             return None
         return RowNumbers(self.numbers[:at]), RowNumbers(self.numbers[at:])
 
     def before(self, number: int) -> int:
-        """How many rows come before this one."""
+        """Count the rows before this number."""
         return int(np.searchsorted(self.numbers, number))
 
 

@@ -26,7 +26,7 @@ Sent = tuple[Data, tuple[pa.RecordBatch, ...]]
 
 
 class Spans:
-    """The last span: the workers that a stream goes to are often as far as each other, and get runs of the same batches."""
+    """The last span. The workers of a stream are often equally far, and then get runs of the same batches."""
 
     def __init__(self) -> None:
         self._key = (0, 0, 0)
@@ -45,11 +45,11 @@ class Spans:
 
 
 class Outgoing:
-    """From ``add`` and at last ``rest`` come messages, in the order of the entries. ``nbytes`` of what is still kept, which
-    is no more than the credit allows."""
+    """Messages made from entries of a log, for one worker. ``add`` and at last ``rest`` give them, in the order of the entries.
+    ``nbytes`` are those of entries still kept for a run, no more than the credit allows."""
 
     def __init__(self, stream: StreamId, cursor: Cursor, ranks: Ranks, run_max_rows: int, spans: Spans) -> None:
-        """``run_max_rows``: of one run; 0: every entry travels alone."""
+        """Begin without entries. ``run_max_rows`` are the most rows of one run; 0: every entry travels alone."""
         self.nbytes = 0
         self._stream = stream
         self._cursor = cursor
@@ -68,12 +68,12 @@ class Outgoing:
         if small:
             self._kept.append(entry)
             self._rows += rows
-            self.nbytes += entry.nbytes + MESSAGE_BYTES  # as if each went alone, which a new table may lead to
+            self.nbytes += entry.nbytes + MESSAGE_BYTES  # as if each travelled alone, which a new table may lead to
         else:
             yield from self._alone(entry)
 
     def _takes(self, rows: int, nbytes: int) -> bool:
-        """Whether one more fits into the run."""
+        """Tell whether one more entry fits into the run."""
         return (
             len(self._kept) < RUN_BATCHES
             and self._rows + rows <= self._run_max_rows
@@ -113,7 +113,7 @@ class Outgoing:
             yield message, (packed.batch,)
 
     def _wanted(self, entry: LogEntry) -> np.ndarray:
-        """bool: which of the partitions that the entry touches are here and do not have it; empty: all that are here."""
+        """Mark the partitions of the entry that are on the worker and do not have it; empty: all that are on the worker."""
         cursor = self._cursor
         if entry.sequence >= cursor.catching_up_to:
             return _ALL

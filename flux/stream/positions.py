@@ -1,7 +1,7 @@
-"""Where a reader of a source goes on (design: position).
+"""Positions at which readers of sources go on (design: position).
 
-A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader
-without positions of its own is given the number of batches that it has to leave out, because its batches are numbered.
+A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader without
+positions of its own is given the number of batches that it has to leave out, because its batches are numbered.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flux.errors import UsageError
 #: The second argument of ``read(partition, start)``.
 ReaderPosition = NewType("ReaderPosition", object)
 
-#: Bytes that a position takes in messages and checkpoints, at most.
+#: Most bytes of a position in messages and checkpoints.
 POSITION_BYTES = 1024
 
 
 def packed(position: Any) -> bytes:
-    """UsageError if it cannot travel."""
+    """Encode a position. UsageError: it cannot travel."""
     try:
         data = msgspec.msgpack.encode(position)
         same = _plain(position) == msgspec.msgpack.decode(data)
@@ -45,7 +45,7 @@ def _expected(position: Any) -> str:
 
 
 def _plain(position: Any) -> Any:
-    """With lists for tuples, as it comes back."""
+    """Replace tuples by lists, as a decoded position has them."""
     if isinstance(position, list | tuple):
         return [_plain(each) for each in position]
     return {key: _plain(each) for key, each in position.items()} if isinstance(position, dict) else position
@@ -56,5 +56,5 @@ def unpacked(data: bytes) -> ReaderPosition:
 
 
 def position_before(sequence: int) -> ReaderPosition:
-    """For a reader whose batches are counted: so that element ``sequence`` of its streams comes first."""
+    """Make the position of a reader whose batches are counted, so that element ``sequence`` of its streams comes first."""
     return ReaderPosition(sequence)

@@ -1,8 +1,9 @@
-"""Where rows are kept only for checkpoints, the primaries are asked for new ones (design: press).
+"""Requests for checkpoints: if rows are kept only for checkpoints, the primaries are asked for new ones (design: press).
 
-A standby acks a stream through the position in its checkpoint, and its producer keeps what is above. Nothing here waits for a
-timer while rows are held back: who is short of room, or has come to the end of its stream, asks at once, and again after a
-while, because the question or the checkpoint may be lost. Standbys are asked too: nothing else makes them repeat an ack.
+A standby acks a stream through the position in its checkpoint, and its producer keeps all later rows. Nothing here waits for a
+timer while rows are held back: a producer that is short of room, or has come to the end of its stream, asks at once, and again
+after a while, because the request or the checkpoint may be lost. Standbys are asked as well, for their acks: they read nothing,
+so a lost ack of theirs would not be noticed otherwise.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ PRESSED_SHARE = 1 / 2
 
 @dataclass
 class Asked:
-    """``below``: what the checkpoint of a partition had then; ``due``: when to ask again."""
+    """One request. ``below`` is the position of the partition's checkpoint at that time; ``due`` the time of the next request."""
 
     below: int
     due: float
 
 
 class Pressing:
-    """Of one stream."""
+    """The requests for checkpoints of one stream."""
 
     def __init__(self, stream: StreamId, again_s: float) -> None:
         self._stream = stream
@@ -41,7 +42,7 @@ class Pressing:
     def look(
         self, log: Log, finished: bool, acks: np.ndarray, consumers: Consumers, now: float
     ) -> Iterator[tuple[int, Press]]:
-        """What to send, with the worker. ``acks`` of each replica: see ``ConsumersAt.slots``."""
+        """Yield the messages to send, each with its worker. ``acks`` are those of each replica, see ``ConsumersAt.slots``."""
         if not consumers.kept or not log or not (finished or log.bytes >= log.bytes_max * PRESSED_SHARE):
             self._asked.clear()
             return
@@ -49,7 +50,7 @@ class Pressing:
         kept[~consumers.keeps] = NOBODY
         read[consumers.keeps] = NOBODY
         held, applied = kept.min(axis=1), read.min(axis=1)
-        # Half of what is kept: so the log is never full while a checkpoint is on its way.
+        # Half of the kept rows, so that the log is never full while a checkpoint is on its way.
         wanted = log.end - 1 if finished else log.base + len(log) // 2
         by_worker: dict[int, list[int]] = {}
         for partition in np.flatnonzero((held < wanted) & (held < applied)).tolist():

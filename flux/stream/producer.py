@@ -47,11 +47,11 @@ from partitioning.table import Table
 #: No sequence is held back.
 NEVER = 1 << 62
 _NONE, _NOWHERE = np.empty(0, np.int64), np.empty((0, 0), bool)
-#: In resend timeouts: how often a producer that a consumer does not read from greets this consumer again.
+#: In resend timeouts: time between two greetings of a consumer that reads from another replica of the producer.
 STANDBY_PATIENCE = 4
-#: In resend timeouts: the longest time that a stream with rows to send stands still, whatever was lost and however long
-#: the silence before. A consumer that comes back from a long step finds one greeting for each such time. These cost
-#: little, because everything sent before them is received before them.
+#: In resend timeouts: the longest time that a stream with rows to send stands still after any loss and any silence. A consumer
+#: that comes back from a long step finds one greeting for each such time. These cost little, because everything sent before
+#: them is received before them.
 PATIENCE_MAX = 4.0
 
 
@@ -65,7 +65,7 @@ class ToWorker(msgspec.Struct, frozen=True):
 
 
 class Producer:
-    """Appended to by its owner, drained by ``poll``; told of answers by ``on_*``."""
+    """The sending end of one stream. Its owner appends, ``poll`` gives the messages to send, and ``on_*`` take the answers."""
 
     def __init__(
         self,
@@ -80,14 +80,16 @@ class Producer:
         run_max_rows: int = 0,
         reads_again: bool = False,
     ) -> None:
-        """``run_max_rows``: small batches that wait for the same worker travel together, up to so many rows and
-        ``RUN_ROWS``; 0: never.
-        ``reads_again``: what only checkpoints lack need not be kept, because the source can be read again from there."""
+        """Begin a life of the stream.
+
+        ``run_max_rows``: small batches that wait for the same worker travel together, up to this number of rows and
+        ``RUN_ROWS``; 0: never. ``reads_again``: rows that only checkpoints lack need not be kept, because the source can be
+        read again from there."""
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
         self.log = Log(log_bytes_max, meter, base, partitions)
-        self.dirty = True  # poll may have something to send
+        self.dirty = True  # poll may have messages to send
         self.finished = False
         self.resting = False  # nothing more comes in this life, and the stream goes on in another
         #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
@@ -102,26 +104,26 @@ class Producer:
         self._consumers: Consumers | None = None
         self._pressing = Pressing(stream, resend_s)
         self._spans = Spans()
-        self._changes = -1  # of the consumers, as far as the cursors follow them
+        self._changes = -1  # ``changes`` of the consumers that the cursors follow
         self._cursors: dict[int, Cursor] = {}
-        self._acks = np.full((partitions, 1), NOBODY, np.int64)  # of each replica, see ConsumersAt.slots
-        self._acked = np.full(partitions, -1, np.int64)  # the least of a partition's replicas
-        self._last = np.full(partitions, -1, np.int64)  # newest batch with rows for a partition
-        self._first = base  # element of this life
-        self._version = 0  # of what may be sent
+        self._acks = np.full((partitions, 1), NOBODY, np.int64)  # by replica, see ConsumersAt.slots
+        self._acked = np.full(partitions, -1, np.int64)  # by partition: the least of its replicas
+        self._last = np.full(partitions, -1, np.int64)  # by partition: the newest batch with rows for it
+        self._first = base  # the first element of this life
+        self._version = 0  # grows with the end of the elements that may be sent
         self._sendable = NEVER
         self._checksum = 0
         self.earlier = Earlier(stream)
         self._mark: Mark | None = None
         self._settling = Settling()
-        self._idle_at = 0.0  # when to look for partitions that have said nothing of what an earlier life gave
+        self._idle_at = 0.0  # time of the next look for partitions that have not acked rows of an earlier life
         self.by_rank: np.ndarray | None = None
 
     # ---- the owner's side
 
     @property
     def has_room(self) -> bool:
-        """Whether the owner may append. False is back-pressure: wait for acks."""
+        """The owner may append. False is back-pressure: wait for acks."""
         return self.log.has_room and not self.finished and not self.resting
 
     @property
@@ -130,7 +132,7 @@ class Producer:
 
     @property
     def awaited(self) -> bool:
-        """Whether any worker has answered a greeting."""
+        """A worker has answered a greeting."""
         return any(cursor.answered for cursor in self._cursors.values())
 
     @property
@@ -143,15 +145,17 @@ class Producer:
         return self.log.end
 
     def floor(self) -> Beginning | None:
-        """Where a retried producer may begin. All batches before it are applied everywhere; batches that are only
-        received do not count, because a new replica may still need them. The last applied batch is made once more,
-        because it may be the end of the stream. A replica that has no state yet does not count: the primary whose state it
-        gets speaks for it. None: wait, not all workers have answered yet."""
+        """Return the beginning of a retried producer; None: wait, because not all workers have answered yet.
+
+        All batches before it are applied everywhere. Batches that are only received do not count, because a new replica may
+        still need them. The last applied batch is made once more, because it may be the end of the stream. A replica that has
+        no state yet does not count: the primary whose state it gets speaks for it."""
         applied = self.applied_by_all()
         return None if applied is None else self.earlier.before(applied)
 
     def applied_by_all(self) -> int | None:
-        """Through which element everybody has applied the stream, as ``floor`` counts; None: not all workers have answered."""
+        """Return the element through which all consumers have applied the stream, as ``floor`` counts; None: not all workers
+        have answered."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return None
         applied = NOBODY
@@ -159,17 +163,18 @@ class Producer:
             at, acked = cursor.at, cursor.acked
             skipped = at.coming & (acked < 0)
             if self.reads_again:
-                skipped |= ~at.reads  # should one lead later, it is read again for it
+                skipped |= ~at.reads  # if such a replica leads later, the source is read again for it
             applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
         return applied
 
     def applied_through(self, sequence: int) -> bool:
-        """Whether every replica has applied what it gets of the elements up to this one; one that keeps checkpoints, whether
-        these have it. May say no until a partition that had no rows among the last ones gets some."""
+        """Tell whether every replica has applied its rows of the elements up to this one, and every checkpoint has them.
+
+        The answer may be no until a partition that had no rows among the last ones gets some."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return False
         least = self._acks.min(axis=1)
-        # What an earlier life gave counts as well: a checkpoint may lack it still.
+        # Rows of an earlier life count as well, because a checkpoint may still lack them.
         owed = np.minimum(np.maximum(self._last, self._first - 1), sequence)
         return bool(((least >= owed) & (least != NOBODY)).all())
 
@@ -181,17 +186,17 @@ class Producer:
 
     @property
     def settled_before_table(self) -> bool:
-        """Whether the consumers of the newest table have not been told yet what is settled."""
+        """The consumers of the newest table have not been told yet which point is settled."""
         return self._settling.epoch < self._epoch
 
     @property
     def all_settled(self) -> bool:
-        """Whether every replica has said that it has all there is, also those whose partitions got none of the last rows."""
+        """Every replica has acked all rows that there are, also the replicas whose partitions got none of the last rows."""
         return self.log.end == self._first or bool((self._acks.min(axis=1) >= self.log.end - 1).all())
 
     def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
-        """Leave out the batches before ``sequence``, which nobody needs. ``checksum``: of the stream before it. ``settled``:
-        who asks for something before ``sequence`` says only that nothing there was for it."""
+        """Leave out the batches before ``sequence``, which no consumer needs. ``checksum`` is that of the stream before it.
+        ``settled``: a consumer that asks for a batch before ``sequence`` only says that it has had no rows there."""
         assert self.log.end == 0
         self._first, self._idle_at = sequence, 0.0
         self.log.begin_at(sequence, settled)
@@ -206,9 +211,11 @@ class Producer:
         position: bytes | None = None,
         numbers: tuple[int, int] | None = None,
     ) -> None:
-        """Take the next batch. ``checksum``: running checksum of the stream including this batch (0: not kept). Of numbered rows
-        the checksum of these alone, the ``position`` behind them, and the ``numbers`` of the first and the last; None: they are
-        counted."""
+        """Take the next batch.
+
+        ``checksum`` is the running checksum of the stream including this batch (0: not kept). For numbered rows it is the
+        checksum of these rows alone, ``position`` is the reader's position behind them, and ``numbers`` are those of the first
+        and the last; None: they are counted."""
         assert not self.finished
         rows, begin = data.batch.num_rows, self.log.end
         self.rows += rows
@@ -234,7 +241,8 @@ class Producer:
             self.earlier.on_end(self.log.end)
 
     def rest(self) -> None:
-        """Nothing more comes in this life; another goes on behind it. NonDeterministicInputError: an earlier one gave more."""
+        """Rest: nothing more comes in this life, and another one goes on behind it. NonDeterministicInputError: an earlier one
+        gave more."""
         self.resting = self.dirty = True
         self.earlier.on_end(self.log.end)
 
@@ -245,12 +253,13 @@ class Producer:
         self.log.append(entry)
         self.earlier.on_made(entry)
         touches, acked = entry.touches, self._acked
-        # The first is asked alone: it is enough for all but a retried task, which makes batches again that are applied already.
+        # The first is checked alone: that is enough except for a retried task, which makes batches again that are applied
+        # already.
         if not len(touches) or (acked[touches[0]] >= entry.sequence and (acked[touches] >= entry.sequence).all()):
             self._evict()
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         log = self.log
         if self.finished and log:
             assert isinstance(log[log.end - 1].element, End), "nothing comes after the end of the stream"
@@ -273,8 +282,8 @@ class Producer:
     # ---- the other side
 
     def on_table(self, table: Table, stage: int, now: float, consumers: Consumers | None = None) -> None:
-        """Follow the newest table: greet new workers, forget those that are gone, keep what new replicas will need.
-        ``consumers`` of the stage: shared by all producers of a process."""
+        """Follow the newest table: greet new workers, forget those that are gone, and keep the rows that new replicas will
+        need. ``consumers`` of the stage are shared by all producers of a process."""
         if table.epoch <= self._epoch:
             return
         self._epoch = table.epoch
@@ -292,7 +301,7 @@ class Producer:
             more = np.full((self.partitions, consumers.width - self._acks.shape[1]), NOBODY, np.int64)
             self._acks = np.hstack([self._acks, more])
         before = {w: c.at for w, c in self._cursors.items() if consumers.of_worker.get(w) is not c.at}
-        # A replica may have got the column of one that has left: those that leave go first.
+        # A replica may have got the column of one that has left, so columns of replicas that leave are cleared first.
         for worker, at in before.items():
             self._acks[at.partitions, at.slots] = NOBODY
             if worker not in consumers.of_worker:
@@ -328,7 +337,7 @@ class Producer:
                 raise RefusedError(message.code, f"worker {worker} refuses stream {self.stream}: {message.reason}")
 
     def on_resume(self, worker: int, message: Resume, now: float) -> None:
-        # What an earlier life has sent is evidence whatever the table: its reader may have lost its replica meanwhile.
+        # Marks of an earlier life are evidence under any table: the worker that shows them may have lost its replica meanwhile.
         for mark in message.shown:
             self._check(worker, mark)
         self.earlier.front = max(self.earlier.front, message.front)
@@ -354,26 +363,28 @@ class Producer:
         # Partitions whose state has not come yet want nothing until they say so in another Resume.
         newest = int(wanted.max())
         cursor.catching_up_to = NEVER if newest == NOBODY else newest
-        # What lies below the log was acked by every listed replica, so nobody can need it.
+        # Batches below the log were acked by every listed replica, so no replica can need them.
         cursor.first = start
         cursor.next = max(start, self.log.base)
         cursor.sent_bytes, cursor.granted = 0, message.granted
         cursor.hello_due, cursor.heard = np.inf, now
         self._take_ack(cursor, message.epoch, message.through, message.behind)
-        self._evict()  # it may have been waited for
+        self._evict()  # the eviction may have waited for this answer
 
     def _outdated(self, cursor: Cursor, epoch: int, now: float) -> bool:
-        """Whether an answer is by a table from before the last change of its sender's replicas. The sender will get
-        that table; greet it again soon. Epochs that changed other workers only do not count: during repairs they come
-        by the dozen."""
+        """Tell whether an answer is by a table from before the last change of its sender's replicas.
+
+        The sender will get that table; greet it again soon. Epochs that changed other workers only do not count: during repairs
+        they come by the dozen."""
         if epoch >= cursor.epoch:
             return False
         cursor.hello_due = min(cursor.hello_due, now + self._resend_s / 10)
         return True
 
     def _still_here(self, worker: int, cursor: Cursor, wanted: np.ndarray) -> None:
-        # An old Resume may ask for what its sender has acked since. Anything else that is gone is a new replica's, of
-        # which this process did not know: only another life of it, reading again from the start, can serve that.
+        # An old Resume may ask for batches that its sender has acked since. Any other batch that is gone is needed by a new
+        # replica, of which this process did not know: only another life of the process, reading again from the start, can serve
+        # it.
         gone = self.log.gone[cursor.at.partitions]
         lost = (wanted <= gone) & (cursor.acked < gone)
         if lost.any():
@@ -388,16 +399,17 @@ class Producer:
         # An ack is cumulative, and true in whatever handshake it was sent; only its epoch matters.
         news = self._take_ack(cursor, message.epoch, message.through, message.behind)
         if message.nonce == cursor.nonce:
-            if news or message.granted > cursor.granted:  # otherwise it does not show that messages have arrived
+            if news or message.granted > cursor.granted:  # otherwise the ack does not show that messages have arrived
                 cursor.heard, cursor.patience = now, 1.0
                 if news and not self._owes(cursor):
-                    cursor.settled_at = self._version  # the time of what is appended next begins with that
+                    cursor.settled_at = self._version  # the time of the next appended batch begins with it
             cursor.granted = max(cursor.granted, message.granted)
-            self.dirty |= cursor.next < min(self.log.end, self.release_from)  # it may have waited for credit
+            self.dirty |= cursor.next < min(self.log.end, self.release_from)  # data may have waited for credit
         self.dirty |= self._presses
 
     def on_standby(self, worker: int, message: ReadsElsewhere, now: float) -> None:
-        """The consumer reads from another replica. Greet it now and then, in case its Resume for this one was lost."""
+        """Take the answer of a consumer that reads from another replica. Greet it now and then, in case its Resume for this one
+        was lost."""
         cursor = self._cursors.get(worker)
         if cursor is not None and not self._outdated(cursor, message.epoch, now):
             cursor.answered = True
@@ -406,7 +418,7 @@ class Producer:
     def _stand_by(self, cursor: Cursor, message: ReadsElsewhere | Resume, now: float) -> None:
         cursor.nonce = None
         cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
-        cursor.patience = 1.0  # it listens: a loss after a later Resume is noticed soon
+        cursor.patience = 1.0  # the consumer listens, so a loss after a later Resume is noticed soon
         self._take_ack(cursor, message.epoch, message.through, message.behind)
         self._evict()
 
@@ -419,7 +431,7 @@ class Producer:
             cursor.hello_due = min(cursor.hello_due, now)
 
     def _take_ack(self, cursor: Cursor, epoch: int, through: int, behind: Sequence[tuple[int, int]]) -> bool:
-        """Take an ack. Whether it says anything new."""
+        """Take an ack, and tell whether it says anything new."""
         at, places, sequences = cursor.at, _NONE, _NONE
         if behind:
             known = [(at.at[partition], sequence) for partition, sequence in behind if partition in at.at]
@@ -436,12 +448,12 @@ class Producer:
 
     @property
     def _left_out(self) -> np.ndarray:
-        """bool[partitions, width]: replicas for which nothing is kept. Empty: there are none."""
+        """Replicas for which nothing is kept, as bool[partitions, width]. Empty: there are none."""
         consumers = self._consumers
         return consumers.keeps if self.reads_again and consumers is not None and consumers.kept else _NOWHERE
 
     def _settle(self, *changed: np.ndarray) -> None:
-        """Replicas of these partitions have acked more, or are others than before."""
+        """Follow replicas of these partitions that have acked more, or have changed."""
         for partitions in changed:
             acks = self._acks[partitions]
             if self._left_out.size:
@@ -452,8 +464,7 @@ class Producer:
         self._evict()
 
     def _evict(self) -> None:
-        # Even a batch that nobody needs must still be in the log when a worker shows the checksum of an earlier
-        # attempt.
+        # Even a batch that no consumer needs must still be in the log when a worker shows the checksum of an earlier attempt.
         if self._cursors and all(cursor.answered for cursor in self._cursors.values()):
             self.log.evict(self._acked)
 
@@ -470,7 +481,7 @@ class Producer:
     # ---- sending
 
     def poll(self, now: float) -> Iterator[ToWorker]:
-        """The messages to send now: greetings that are due, and data as far as credit allows."""
+        """Yield the messages to send now: greetings that are due, and data as far as credit allows."""
         self.dirty = False
         end = min(self.log.end, self.release_from)
         if end != self._sendable:
@@ -497,20 +508,20 @@ class Producer:
             if now >= cursor.hello_due:
                 cursor.hello_due = now + self._resend_s * cursor.patience
                 cursor.heard = now
-                # Each try waits twice as long as the one before: a consumer that comes back from a long step then finds
-                # a few greetings, and not a queue of them with a retransmission each.
+                # Each greeting waits twice as long as the one before. A consumer that comes back from a long step then finds a
+                # few greetings, and not a queue of them with a retransmission each.
                 cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
                 hello = Hello(*self.stream, self.incarnation, self._epoch, self._worker)
                 yield ToWorker(worker, hello)
 
     @property
     def _presses(self) -> bool:
-        """Whether rows may be kept for checkpoints alone."""
+        """Rows may be kept for checkpoints alone."""
         return self._consumers is not None and self._consumers.kept and not self.reads_again
 
     def _press_idle(self, now: float) -> Iterator[ToWorker]:
-        """Ask for checkpoints of partitions that get no rows in this life. Theirs may be older than rows of an earlier life that
-        were for others, and they would never say that they need none of these."""
+        """Ask for checkpoints of partitions that get no rows in this life. Their checkpoints may be older than rows of an
+        earlier life that were for other partitions, and would never show that they need none of these."""
         self._idle_at = np.inf
         consumers = self._consumers
         if not (
@@ -528,13 +539,15 @@ class Producer:
             yield ToWorker(worker, Press(*self.stream, mine, anew=True))
 
     def _silent(self, cursor: Cursor, now: float) -> bool:
-        """Whether a worker owes an ack for too long. Not only for the head of the log: that may be held by another, who
-        waits in the end for what was lost on the way to this one."""
+        """Tell whether a worker owes an ack for too long.
+
+        Every worker is checked, and not only the one that holds the head of the log: that worker may be waiting for another,
+        which in turn waits for a message that was lost on its way to this one."""
         late = now >= cursor.heard + self._resend_s * cursor.patience
         if cursor.settled_at == self._version or (cursor.settled_at == OWES and not late):
             return False
         if not self._owes(cursor):
-            cursor.heard, cursor.settled_at = now, self._version  # its time begins with what is sent next
+            cursor.heard, cursor.settled_at = now, self._version  # its time begins with the next message
             return False
         if cursor.settled_at >= 0:
             cursor.heard, late = now, False
@@ -542,7 +555,7 @@ class Producer:
         return late
 
     def _owes(self, cursor: Cursor) -> bool:
-        """Whether a worker has still to ack what may be sent to it."""
+        """Tell whether a worker has still to ack elements that may be sent to it."""
         at = cursor.at
         return bool(kernels.any_owed(cursor.acked, self._last, at.partitions, self.release_from - 1, at.reads))
 
@@ -552,7 +565,7 @@ class Producer:
         cursor.next = max(cursor.next, self.log.base)
         end = min(self.log.end, self.release_from)
         out = Outgoing(self.stream, cursor, self._consumers.ranks, self._run_max_rows, self._spans)
-        # Again, because what is kept for a run counts as if each entry went alone, and whole: there may be credit left.
+        # Repeated, because entries kept for a run count as if each travelled alone, and whole: there may be credit left.
         while cursor.next < end and cursor.sent_bytes < cursor.granted:
             while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
                 entry = self.log[cursor.next]

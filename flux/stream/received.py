@@ -1,7 +1,7 @@
-"""How far each partition of a worker has come in one stream (design: consumers-at).
+"""The progress of each partition of a worker in one stream (design: consumers-at).
 
-Nearly all have come as far as each other: what a message brings, it brings to all. So this is one number, and those that
-are ahead of it, not a number for each partition of the stage.
+Nearly all partitions are equally far: the rows of a message come to all of them at once. So the progress is one number, and a
+number for each partition ahead of it, not one for each partition of the stage.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Collection, Iterable
 
 
 class Received:
-    """``received[p]``: next sequence that partition p needs, of the partitions that have joined."""
+    """The next sequence that each joined partition needs: ``received[p]``."""
 
     def __init__(self) -> None:
         self.least = 0
-        self._ahead: dict[int, int] = {}  # partitions beyond that
+        self._ahead: dict[int, int] = {}  # partitions ahead of it
 
     def __getitem__(self, partition: int) -> int:
         return self._ahead.get(partition, self.least)
 
     def join(self, partition: int, at: int, others: Collection[int]) -> None:
-        """``others`` have joined before."""
+        """Add a partition that needs ``at``. ``others`` have joined before."""
         self._ahead.pop(partition, None)
         if not others:
             self.least, self._ahead = at, {}
@@ -29,11 +29,11 @@ class Received:
             self.least = at
         elif at > self.least:
             self._ahead[partition] = at
-            if len(self._ahead) > len(others):  # it was the last that needed the least
+            if len(self._ahead) > len(others):  # the partition was the last that needed the least
                 self._rise(min(self._ahead.values()))
 
     def leave(self, partition: int, others: Collection[int]) -> None:
-        """``others`` stay."""
+        """Remove a partition. ``others`` stay."""
         self._ahead.pop(partition, None)
         if not others:
             self.least, self._ahead = 0, {}
@@ -41,7 +41,7 @@ class Received:
             self._rise(min(self._ahead.values()))
 
     def reach(self, end: int) -> None:
-        """All have what is below ``end``."""
+        """Note that all partitions have everything below ``end``."""
         if end > self.least:
             self._rise(end)
 
@@ -55,7 +55,7 @@ class Received:
         return max(self._ahead.values(), default=self.least)
 
     def behind(self, end: int, members: Iterable[int]) -> list[int]:
-        """Those of ``members`` that need something below ``end``."""
+        """Return the ``members`` that need something below ``end``."""
         if end <= self.least:
             return []
         return [partition for partition in members if self[partition] < end]

@@ -63,8 +63,8 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class RowSlice(Slice, frozen=True):
-    """Rows of one batch, or of the batches of a ``run`` that ends with ``sequence``, or numbered ones, the last of which is
-    ``sequence``."""
+    """Rows of one batch; or of the batches of a ``run`` that ends with ``sequence``; or numbered rows, of which ``sequence`` is
+    the last."""
 
     batch: pa.RecordBatch
     run: Run | RowNumbers | None = None
@@ -78,7 +78,7 @@ class RowSlice(Slice, frozen=True):
         return self.sequence if self.run is None else self.run.first
 
     def cut(self, through: int, partition: int) -> tuple[RowSlice, RowSlice] | None:
-        """The rows through this batch, and the others, where both have some. They are applied one after the other."""
+        """Cut behind a batch; None: one of the two parts would have no rows. The parts are applied one after the other."""
         runs: tuple[Run | RowNumbers, Run | RowNumbers] | None
         runs = None if self.run is None else self.run.cut(through)
         if runs is None:
@@ -104,14 +104,14 @@ class WordSlice(Slice, frozen=True):
 
 
 class Delivery(NamedTuple):
-    """A slice, and the partition that it is for."""
+    """A slice, and its partition."""
 
     partition: int
     slice: Slice
 
 
 class Spoilt(NamedTuple):
-    """The last batch that could not be decoded, and how often in a row it was this one."""
+    """The last batch that could not be decoded, and the number of times in a row."""
 
     sequence: int
     times: int
@@ -119,9 +119,11 @@ class Spoilt(NamedTuple):
 
 @dataclass
 class Counters:
-    """Numbers of messages and slices that were refused. ``duplicate``: slices taken before; ``stale``: of another
-    handshake, life or epoch. ``refused``: from connections that have not proved the secret, or that no process of this query
-    would send. ``switched``: streams that went on from another replica of their producer."""
+    """Counts of refused messages and slices.
+
+    ``duplicate``: slices taken before; ``stale``: of another handshake, life or epoch; ``refused``: from connections that have
+    not proved the secret, or that no process of this query would send; ``switched``: streams that went on from another replica
+    of their producer."""
 
     duplicate: int = 0
     stale: int = 0
@@ -133,18 +135,18 @@ class Counters:
 
 
 class Inbound:
-    """``received[p]``: next sequence partition p needs, of those that have joined."""
+    """The receiving end of one stream. ``received[p]`` is the next sequence that partition p needs, of the joined partitions."""
 
     def __init__(self, stream: StreamId, input: int, credit: int, marked: bool = True, numbered: bool = False) -> None:
-        """``marked``: its producer may have to read its input again, and keeps checksums; ``numbered``: its rows carry their
-        numbers."""
+        """Begin without a connection. ``marked``: the producer may have to read its input again, and keeps checksums;
+        ``numbered``: its rows carry their numbers."""
         self.stream = stream
         self.input = input
         self.credit = credit
         self.received = Received()
         self.incarnation = -1
         self.connection: Hashable = None
-        self.epoch = -1  # of the table that the producer went by when it said Hello
+        self.epoch = -1  # the epoch of the table that the producer went by when it said Hello
         self.read_from = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
         self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
         self.offered: dict[int, int] = {}  # worker -> epoch of the table that it went by then
@@ -159,19 +161,21 @@ class Inbound:
         self.numbered = numbered
         self.waiting: dict[int, deque[int]] = {}  # partition -> first batch of each slice received and not yet applied
         self.cuts = 0
-        #: Of a copy of state that is on its way from here: (partition, worker, incarnation) of the new replica -> the next batch
-        #: that it will want. Until it is live, nobody else speaks for it.
+        #: Copies of state on their way from this worker: (partition, worker, incarnation) of the new replica -> the next batch
+        #: that it will want. Until the replica is live, this worker speaks for it.
         self.copies: dict[tuple[int, int, int], int] = {}
         self.ack_due = False
         self.unacked_bytes = 0
         self._spoilt = Spoilt(-1, 0)
-        self.urgent = False  # rows are admitted without credit: the rows that use it up may wait for these very rows
+        self.urgent = (
+            False  # rows are admitted without credit, because the rows that use it up may wait for these very rows
+        )
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         assert self.held_bytes >= 0, "bytes were given back twice"
-        # It need not be below received_bytes: these begin anew with each handshake, and slices of the one before may
-        # still wait.
+        # held_bytes may exceed received_bytes, which begin anew with each handshake: slices of the handshake before may still
+        # wait.
         assert self.unacked_bytes >= 0, "acked what has not come"
         assert self.nonce < 0 or self.connection is not None, "data is expected on no connection"
         for partition, waiting in self.waiting.items():
@@ -187,7 +191,7 @@ class Inbound:
     def greet(self, incarnation: int, connection: Hashable, nonce: int, epoch: int = 0, read_from: int = -1) -> None:
         """Start over on a new connection."""
         if 0 <= self.incarnation < incarnation:
-            # Kept and shown with every Resume to this life, because the first one may be lost.
+            # Kept and shown with every Resume to this life, because the first Resume may be lost.
             self.shown = self.marks.shown()
         self.incarnation = incarnation
         self.connection = connection
@@ -208,7 +212,7 @@ class Inbound:
         )  # fmt: skip
 
     def leave(self) -> None:
-        """Read from nobody until a producer says Hello."""
+        """Leave the connection, until a producer says Hello."""
         self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
 
     # ---- data
@@ -221,8 +225,8 @@ class Inbound:
         secondary: Collection[int],
         counters: Counters,
     ) -> list[Delivery] | Reset:
-        """Slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message. ``secondary``:
-        hosted partitions that follow a primary elsewhere."""
+        """Take a message. Return slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message.
+        ``secondary`` are hosted partitions that follow a primary elsewhere."""
         if message.nonce != self.nonce or self.broken:
             counters.stale += 1
             return []
@@ -245,7 +249,7 @@ class Inbound:
             self.ack_due = True
         for partition, slice_ in slices:
             self.waiting.setdefault(partition, deque()).append(slice_.first)
-        # Only now is it noted that nobody has applied this message.
+        # The mark is noted last, when the slices of this message already count as not applied.
         mark = message.mark if self.numbered else Mark(message.sequence, message.checksum) if self._marked else None
         if mark is not None and mark.sequence > self.marks.newest.sequence:
             self.marks.newest = mark
@@ -309,7 +313,7 @@ class Inbound:
         secondary: Collection[int],
         counters: Counters,
     ) -> Iterator[Delivery]:
-        """Numbered rows, without those that the partition has: an earlier life may have cut them elsewhere."""
+        """Yield numbered rows, without those that the partition has: an earlier life may have cut them elsewhere."""
         batch, numbers = without_numbers(numbered)
         had = numbers.before(self.received[partition])
         counters.duplicate += had > 0
@@ -328,7 +332,7 @@ class Inbound:
         secondary: Collection[int],
         counters: Counters,
     ) -> Iterator[Delivery]:
-        """An element without rows, for every partition that does not have it."""
+        """Yield an element without rows, for every partition that does not have it."""
         word = WORDS[message.element]
         for partition in hosted:
             if self.received[partition] > message.sequence:
@@ -339,7 +343,7 @@ class Inbound:
             yield Delivery(partition, WordSlice(*about, word))
 
     def _of_run(self, message: Data, packet: Packet, run: Run, batch: pa.RecordBatch, had: int, held: bool) -> RowSlice:
-        """The rows of a run for one partition, without the first batches, which it ``had`` before."""
+        """Return the rows of a run for one partition, without the first batches, which it ``had`` before."""
         if had:
             batch, run = batch.slice(sum(run.rows[:had])), run.from_(had)
         return RowSlice(
@@ -347,14 +351,14 @@ class Inbound:
         )  # fmt: skip
 
     def note_cut(self, partition: int, first: int, second: int) -> None:
-        """A slice that waits for this partition is two from now on, which begin with these batches."""
+        """Note that a waiting slice of this partition is two from now on, which begin with these batches."""
         self.cuts += 1
         waiting = self.waiting[partition]
         waiting.insert(waiting.index(first) + 1, second)
 
     def spoilt(self, sequence: int) -> int:
-        """A batch cannot be decoded, and later messages with this nonce cannot be in order either. Returns how often in
-        a row this batch could not be decoded."""
+        """Note that a batch cannot be decoded, so that later messages with this nonce cannot be in order either. Return the
+        number of times in a row."""
         self.broken = True
         self._spoilt = Spoilt(sequence, self._spoilt.times + 1 if self._spoilt.sequence == sequence else 1)
         return self._spoilt.times
@@ -362,7 +366,7 @@ class Inbound:
     # ---- progress
 
     def applied(self, partition: int, slice_: Slice) -> None:
-        """The oldest waiting slice of the partition has been applied to its state and its output log."""
+        """Note that the oldest waiting slice of the partition has been applied to its state and its output log."""
         assert self.waiting[partition][0] == slice_.first
         self.waiting[partition].popleft()
         packet = slice_.packet
@@ -374,11 +378,11 @@ class Inbound:
 
     @property
     def ack_urgent(self) -> bool:
-        """Whether the producer may be short of credit unless it hears soon."""
+        """The producer may be short of credit unless it hears soon."""
         return self.unacked_bytes * 4 >= self.credit
 
     def discard(self, partition: int, slices: Sequence[Slice], others: Collection[int]) -> None:
-        """The replica of a partition is gone, and with it what waited for it. ``others`` stay."""
+        """Discard the waiting slices of a partition whose replica is gone. ``others`` stay."""
         self.waiting.pop(partition, None)
         self.received.leave(partition, others)
         for slice_ in slices:
@@ -388,12 +392,12 @@ class Inbound:
         self.ack_due = True
 
     def next_to_apply(self, partition: int) -> int:
-        """Sequence of the first batch that the partition's state does not have yet."""
+        """Return the sequence of the first batch that the partition's state does not have yet."""
         waiting = self.waiting.get(partition)
         return waiting[0] if waiting else self.received[partition]
 
     def _with_copies(self, behind: list[AppliedThrough], hosted: Collection[int]) -> list[AppliedThrough]:
-        """No partition is ahead of a copy of its state that is on its way."""
+        """Correct an ack, so that no partition is ahead of a copy of its state that is on its way."""
         said = dict(behind)
         for (partition, _, _), wanted in self.copies.items():
             if partition in hosted:
@@ -404,16 +408,18 @@ class Inbound:
         return min([*map(self.next_to_apply, hosted), *self.copies.values()], default=0) - 1
 
     def settle(self, mark: Mark) -> None:
-        """All replicas here have what is for them of the rows through the mark, and no later life begins before it. Partitions
-        that got none of these rows learn of it by this alone."""
+        """Note that all replicas here have their rows through the mark, and that no later life begins before it. Partitions
+        that got none of these rows learn of it in this way only."""
         self.received.reach(mark.sequence + 1)
         self.marks.settle(mark)
         self.ack_due = True
 
     def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
-        """A replica comes from another worker, which has read the stream for it so far, last from life ``incarnation``
-        of the producer. Its marks are shown even to a life that has greeted already, because all marks of this worker
-        may lie beyond the replica's position."""
+        """Adopt the marks of a replica that comes from another worker, which has read the stream for it until now, last from
+        life ``incarnation`` of the producer.
+
+        Its marks are shown even to a life that has greeted already, because all marks of this worker may lie beyond the
+        replica's position."""
         if self.connection is None and marks and marks[-1].sequence > self.marks.newest.sequence:
             self.incarnation = incarnation
         self.marks.merge(marks)
@@ -421,7 +427,7 @@ class Inbound:
         self.shown = [shown[sequence] for sequence in sorted(shown)]
 
     def ack(self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = ()) -> Ack:
-        """Cumulative ack of everything applied, and the credit that follows from what is still held. ``others``:
+        """Make a cumulative ack of everything applied, and the credit that follows from the bytes still held. ``others`` are
         partitions that the table places here and that do not read."""
         through = self.received.most - 1 if hosted else -1
         behind = [

@@ -1,11 +1,11 @@
 """Runs: small batches of a stream that travel in one message and wait as one slice (design: run).
 
-What travels and what is numbered are two things. Batches keep their numbers in the log, in orders and in acks; a message may
-carry a run of them, and a slice then has the rows of several batches. So a stream of small batches costs what its messages
-cost, and the further behind a consumer is, the longer the runs are.
+Travelling and numbering are independent. Batches keep their numbers in the log, in orders and in acks; a message may carry a
+run of them, and a slice then has the rows of several batches. So the cost of a stream of small batches is the cost of its
+messages, and the further behind a consumer is, the longer the runs are.
 
-Law: however the batches of a stream are divided into runs, each partition gets the same rows in the same order, and a slice
-can be cut behind each batch that has rows in it.
+Law: however the batches of a stream are divided into runs, each partition gets the same rows in the same order, and a slice can
+be cut behind each batch that has rows in it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from flux.stream.consumers import Ranks
 from partitioning import kernels
 from partitioning.cluster import Clustered, take
 
-#: A batch with more rows for a worker travels alone: little is gained by a copy of it.
+#: A batch with more rows for a worker travels alone, because a copy of it gains little.
 SMALL_ROWS = 512
 #: Fewer batches travel one by one.
 RUN_LEAST = 2
-#: Rows of a run: it waits as one slice, and a slow operator is not to get more at a time.
+#: Rows of a run at most. A run waits as one slice, and a slow operator should not get more at a time.
 RUN_ROWS = 4096
-#: Batches of a run times partitions: so many numbers its header has at most.
+#: Batches of a run times partitions: the most numbers in its header.
 RUN_CELLS = 8192
 #: A batch with more bytes travels alone as well.
 SMALL_BYTES = 64 << 10
-#: Bytes of a run: a frame far below what a port accepts, a small part of a stream's credit, which returns as one.
+#: Bytes of a run at most: a frame far below the bound of a port, and a small part of a stream's credit, which returns as one.
 RUN_BYTES = 256 << 10
 
 
 class Span(NamedTuple):
-    """Batches one behind the other, each clustered by partition, whatever the order of the partitions in each. Each worker gets
-    a run that is chosen from it.
+    """Batches one behind the other, each clustered by partition, with any order of partitions. The run of each worker is chosen
+    from them.
 
-    batch       all their rows
-    partitions  int32[s]: of each slice, batch by batch
-    offsets     int64[s+n]: of the slices of each batch within that batch, and its end
-    slices      int64[n]: how many each batch has
-    nbytes      int64[n]: of each batch
-    sequences   int64[n]: their numbers in the stream"""
+        batch       all their rows
+        partitions  int32[s]: the partition of each slice, batch by batch
+        offsets     int64[s+n]: the slices of each batch within that batch, and its end
+        slices      int64[n]: the number of slices of each batch
+        nbytes      int64[n]: the size of each batch
+        sequences   int64[n]: the numbers of the batches in the stream"""
 
     batch: pa.RecordBatch
     partitions: np.ndarray
@@ -55,8 +55,10 @@ class Span(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A run as it travels: one batch, partition by partition and in each in the order of the stream. ``which`` batches of the
-    span have rows in it; ``rows`` of each partition; ``counts``: of each of those batches for each partition, batch by batch."""
+    """A run as it travels: one batch, partition by partition and in each in the order of the stream.
+
+    ``which`` are the batches of the span that have rows in it; ``rows`` those of each partition; ``counts`` those of each of
+    these batches for each partition, batch by batch."""
 
     batch: pa.RecordBatch
     which: list[int]
@@ -67,7 +69,7 @@ class Packed(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The batches with rows in a slice, and how many rows of each."""
+    """The batches with rows in a slice, and their numbers of rows."""
 
     sequences: list[int]
     rows: list[int]
@@ -85,14 +87,14 @@ class Run(NamedTuple):
         return sum(self.rows)
 
     def several(self) -> Run | None:
-        """None: a batch is no run."""
+        """Return the run itself; None: it is a single batch."""
         return self if len(self.rows) > 1 else None
 
     def from_(self, at: int) -> Run:
         return Run(self.sequences[at:], self.rows[at:])
 
     def cut(self, through: int) -> tuple[Run, Run] | None:
-        """The batches through this one, which must be among them, and the others, which must not be none."""
+        """Cut behind a batch, which must be one of them and not the last."""
         at = bisect_right(self.sequences, through)
         if not 0 < at < len(self.sequences) or self.sequences[at - 1] != through:
             return None
@@ -111,8 +113,9 @@ def span(batches: Sequence[Clustered], sequences: Sequence[int]) -> Span:
 
 
 def pack(span: Span, hosts: np.ndarray, wanted_from: np.ndarray, ranks: Ranks) -> Packed | None:
-    """The rows for a worker that ``hosts`` these partitions, which are sorted by their ranks, and of each partition those
-    ``wanted_from`` a batch on; empty: of all batches. None: there are none."""
+    """Choose the rows for a worker, sorted by the ranks of their partitions; None: there are none.
+
+    The worker ``hosts`` the partitions. Each of them wants the batches from ``wanted_from`` on; empty: all batches."""
     numbers, found, rows, counts, which, nbytes = kernels.choose_run(
         span.partitions, span.offsets, span.slices, span.nbytes, span.sequences, hosts, wanted_from, ranks.rank_of
     )
@@ -125,7 +128,7 @@ def pack(span: Span, hosts: np.ndarray, wanted_from: np.ndarray, ranks: Ranks) -
 def unpack(
     batch: pa.RecordBatch, sequences: list[int], rows: Sequence[int], counts: list[int]
 ) -> Iterator[tuple[Run, pa.RecordBatch]]:
-    """For each partition of a run, which has so many ``rows`` in all: which batches have rows for it, and these."""
+    """Yield, for each partition of a run with its ``rows``, the batches that have rows for it, and these rows."""
     width, start = len(rows), 0
     for at, total in enumerate(rows):
         of_each = counts[at::width]

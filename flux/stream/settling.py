@@ -1,11 +1,11 @@
-"""The point of a stream of numbered rows before which no row is needed any more (design: needed-no-more).
+"""The settled point of a stream of numbered rows: no row before it is needed any more (design: needed-no-more).
 
 A partition that gets no rows has nothing to ack, so its consumers cannot tell by themselves how far the stream is applied. The
-producer can: each row that it gave has been acked by every replica of its partition, checkpoints included. It tells all of them,
-again and again until they say so themselves. Positions in copies and checkpoints then lie behind these rows, and no later life
-reads them.
+producer can: each row that it gave has been acked by every replica of its partition, checkpoints included. It tells all
+consumers, again and again until they ack so themselves. Positions in copies and checkpoints then lie behind these rows, and no
+later life reads them.
 
-Left to others: when a point is settled (source_streams), and what a consumer makes of it (receiver, standby).
+Left to others: the moment at which a point is settled (source_streams), and its effect on a consumer (receiver, standby).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from partitioning.ids import StreamId
 
 
 def idle(acks: np.ndarray, keeps: np.ndarray, last: np.ndarray, first: int) -> list[int]:
-    """Find the partitions without rows from ``first`` on whose checkpoints may lack rows before it, while the replicas that read
-    have all of them. ``acks``, ``keeps``: of each replica; ``last`` row of each partition."""
+    """Find the partitions without rows from ``first`` on whose checkpoints may lack rows before it, while the replicas that
+    read have all of them. ``acks`` and ``keeps`` are by replica; ``last`` is the last row of each partition."""
     kept, read = np.where(keeps, acks, NOBODY).min(axis=1), np.where(keeps, NOBODY, acks).min(axis=1)
     found: list[int] = np.flatnonzero((last < first) & (kept < first - 1) & (read >= first - 1)).tolist()
     return found
 
 
 class Settling:
-    """``mark``: the newest point. ``epoch``: of the table whose replicas have all applied it. A replica that a later table has
-    brought may have begun with an older state, and is told nothing until its own acks have been looked at."""
+    """The settled point of one stream, and the workers that have to be told.
+
+    ``mark`` is the newest point; ``epoch`` that of the table whose replicas have all applied it. A replica that a later table
+    has brought may have begun with an older state, and is told nothing until its own acks have been examined."""
 
     def __init__(self) -> None:
         self.mark = Mark(-1, 0)
@@ -39,7 +41,7 @@ class Settling:
         self._again_at.clear()
 
     def due(self, worker: int, acked: np.ndarray, now: float) -> bool:
-        """Tell whether a worker is to be told now. ``acked``: by each of its replicas."""
+        """Tell whether a worker is to be told now. ``acked`` has the acks of its replicas."""
         return (
             self.mark.sequence >= 0 and now >= self._again_at.get(worker, 0.0) and int(acked.min()) < self.mark.sequence
         )

@@ -20,10 +20,10 @@ from flux.stream.producer import Producer
 from flux.wire.messages import Mark
 from partitioning.cluster import Clustered, Clustering, pieces
 
-#: Times the bound of a log and a batch: what the same rows take at most, however small the batches that they are cut into.
+#: Times the bound of a log and a batch: the most that the same rows take when they are cut into smaller batches.
 AGAIN = 8
-#: Positions that wait to be applied, at most. An even number; asked once a second, so many are a good minute, and of more every
-#: second one will do.
+#: Positions that wait to be applied, at most; an even number. With one request per second they cover a good minute, and beyond
+#: that every second position will do.
 WAITING_MAX = 128
 
 
@@ -40,38 +40,41 @@ class SourceStreams:
         batch_bytes: int = 0,
         own_numbers: bool = False,
     ) -> None:
-        """``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
-        ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: of one batch at most;
+        """Begin a life of the partition.
+
+        ``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
+        ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: most bytes of one batch;
         ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted."""
         self.edges = edges
         self.producers = producers
         self.name = name
         self.rows = 0
         self.batches = 0
-        self.pauses = 0  # how often the source had nothing just now
+        self.pauses = 0  # times at which the source had no new row
         self.ended = False
-        self.first: int | None = None if seeks else 0  # element to begin with; None: workers have not said yet
+        self.first: int | None = None if seeks else 0  # the first element; None: not known until workers have answered
         self._positions = positions
         self._own_numbers = own_numbers
         self._clusterings: list[Clustering | None] = [None] * len(edges)
         wanted = [edge.columns for edge in edges]
-        # What nobody looks at may be other when it is read again.
+        # Columns that no stage reads may differ when the source is read again.
         self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
         for producer in producers:
             producer.earlier.numbered = positions
             producer.earlier.own_numbers = own_numbers
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
-        self._start = START  # of the reader
+        self._start = START  # the beginning of the reader
         self._checksum = 0
-        self._newest: Mark | None = None  # with the newest position that came since ``applied`` was asked
-        self._waiting: list[Mark] = []  # the same for earlier ones, which were not applied then
-        self._settled: Mark | None = None  # the last of these that was applied
-        self._awaited = False  # some worker has answered
+        self._newest: Mark | None = None  # the newest mark with a position since ``applied`` was called
+        self._waiting: list[Mark] = []  # earlier ones, which were not applied when ``applied`` was called
+        self._settled: Mark | None = None  # the last applied one of these
+        self._awaited = False  # a worker has answered
 
     def place(self) -> bool:
-        """Whether it is known with which element to begin. A source that seeks skips the batches that all consumers
-        have applied. It does not begin before a worker waits for rows: reading takes long, and would hold up the
-        handshakes of this very worker."""
+        """Find the first element, and tell whether it is known.
+
+        A source that seeks skips the batches that all consumers have applied. It does not begin before a worker waits for rows:
+        reading takes long, and would hold up the handshakes of this very worker."""
         if not self._awaited:
             self._awaited = any(producer.awaited for producer in self.producers)
             if not self._awaited:
@@ -101,20 +104,22 @@ class SourceStreams:
 
     @property
     def has_room(self) -> bool:
-        """Whether the reader may go on. If one of its streams makes rows that were there before, all have room beyond the bounds
-        of their logs: an ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go
-        to all streams alike (design: numbered-rows)."""
+        """The reader may go on.
+
+        If one of its streams makes rows that were there before, all streams have room beyond the bounds of their logs: an
+        ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go to all streams
+        alike (design: numbered-rows)."""
         full = [producer for producer in self.producers if not producer.has_room]
         return not full or (self.makes_again and all(map(self._has_more_room, full)))
 
     @property
     def room_bytes(self) -> int:
-        """What all logs have room for, and one batch more."""
+        """Bytes for which all logs have room. One batch may go beyond."""
         return min([producer.log.bytes_max - producer.log.bytes for producer in self.producers])
 
     @property
     def makes_again(self) -> bool:
-        """Whether one of its streams has not come yet to rows that were there before."""
+        """One of its streams has not come yet to rows that were there before."""
         return any(each.next_sequence < each.earlier.front for each in self.producers)
 
     def _has_more_room(self, producer: Producer) -> bool:
@@ -131,8 +136,8 @@ class SourceStreams:
 
     @property
     def elements(self) -> int:
-        """How many numbers this life has given, as ``first`` counts: of rows where these are numbered, else of batches. Numbers
-        that rows bring may have gaps, which count."""
+        """The count of numbers given in this life: of rows if rows are numbered, else of batches. Gaps between numbers that
+        rows bring count, too."""
         if not self._own_numbers:
             return self.rows if self._positions else self.batches
         return max(self.producers[0].next_sequence - (self.first or 0), 0)
@@ -141,7 +146,7 @@ class SourceStreams:
         self, batch: pa.RecordBatch, created: float, position: bytes = b"", numbers: np.ndarray | None = None
     ) -> None:
         """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory. ``position``
-        behind it, packed; ``numbers`` of its rows, where these bring them."""
+        is the packed position behind it; ``numbers`` are those of its rows, if they bring them."""
         self.rows += batch.num_rows
         self.batches += 1
         if self._positions:
@@ -154,8 +159,8 @@ class SourceStreams:
             producer.append(self._clustered(picked(batch, edge.columns), at, turn), created, self._checksum)
 
     def append_each(self, batches: Sequence[tuple[pa.RecordBatch, float]]) -> int:
-        """Append small batches of the same schema, which were read then, as many as there is room for; how many. Not where rows
-        are numbered."""
+        """Append small batches of the same schema, each with its time, as many as there is room for, and return their number.
+        Rows must not be numbered."""
         assert not self._positions
         together, sizes = pa.concat_batches([batch for batch, _ in batches]), [batch.num_rows for batch, _ in batches]
         checksums = extend_each(self._checksum, picked(together, self._read), sizes)
@@ -180,14 +185,14 @@ class SourceStreams:
         return [self._clustered(batch, at, turn) for turn, batch in enumerate(pieces(together, sizes), first)]
 
     def _clustered(self, batch: pa.RecordBatch, at: int, turn: int) -> Clustered:
-        """For the edge at this place. ``turn``: whose turn it is where there is no key."""
+        """Cluster a batch for the edge with index ``at``. ``turn`` chooses the partition if there is no key."""
         edge, clustering = self.edges[at], self._clustering(batch, at)
         if edge.key:
             return clustering.by_key(batch, self.producers[at].by_rank)
         return clustering.whole(batch, turn % edge.partitions)
 
     def _clustering(self, batch: pa.RecordBatch, at: int) -> Clustering:
-        """For batches like this one."""
+        """Return the clustering for batches like this one."""
         clustering = self._clusterings[at]
         if clustering is None:
             edge = self.edges[at]
@@ -195,8 +200,8 @@ class SourceStreams:
         return clustering
 
     def until_cut(self, rows: int, numbers: np.ndarray | None = None) -> int:
-        """Return how many of the next ``rows``, which may bring their ``numbers``, may be one batch. Batches that are counted are
-        never cut."""
+        """Return the number of the next ``rows``, which may bring their ``numbers``, that may be one batch. Batches that are
+        counted are never cut."""
         if not self._positions:
             return rows
         if numbers is None:
@@ -232,9 +237,11 @@ class SourceStreams:
             producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last))
 
     def applied(self) -> bytes:
-        """Return the newest position, packed, that all replicas of all consumers have applied the rows before (design:
-        applied-positions); empty if there is none since the last call. Only positions that were the newest when this was called
-        are known: it is to be called now and then. Consumers are told, too (design: needed-no-more)."""
+        """Return the newest position, packed, whose preceding rows all replicas of all consumers have applied (design:
+        applied-positions); empty if there is none since the last call.
+
+        Only positions that were the newest at some call are known, so call it now and then. Consumers are told, too (design:
+        needed-no-more)."""
         if self._newest is not None:
             self._waiting.append(self._newest)
             self._newest = None
@@ -260,7 +267,7 @@ class SourceStreams:
 
     @property
     def settled(self) -> bool:
-        """Whether all consumers have been told, and have said, that they have all rows."""
+        """All consumers have been told, and have acked, that they have all rows."""
         return self._newest is None and not self._waiting and all(producer.all_settled for producer in self.producers)
 
     def _applied_through(self, sequence: int) -> bool:
