@@ -24,20 +24,20 @@ PRESSED_SHARE = 1 / 2
 
 
 @dataclass
-class Asked:
+class CheckpointRequest:
     """One request. ``below`` is the position of the partition's checkpoint at that time; ``due`` the time of the next request."""
 
     below: int
     due: float
 
 
-class Pressing:
+class CheckpointRequests:
     """The requests for checkpoints of one stream."""
 
     def __init__(self, stream: StreamId, again_s: float) -> None:
         self._stream = stream
         self._again_s = again_s
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, CheckpointRequest] = {}
 
     def look(
         self, log: Log, finished: bool, acks: np.ndarray, consumers: Consumers, now: float
@@ -56,7 +56,7 @@ class Pressing:
         for partition in np.flatnonzero((held < wanted) & (held < applied)).tolist():
             asked = self._asked.get(partition)
             if asked is None or asked.below != held[partition] or now >= asked.due:
-                self._asked[partition] = Asked(int(held[partition]), now + self._again_s)
+                self._asked[partition] = CheckpointRequest(int(held[partition]), now + self._again_s)
                 for worker in consumers.asked(partition):
                     by_worker.setdefault(worker, []).append(partition)
         for worker, partitions in by_worker.items():

@@ -23,7 +23,7 @@ from flux.stream.earlier import Beginning, Earlier
 from flux.stream.elements import End, Rows, Word
 from flux.stream.log import Log, LogEntry, LogMeter
 from flux.stream.outgoing import Outgoing, Spans
-from flux.stream.pressing import Pressing
+from flux.stream.pressing import CheckpointRequests
 from flux.stream.runs import RUN_ROWS
 from flux.stream.settling import Settling, idle
 from flux.wire.messages import (
@@ -102,7 +102,7 @@ class Producer:
         self._worker = worker
         self._epoch = -1
         self._consumers: Consumers | None = None
-        self._pressing = Pressing(stream, resend_s)
+        self._pressing = CheckpointRequests(stream, resend_s)
         self._spans = Spans()
         self._changes = -1  # ``changes`` of the consumers that the cursors follow
         self._cursors: dict[int, Cursor] = {}

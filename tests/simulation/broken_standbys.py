@@ -18,7 +18,7 @@ from flux.replicas.copy_state import OutputNow
 from flux.replicas.cuts import Cuts
 from flux.replicas.standby import Checkpoint, Standby
 from flux.stream.consumers import ConsumersAt
-from flux.stream.pressing import Pressing
+from flux.stream.pressing import CheckpointRequests
 from flux.stream.receiver import Inbound
 from partitioning.ids import PartitionKey, StreamId
 
@@ -100,7 +100,7 @@ def commits_without_standbys(patch: Patch) -> None:
 
 def nobody_presses(patch: Patch) -> None:
     """Producers that are out of room wait for the next checkpoint, however long that takes."""
-    patch.setattr(Pressing, "look", lambda self, *about: iter(()))
+    patch.setattr(CheckpointRequests, "look", lambda self, *about: iter(()))
 
 
 def standbys_ack_once(patch: Patch) -> None:
