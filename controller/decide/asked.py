@@ -1,9 +1,9 @@
-"""The requests of people, by number, and how each stands (design: request, request-ends).
+"""The requests of people, by number, with their states (design: request, request-ends).
 
-Every request gets a number, which its answer and its events carry. A client that waits asks by number how the request
-stands, until it is over. Law: every request ends, once, as done or given up; nothing that happens later changes this
-outcome. A later request that contradicts an open one gives it up, and its reason names the later one. The end of the
-query gives up all that are open.
+Every request gets a number, which its answer and its events carry. A client that waits asks by number for the state of the
+request, until it is over. Law: every request ends, once, as done or given up; no later event changes this outcome. A later
+request that contradicts an open one gives it up, and its reason names the later one. The end of the query gives up all open
+requests.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
 from partitioning.ids import PartitionKey
 
-#: Requests that are remembered after they are over. Clients that wait for one ask several times a second, so this is
+#: Requests that are remembered after they are over. Clients that wait for a request ask several times a second, so this is
 #: plenty.
 KEPT = 1000
-#: Reason for giving up what is open at the end of a query that has not failed.
+#: Reason for giving up open requests at the end of a query that has not failed.
 AT_THE_END = "the query has come to its end"
 #: Moves that a sentence names; further ones are only counted.
 NAMED = 4
@@ -48,8 +48,8 @@ OVER = (State.DONE, State.GIVEN_UP)
 
 @dataclass(frozen=True)
 class Standing:
-    """How a request stands. ``left``: the rest of the work, in words; ``done`` of ``total``; ``why``: reason for giving
-    it up."""
+    """State of a request. ``left`` is the rest of the work, in words; ``done`` the part of ``total``; ``why`` the reason for
+    giving it up."""
 
     state: State
     left: str = ""
@@ -59,7 +59,7 @@ class Standing:
 
 
 def of_moves(jobs: Sequence[MoveJob], name: Callable[[Move], str], phases: Mapping[PartitionKey, str]) -> Standing:
-    """How a request for moves stands. ``phases``: of the additions under way."""
+    """Determine the state of a request for moves. ``phases`` are those of the additions under way."""
     still = [job for job in jobs if job.phase in (MovePhase.WAITING, MovePhase.UNDER_WAY)]
     done = len(jobs) - len(still)
     if still:
@@ -77,8 +77,8 @@ def of_moves(jobs: Sequence[MoveJob], name: Callable[[Move], str], phases: Mappi
 
 
 def of_drain(held: Mapping[int, int], lost: Sequence[int], most: int) -> Standing:
-    """How a drain stands. ``held``: replicas on each worker that is still leaving; ``most``: replicas on all of them at
-    the beginning; ``lost``: workers that were lost before they were empty."""
+    """Determine the state of a drain. ``held`` counts the replicas on each worker that is still leaving; ``most`` is the number
+    on all of them at the beginning; ``lost`` are workers that were lost before they were empty."""
     copies = sum(held.values())
     if held:
         on = f"{count(copies, 'replica')} on {named('worker', held)}"
@@ -90,8 +90,8 @@ def of_drain(held: Mapping[int, int], lost: Sequence[int], most: int) -> Standin
 
 
 def of_scale(wanted: int, here: int, leaving: Collection[int], missing: Sequence[int], held: Sequence[int]) -> Standing:
-    """How a change of scale stands. ``here``: workers that take part; ``held``: replicas on each worker while they are
-    evened out, else empty. The request is done when new workers have their share."""
+    """Determine the state of a change of scale, which is done when new workers have their share. ``here`` is the number of
+    workers that take part; ``held`` has the replicas on each worker while they are evened out, else it is empty."""
     done, total = min(here, wanted), max(here, wanted)
     if leaving:
         return Standing(State.UNDER_WAY, f"{named('worker', leaving)} leaving", done, total)
@@ -105,7 +105,7 @@ def of_scale(wanted: int, here: int, leaving: Collection[int], missing: Sequence
 
 
 def of_change(change: Change | None, stage: StagePlan) -> Standing:
-    """How a change of a stage stands; None: there was nothing to change."""
+    """Determine the state of a change of a stage; None: there was nothing to change."""
     most = stage.partitions
     if change is None or change.phase == ChangePhase.DONE:
         return Standing(State.DONE, done=most, total=most)
@@ -117,8 +117,8 @@ def of_change(change: Change | None, stage: StagePlan) -> Standing:
 
 @dataclass
 class Asked:
-    """One request. ``what``: its name in sentences; ``look``: finds out how it stands now; ``jobs``: its moves; ``workers``:
-    the number of workers that it asks for, if it is a change of scale."""
+    """One request. ``what`` is its name in sentences; ``look`` determines its state; ``jobs`` are its moves; ``workers`` is the
+    number of workers that it asks for, if it is a change of scale."""
 
     number: int
     what: str
@@ -154,8 +154,7 @@ class Book:
     # ---- asking
 
     def next_number(self) -> int:
-        """The number of a request that is about to be carried out. The number of a refused request is not used
-        again."""
+        """Return the number of a request that is about to be carried out. The number of a refused request is not used again."""
         self._numbers += 1
         return self._numbers
 
@@ -167,7 +166,7 @@ class Book:
         self._note(Asked(number, count(len(jobs), "move"), look, jobs))
 
     def drain(self, number: int, workers: Sequence[int], most: int) -> None:
-        """``most``: replicas on these workers when they were asked to leave."""
+        """Note a drain. ``most`` is the number of replicas on these workers at the time of the request."""
 
         def look() -> Standing:
             departures = self._departures
@@ -217,8 +216,8 @@ class Book:
     # ---- how they stand
 
     def look(self) -> None:
-        """Renew how all requests stand. To be called after every event that may change this. Once the query has come to its
-        end, nothing is carried out any more, and the requests that are still open are given up."""
+        """Renew the states of all requests, after every event that may change them. Once the query has come to its end, nothing
+        is carried out any more, and open requests are given up."""
         phase = self._board.phase
         for asked in self._asked.values():
             if not asked.over and phase != QueryPhase.ENDED:
@@ -231,7 +230,7 @@ class Book:
         asked.standing = replace(asked.standing, state=State.GIVEN_UP, left="", why=why)
 
     def of(self, number: int) -> Asked:
-        """The request of this number. UsageError if there is none, or if it is forgotten already."""
+        """Return the request of this number. UsageError: there is none, or it is forgotten already."""
         if number not in self._asked:
             raise UsageError(f"there is no request {number}; the newest is {self._numbers}")
         return self._asked[number]
@@ -241,12 +240,12 @@ class Book:
         return self._asked.get(number)
 
     def open(self) -> list[Asked]:
-        """Those that are not over, the oldest first."""
+        """Return the open requests, the oldest first."""
         return [asked for asked in self._asked.values() if not asked.over]
 
     def validate(self) -> None:
         assert all(number == asked.number <= self._numbers for number, asked in self._asked.items())
         for asked in self._asked.values():
             jobs_over = all(job.phase in (MovePhase.DONE, MovePhase.GIVEN_UP) for job in asked.jobs)
-            ended = self._board.phase == QueryPhase.ENDED  # moves stay as they are then
+            ended = self._board.phase == QueryPhase.ENDED  # moves keep their states then
             assert ended or jobs_over or not asked.over, f"{asked.what} is over, and its moves are not"

@@ -21,7 +21,8 @@ ALIVE_S = 2.0
 
 
 class Attendance:
-    """``all_here(now)``: called when the last worker that the query waits for at its start has come."""
+    """Registration of processes. ``all_here(now)`` is called when the last worker that the query waits for at its start has
+    come."""
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class Attendance:
         same = known is not None and (message.role != "vault" or message.endpoint == known.about.endpoint)
         if known is not None and same and message.attempt == known.about.attempt and message.node in (-1, known.node):
             known.connection, known.heard, known.turned = connection, now, now
-            self._greet(known)  # it registered again before the answer had arrived, or comes on another connection
+            self._greet(
+                known
+            )  # the process registered again before the answer had arrived, or comes on another connection
             self._sweeper.order_again(known.node)
         elif known is not None and message.role == "vault":
             board.answer(connection, Rejected(reason="the query has a vault"))
@@ -83,7 +86,7 @@ class Attendance:
         self._admit(connection, message, now)
 
     def show_table(self, connection: Hashable, message: Register) -> None:
-        """To a task that fetches output. It asks again when the worker with the output does not answer."""
+        """Show the table to a task that fetches output. The task asks again when the worker with the output does not answer."""
         if self._board.table is not None:
             self._board.answer(connection, Welcome(node=-1, incarnation=message.attempt))
             self._board.show_table(connection)
@@ -118,12 +121,12 @@ class Attendance:
 
     @property
     def _has_vault(self) -> bool:
-        """Where the query needs one."""
+        """The vault is there, or the query needs none."""
         return self._board.members.vault is not None or not self._board.plan.durable
 
     def _welcome(self, member: Member) -> None:
         about = member.about
-        # Streams of an earlier life of the query, of which the directory knows, are older than those of this one.
+        # Streams of an earlier life of the query, which the directory knows, are older than those of this life.
         incarnation = about.attempt + self._board.disks.first_epoch
         self._board.tell(member, Welcome(node=member.node, incarnation=incarnation, workers=self._workers_at_first))
 

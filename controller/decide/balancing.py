@@ -1,4 +1,4 @@
-"""The balancer: shows the load to policies and puts the moves that they suggest into the queue (design: balance).
+"""The balancer, which shows the load to policies and puts the moves that they suggest into the queue (design: balance).
 
 A policy may be code of the user. If it fails, it is not asked again, and the query goes on without it.
 """
@@ -18,7 +18,7 @@ from controller.replicas.repairs import Repairs
 
 
 class Balancer:
-    """``rounds``: which policy is asked next, and what became of its suggestions."""
+    """The balancer of one query. ``rounds`` chooses the policy to ask, and handles its suggestions."""
 
     def __init__(self, board: Board, repairs: Repairs, moving: MoveQueue) -> None:
         self.rounds = Rounds(board.plan.settings)
@@ -34,16 +34,16 @@ class Balancer:
         self._book.take(worker, stats)
 
     def forget(self, worker: int) -> None:
-        """The worker takes part no more."""
+        """Forget the reports of a worker that takes part no more."""
         self._book.forget(worker)
 
     def loads(self) -> Loads:
-        """The loads for policies, from the newest reports; rates are averages of the last seconds."""
+        """Make the loads for policies, from the newest reports; rates are averages of the last seconds."""
         table = self.load_table()
         return Loads({}, []) if table is None else table.loads()
 
     def load_table(self) -> LoadTable | None:
-        """The same as arrays; None before the first table."""
+        """Make the loads as arrays; None before the first table."""
         board, repairs = self._board, self._repairs
         columns = board.columns()
         if board.table is None or columns is None:
@@ -54,12 +54,12 @@ class Balancer:
     # ---- suggestions
 
     def suggest(self, policy: str, now: float) -> Suggestion:
-        """All moves that a policy would make now. UsageError if there is no policy of that name."""
+        """Return all moves that a policy would make now. UsageError: there is no policy of that name."""
         self._board.require_running("suggest moves")
         return self.rounds.plan(policy, self.loads(), now)
 
     def prefer(self, now: float) -> list[Move]:
-        """The moves that the policy ``drain`` suggests for the replicas on workers that leave."""
+        """Return the moves that the policy ``drain`` suggests for the replicas on workers that leave."""
         if not self.rounds.on:
             return []
         try:
@@ -91,12 +91,12 @@ class Balancer:
             else:
                 rounds.refused.append(problem)
         if rounds.evening_out and moves and len(rounds.refused) == len(moves):
-            rounds.evened_out()  # as far as possible: it would suggest the same moves for ever
+            rounds.evened_out()  # even as far as possible: the policy would suggest the same moves for ever
         for note in rounds.notes:
             if note not in notes:
                 board.note(note, now, "balance")
 
     def report(self) -> dict[str, Any]:
-        """What ``lastProgress`` says about balance."""
+        """Make the part of ``lastProgress`` about balance."""
         rounds = self.rounds
         return {"on": rounds.on, "policy": rounds.name, "notes": rounds.notes, "refused": rounds.refused}

@@ -37,9 +37,11 @@ class Tell:
 
 
 class Board:
-    """``phase`` of the query; ``error``: with which it ended; ``complete``: partitions of the edges whose Spark jobs
-    are over; ``changed``: the sweep may have something to begin; ``wishes``: how stages are protected by now, which
-    ``plan`` says as of the start."""
+    """The common state of the controller's parts.
+
+    ``phase`` is that of the query; ``error`` the one with which it ended; ``complete`` has the partitions of the edges whose
+    Spark jobs are over; ``changed``: the sweep may have something to begin; ``wishes`` are the protections of the stages by
+    now, where ``plan`` has those of the start."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -53,17 +55,17 @@ class Board:
         self.events = EventLog()
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
-        #: Whether there was ever a table.
+        #: There was a table before.
         self.has_begun = False
         self.changed = True
         self._columns = TableColumns(plan)
         self._effects: list[Tell] = []
-        self._late: list[Member] = []  # that had not confirmed some table; others may have joined since
+        self._late: list[Member] = []  # members that had not confirmed some table; others may have joined since
 
     # ---- the table
 
     def publish(self, table: Table) -> None:
-        """Everybody goes by this table from now on."""
+        """Let all processes go by this table from now on."""
         before = None if self.table is None else self.shown
         assert before is None or table.epoch > before.epoch, "an epoch is used once"
         self.table, self.changed, self.has_begun = table, True, True
@@ -71,7 +73,7 @@ class Board:
         change = None if before is None else TableChanged(change=change_between(before, self.shown))
         for member in self.members.processes():
             if member.left:
-                continue  # what it has sent is applied: no table concerns it
+                continue  # all that it has sent is applied, so no table concerns it
             if before is not None and change is not None and member.shown == before.epoch:
                 self.tell(member, change)
             else:
@@ -80,35 +82,35 @@ class Board:
 
     @property
     def shown(self) -> Table:
-        """The table as processes go by it."""
+        """Return the table as processes go by it."""
         assert self.table is not None
         return self.disks.shown(self.table)
 
     def wait_for_workers(self) -> None:
-        """Begin again: nothing is hosted but at the vault. The next table is a first one, with an epoch above all before."""
+        """Begin again, with nothing hosted except at the vault. The next table is a first one, with an epoch above all before."""
         assert self.table is not None
         self.disks.begin_again(self.table.epoch + 1)
         self.table = None
         self.on(QueryEvent.ALL_GONE)
 
     def columns(self) -> TableColumns | None:
-        """The table as arrays, None before the first. Ask for it again after every change."""
+        """Return the table as arrays, None before the first. Ask for it again after every change."""
         return None if self.table is None else self._columns.look(self.table)
 
     def show_table(self, connection: Hashable) -> None:
-        """All of it, to somebody who takes no part; nothing before the first table."""
+        """Show the whole table to a process that takes no part; nothing before the first table."""
         if self.table is not None:
             self.answer(connection, NewTable(table=self.shown, complete=self.complete))
 
     def show_member(self, member: Member) -> None:
-        """All of it, to a process that comes later, or has missed a change."""
+        """Show the whole table to a process that comes later, or has missed a change."""
         if self.table is not None:
             self.show_table(member.connection)
             member.shown = self.table.epoch
 
     def is_confirmed(self, epoch: int) -> bool:
-        """Whether all processes go by the table of this epoch, or by a newer one. This is asked with each confirmation,
-        so those that were late when it was asked last are asked first."""
+        """Tell whether all processes go by the table of this epoch, or by a newer one. This is called for each confirmation, so
+        the members that were late at the last call are checked first."""
         while self._late:
             member = self._late[-1]
             if self.members.knows(member) and not member.left and member.epoch < epoch:
@@ -118,19 +120,19 @@ class Board:
         return not self._late
 
     def who_is_behind(self, epoch: int) -> str:
-        """Names of the processes that do not go by this epoch yet."""
+        """Name the processes that do not go by this epoch yet."""
         late = [member for member in self.members.processes() if not member.left and member.epoch < epoch]
         return some([member.name for member in late], NAMED)
 
     def log_room(self) -> float:
-        """The share that is free of the fullest log of all processes, by their last reports."""
+        """Return the free share of the fullest log of all processes, by their last reports."""
         logs = [member.stats.get("log_bytes", 0) for member in self.members.processes() if not member.left]
         return max(1.0 - max(logs, default=0) / self.plan.settings.log_max_bytes, 0.0)
 
-    # ---- who may hold what
+    # ---- placement
 
     def placement(self) -> Placement:
-        """The placement for the workers of this moment. Ask for a new one after every change."""
+        """Make the placement for the workers of this moment. Ask for a new one after every change."""
         return self.members.placement(self.plan.settings.same_executor)
 
     # ---- the course of the query
@@ -147,7 +149,7 @@ class Board:
         self.tell_all(Stop(reason=text_of(error) if error else "the query has ended"))
 
     def require_running(self, what: str) -> Table:
-        """The table. UsageError if the query is not running; ``what`` names the call in the message, such as "move
+        """Return the table. UsageError: the query is not running; ``what`` names the call in the message, such as "move
         partitions"."""
         if self.phase != QueryPhase.RUNNING or self.table is None:
             raise UsageError(f"cannot {what}: the query is {self.phase}, and that needs one that is running")
@@ -166,12 +168,12 @@ class Board:
             self.tell(member, command)
 
     def take(self) -> list[Tell]:
-        """The commands since the last call."""
+        """Return the commands since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
     def validate(self) -> None:
-        """The table is about workers that take part, and about each at most once per partition."""
+        """Check that the table is about workers that take part, and about each at most once per partition."""
         table = self.table
         assert (table is None) == (self.phase == QueryPhase.STARTING) or self.phase == QueryPhase.ENDED
         if table is None or self.phase == QueryPhase.ENDED:

@@ -20,13 +20,13 @@ from flux.wire.control import LastCheckpoints, NewTable, Register, Rejected, Sto
 
 #: If emptying a worker takes longer than this, a warning says so.
 DRAIN_TOLD_S = 30.0
-#: The longest that a query which is stopped waits for its last checkpoints.
+#: The longest time for which a stopped query waits for its last checkpoints.
 LAST_CHECKPOINTS_S = 5.0
 
 
 class Departures:
-    """``drains``: workers that are being emptied; ``dismissed``: workers that were emptied and told to stop; ``slots``:
-    the Spark tasks that may bring workers."""
+    """The workers that leave. ``drains``: workers that are being emptied; ``dismissed``: workers that were emptied and told to
+    stop; ``slots``: the Spark tasks that may bring workers."""
 
     def __init__(self, board: Board, slots: Slots, repairs: Repairs, moving: MoveQueue, balancer: Balancer) -> None:
         self.slots = slots
@@ -43,8 +43,8 @@ class Departures:
     # ---- workers that are emptied
 
     def begin(self, workers: Sequence[int], why: str, now: float, request: int = 0, asked: str = "drain") -> None:
-        """These workers are leaving from now on and get no new replicas. UsageError, and nothing changes, if the others
-        could not hold all replicas; it says what was ``asked``."""
+        """Begin to empty workers, which get no new replicas from now on. UsageError, and nothing changes: the others could not
+        hold all replicas. The message names the request (``asked``)."""
         board = self._board
         if not board.plan.settings.ordered:
             raise UsageError(
@@ -60,27 +60,27 @@ class Departures:
             self.drains[worker] = Drain(worker, member.about.index, why, now, request)
 
     def hand_over_sources(self, workers: Sequence[int]) -> None:
-        """Let other workers read the partitions of sources that these read."""
+        """Let other workers read the partitions of sources that these workers read."""
         table = self._board.table
         assert table is not None
         if any(reads(table, worker) for worker in workers):
             self._board.publish(read_elsewhere(table, workers, self.readers(*workers)))
 
     def readers(self, *without: int) -> list[int]:
-        """Workers that may be given partitions of sources: those that stay; if there are none, those that are
+        """Return the workers that may be given partitions of sources: those that stay; if there are none, those that are
         leaving."""
         assert self._board.table is not None
         others = [node for node in self._board.table.endpoints if node not in without]
         return [node for node in others if node not in self.drains] or others
 
     def empty(self, now: float) -> None:
-        """Have everything moved that is still on workers that leave, and dismiss the workers that are empty."""
+        """Move everything that is still on leaving workers, and dismiss the empty ones."""
         board = self._board
         for drain in list(self.drains.values()):
             assert board.table is not None
             stay = [node for node in board.table.endpoints if node not in self.drains]
             if stay and reads(board.table, drain.worker):
-                # It got them back when all workers that stayed were lost. Others have joined since.
+                # The worker got partitions back when all workers that stayed were lost. Others have joined since.
                 board.publish(read_elsewhere(board.table, [drain.worker], stay))
             held = held_by(board.table, drain.worker)
             if held or reads(board.table, drain.worker):
@@ -111,7 +111,7 @@ class Departures:
     # ---- a query that is stopped
 
     def wait_for_checkpoints(self, now: float) -> None:
-        """All workers give the vault their last checkpoints; asked again, nothing changes."""
+        """Ask all workers to give the vault their last checkpoints. A second call changes nothing."""
         board = self._board
         if self._kept is None:
             self._kept, self._wait_until = set(), now + LAST_CHECKPOINTS_S
@@ -119,18 +119,18 @@ class Departures:
                 board.tell(member, LastCheckpoints())
 
     def checkpointed(self, worker: int) -> None:
-        """The vault has the last checkpoints of this worker."""
+        """Note that the vault has the last checkpoints of this worker."""
         if self._kept is not None:
             self._kept.add(worker)
 
     def end_with_checkpoints(self, now: float) -> None:
-        """End a query that is stopped, when the vault has its last checkpoints or it takes too long: what is not in them, is
-        repeated."""
+        """End a stopped query when the vault has its last checkpoints, or when that takes too long: steps after the checkpoints
+        are repeated then."""
         if self._kept is not None and (now >= self._wait_until or self._kept >= self._board.members.workers.keys()):
             self._board.end(None)
 
     def stop_draining(self, worker: int) -> Drain | None:
-        """A worker is lost: ends its drain, and returns it if there was one."""
+        """End the drain of a lost worker, and return it if there was one."""
         return self.drains.pop(worker, None)
 
     def note_lost(self, member: Member, drain: Drain | None, now: float) -> None:
@@ -146,7 +146,7 @@ class Departures:
         board = self._board
         self.slots.renew(member.about.index)
         self._sent_home[member.node] = member
-        if board.table is None:  # it was the last one
+        if board.table is None:  # that was the last worker
             board.tell(member, Stop(reason=f"worker {member.node} was given up"))
         else:
             board.tell(member, NewTable(table=board.shown, complete=board.complete))
@@ -164,8 +164,8 @@ class Departures:
             board.tell(member, Rejected(reason="another attempt of this task has registered"))
 
     def validate(self) -> None:
-        """The membership knows the workers that are leaving, and they get nothing new. Workers that have left are no
-        members."""
+        """Check that the membership knows the workers that are leaving, that they get nothing new, and that workers that have
+        left are no members."""
         members = self._board.members
         assert set(self.drains) == set(members.leaving), "who is being emptied"
         assert all(drain.slot in self.slots.closed for drain in self.drains.values()), (
@@ -178,7 +178,7 @@ class Departures:
     # ---- their last words
 
     def says_goodbye(self, worker: int, connection: Hashable) -> bool:
-        """Whether this is the goodbye of a worker that was told to stop: its Spark task ends normally."""
+        """Tell whether this is the goodbye of a worker that was told to stop, so that its Spark task ends normally."""
         gone = self._sent_home.get(worker)
         if gone is None or gone.connection != connection:
             return False
@@ -186,7 +186,7 @@ class Departures:
         return True
 
     def closed(self, worker: int) -> None:
-        """The lifeline of a worker that takes part no more is closed. Its goodbye may be lost: if Spark starts the task
+        """Take the closed lifeline of a worker that takes part no more. Its goodbye may be lost: if Spark starts the task
         again, the new attempt is told to stop."""
         gone = self._sent_home.get(worker)
         if gone is not None:

@@ -1,5 +1,6 @@
-"""Losses: workers that are given up, replicas that take over, and the end if none is left that could (design:
-take-over, silence)."""
+"""Losses: workers that are given up, replicas that take over, and the end of the query if no replica is left that could
+(design: take-over, silence).
+"""
 
 from __future__ import annotations
 
@@ -38,20 +39,20 @@ def without_copies(plan: Plan) -> Plan:
 
 
 @dataclass
-class Waiting:
-    """A query whose workers all are lost."""
+class WaitForWorkers:
+    """The wait of a query whose workers are all lost."""
 
-    #: When the last of them was lost.
+    #: Time at which the last of them was lost.
     since: float
     #: The end of the query if no other worker comes.
     error: QueryFailed
-    #: When the first of those came that are here now. None: none is here.
+    #: Time at which the first of the present workers came. None: none is present.
     first: float | None = None
 
 
 class Losses:
     #: Set while the query waits for workers in place of those that are lost.
-    waiting: Waiting | None = None
+    waiting: WaitForWorkers | None = None
 
     def __init__(
         self,
@@ -69,14 +70,14 @@ class Losses:
         self._balancer = balancer
         self._departures = departures
         self._sweeper = sweeper
-        self._looked_at: float | None = None  # when silence was last looked for
+        self._looked_at: float | None = None  # time of the last look for silence
         self._incomplete_since: dict[PartitionKey, float] = {}
         self._complete: set[tuple[PartitionKey, int]] = set()  # partitions, and workers that have all of their output
 
     # ---- signs of life
 
     def closed(self, worker: int, now: float) -> None:
-        """The lifeline of a worker is closed: it is gone for certain."""
+        """Take the closed lifeline of a worker, which is gone for certain."""
         member, vault = self._board.members.workers.get(worker), self._board.members.vault
         if member is not None:
             self.lose(member, "its connection closed", now)
@@ -91,16 +92,16 @@ class Losses:
             self._departures.closed(worker)
 
     def reset(self, worker: int) -> None:
-        """The lifeline of a worker was reset, by its host or by something between: the worker is gone if it is silent
-        too."""
+        """Take the reset lifeline of a worker, by its host or by a device between: the worker is gone if it is silent, too."""
         member = self._board.members.workers.get(worker)
         if member is not None:
             member.cut = True
 
     def pulse(self, worker: int, pulse: Pulse, now: float) -> None:
-        """The process of a worker runs. A loop that has not turned since the last pulse is in a long step and cannot
-        send heartbeats. A loop that turns sends heartbeats, so it gets no more time: perhaps it cannot reach the
-        controller."""
+        """Take a pulse: the process of a worker runs.
+
+        A loop that has not turned since the last pulse is in a long step and cannot send heartbeats. A loop that turns sends
+        heartbeats, so it gets no more time: perhaps it cannot reach the controller."""
         member = self._board.members.workers.get(worker)
         if member is not None and self._exists(pulse.kind, pulse.what, pulse.partition):
             before, member.pulse, member.cut = member.pulse, pulse, False
@@ -110,14 +111,14 @@ class Losses:
                 member.turned = now
 
     def in_step(self, member: Member, message: InStep, now: float) -> None:
-        """A sign of life like a pulse, which comes without a lifeline too. The loop has not turned."""
+        """Take a sign of life like a pulse, which comes without a lifeline, too. The loop has not turned."""
         if self._exists(Kind.STEP, message.stage, message.partition):
             member.heard, member.in_step = now, message
             turns = -1 if member.pulse is None else member.pulse.turns
             member.pulse = Pulse(turns, Kind.STEP, message.stage, message.partition, message.step)
 
     def _exists(self, kind: int, what: int, partition: int) -> bool:
-        """Whether the plan has this stage or source and partition. A pulse may be forged, and a note may be read half
+        """Tell whether the plan has this stage or source and partition. A pulse may be forged, and a note may be read half
         written."""
         if kind == Kind.STEP:
             return 0 <= what < len(self._plan.stages) and 0 <= partition < self._plan.stages[what].partitions
@@ -125,7 +126,7 @@ class Losses:
             return 0 <= what < len(self._plan.sources) and 0 <= partition < self._plan.sources[what].worker_partitions
         return kind in (Kind.WAITS, Kind.TURNS)
 
-    # ---- what a loss leads to
+    # ---- losses
 
     def give_up(self, member: Member, why: str, now: float, request: int = 0) -> None:
         """Take a worker out of the table that may still live. If it does, its task ends normally, and another slot is
@@ -164,7 +165,7 @@ class Losses:
     # ---- no worker is left, and the checkpoint location has everything
 
     def _wait_for_others(self, error: QueryFailed, now: float) -> None:
-        self.waiting = Waiting(now, error)
+        self.waiting = WaitForWorkers(now, error)
         self._board.wait_for_workers()
         limit = self._plan.settings.workers_timeout
         self._board.note(f"no worker is left; the query waits for others, {limit:g} s at most", now)
@@ -189,16 +190,17 @@ class Losses:
         self.waiting = None
 
     def note_complete(self, key: PartitionKey, worker: int) -> None:
-        """This worker's replica has reached the end of its input."""
+        """Note that this worker's replica has reached the end of its input."""
         self._complete.add((key, worker))
 
     def _after_loss(self, table: Table, worker: int, safe: Judge, readers: list[int], *more: Judge) -> AfterLoss:
-        """``without_worker``; the orphans are those of the partitions that the query still needs. When it is finished,
-        only kept output is needed. A safe replica of it has the whole order, and still gets the rows, unless a stage
-        before it has lost its last replica: then only a replica with all output can show it."""
+        """Make the table after a loss (``without_worker``), with those orphans that the query still needs.
+
+        When the query is finished, only kept output is needed. A safe replica of it has the whole order, and still gets the
+        rows, unless a stage before it has lost its last replica: then only a replica with all output can show it."""
         after = without_worker(table, worker, safe, readers, *more)
         if self._board.phase != QueryPhase.FINISHED or self._plan.durable:
-            return after  # the vault has every partition, and what it has of the last ones may still need rows of the others
+            return after  # the vault has every partition, and its checkpoints of the last ones may still need rows of the others
         collects = [stage.collects for stage in self._plan.stages]
 
         def shows(stage: int, partition: int, replica: ReplicaAt) -> bool:
@@ -226,7 +228,10 @@ class Losses:
             for partition, replicas in enumerate(board.table.stages[stage.id] if stage.collects else ()):
                 key, leader = PartitionKey(stage.id, partition), replicas[0].worker
                 member = board.members.workers[leader]
-                if (key, leader) in self._complete or member.heard > member.turned:  # it has all, or is in a step
+                if (
+                    key,
+                    leader,
+                ) in self._complete or member.heard > member.turned:  # the replica has all, or is in a step
                     self._incomplete_since.pop(key, None)
                 elif now - self._incomplete_since.setdefault(key, now) > self._plan.settings.heartbeat_last_timeout:
                     board.end(
@@ -301,9 +306,11 @@ class Losses:
                 self.give_up(member, f"no heartbeat for {quiet * 1e3:.0f} ms", now)
 
     def _others_go_on(self, member: Member, known: float) -> bool:
-        """Whether each partition of a silent worker has another replica that goes on with it: an active one that keeps up, a
-        standby, or the one in the directory. The directory counts only if the vault and some other worker have been heard
-        lately: without them, the partition stands still in any case, and the silent worker may be back sooner."""
+        """Tell whether each partition of a silent worker has another replica that goes on with it: an active one that keeps up,
+        a standby, or the one in the directory.
+
+        The directory counts only if the vault and some other worker have been heard lately: without them, the partition stands
+        still in any case, and the silent worker may be back sooner."""
         board, timeout = self._board, self._plan.settings.heartbeat_timeout
         assert board.table is not None
         # The last orders that it sent have arrived after half of that time.
@@ -320,9 +327,9 @@ class Losses:
         )
 
     def _forget_silent_ingress(self, known: float) -> None:
-        """Of tasks that send a micro-batch: repairs wait for those that take part, and nobody says that one was killed and will
-        not be tried again. One that lives after all is turned away when it is heard, before it may end, and Spark tries it
-        again (design: micro-batches)."""
+        """Forget silent tasks that send a micro-batch. Repairs wait for tasks that take part, and there is no report of a
+        killed task that will not be tried again. A task that lives after all is turned away when it is heard, before it may
+        end, and Spark tries it again (design: micro-batches)."""
         plan, members = self._plan, self._board.members
         for member in list(members.ingress.values()):
             silent = known - member.heard > plan.settings.heartbeat_timeout
@@ -330,7 +337,7 @@ class Losses:
                 members.forget(member)
 
     def _too_long(self, member: Member, seconds: float) -> str:
-        """The reason for giving up a worker whose loop has not turned for so long, with what it is doing."""
+        """Describe the reason for giving up a worker whose loop has not turned for ``seconds``, with its activity."""
         pulse, limit = member.pulse, f"for {seconds:.1f} s, longer than spark.flux.step.timeout"
         if pulse is not None and pulse.kind == Kind.READ:
             return (

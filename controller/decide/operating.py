@@ -1,4 +1,4 @@
-"""The changes that people ask for while a query runs: moves, more workers and fewer (design: move, drain).
+"""Changes of a running query that people ask for: moves, more workers and fewer (design: move, drain).
 
 An impossible request changes nothing and raises a UsageError with the reason.
 """
@@ -27,7 +27,8 @@ WORKERS_MAX = 4096
 
 
 class People:
-    """``book``: the requests with their numbers. Requests with number 0 are not in it: nobody follows them."""
+    """The requests of people. ``book`` has the requests with their numbers. Requests with number 0 are not in it, because no
+    client follows them."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class People:
     # ---- moves
 
     def move(self, moves: Sequence[Move], why: str, now: float, request: int) -> None:
-        """Have replicas moved, one after the other in topological order. UsageError, and nothing is moved, if one of
-        the moves is impossible. A second request for a move under way changes nothing."""
+        """Move replicas, one after the other in topological order. UsageError, and nothing is moved: one of the moves is
+        impossible. A second request for a move under way changes nothing."""
         board = self._board
         table = board.require_running("move partitions")
         problem = self._moving.check(moves, table, board.placement())
@@ -71,8 +72,8 @@ class People:
     # ---- how stages are protected
 
     def protect(self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int) -> None:
-        """Have a stage with so many replicas, and of these kinds, from now on; None: as it is. UsageError, and nothing
-        changes, if that is impossible. If the stage is like that already, the request is done at once."""
+        """Change number and kind of a stage's replicas from now on; None: no change. UsageError, and nothing changes: that is
+        impossible. If the stage is like that already, the request is done at once."""
         change = self._protecting.ask(stage, replicas, recovery, now, request)
         if request:
             self.book.protect(request, self._board.wishes.plan.stages[stage], change)
@@ -81,9 +82,8 @@ class People:
     # ---- fewer workers
 
     def leave(self, workers: Sequence[int], why: str, now: float, request: int) -> None:
-        """Empty workers and let them go: their replicas move to workers that stay, others read their partitions of
-        sources, and their tasks end normally. UsageError, and nothing changes, if the others could not hold all
-        replicas."""
+        """Empty workers and let them go: their replicas move to workers that stay, other workers read their partitions of
+        sources, and their tasks end normally. UsageError, and nothing changes: the others could not hold all replicas."""
         table = self._board.require_running("drain a worker")
         self._check_known(workers, "drain")
         held = [held_by(table, worker) for worker in workers]
@@ -127,13 +127,13 @@ class People:
     # ---- more workers and fewer
 
     def allow(self, workers: int, why: str) -> None:
-        """There is room for so many workers; ``why`` explains why not for more. Called again whenever the task slots
-        change."""
+        """Note that there is room for this number of workers; ``why`` explains why not for more. Called again whenever the task
+        slots change."""
         self._room = workers, why
 
     def scale(self, workers: int, now: float, request: int) -> None:
-        """Change the number of workers. For more workers see ``missing_slots``; for fewer, those in the highest slots
-        are drained."""
+        """Change the number of workers. More workers get ``missing_slots``; for fewer, the workers in the highest slots are
+        drained."""
         board, slots = self._board, self._slots
         board.require_running("change the number of workers")
         if not 1 <= workers <= WORKERS_MAX:
@@ -151,7 +151,7 @@ class People:
                 self._check_enough(workers, to)
             self._leave(nodes, to, now, request, to)
             for slot in surplus:
-                slots.close(slot)  # also those that no worker has come for yet
+                slots.close(slot)  # also slots whose worker has not come yet
         slots.grow(workers)
         slots.settle()
         if workers != before:
@@ -162,8 +162,8 @@ class People:
             self.book.scale(request, workers)
 
     def _check_enough(self, workers: int, to: str) -> None:
-        """Refuse a number of workers that could not hold all replicas, though nobody has to leave for it: a slot may be empty
-        because its worker was lost a moment ago and is about to come back."""
+        """Refuse a number of workers that could not hold all replicas, even if no worker has to leave for it: a slot may be
+        empty because its worker was lost a moment ago and is about to come back."""
         wishes = self._board.wishes
         for stage in wishes.plan.stages:
             if wishes.places(stage) > workers:
@@ -173,9 +173,8 @@ class People:
                 )
 
     def replace(self, workers: Sequence[int], room: int, now: float) -> None:
-        """The executors of these workers leave: open other slots in their place, as far as there is ``room`` for that
-        many workers on executors that stay. Call it again later, as there may be more room then. A later ``scale``
-        overrides it."""
+        """Open other slots in place of workers whose executors leave, as far as there is ``room`` for that many workers on
+        executors that stay. Call it again later, as there may be more room then. A later ``scale`` overrides it."""
         board, slots = self._board, self._slots
         for worker in workers:
             member = board.members.workers.get(worker)
@@ -186,10 +185,10 @@ class People:
                 board.note(f"another worker in place of the one in slot {slot}, whose executor goes", now, "scale")
 
     def missing_slots(self) -> list[int]:
-        """Open slots that have neither a worker nor a task that will bring one, as far as there is room. The caller
+        """Return the open slots that have neither a worker nor a task that will bring one, as far as there is room. The caller
         starts tasks for them, and then calls ``tasks_started``."""
         filled = {member.about.index for member in self._board.members.workers.values()}
         room = max(
             self._room[0] or 0, len(self._slots.open)
-        )  # there was room for the open ones when they were asked for
+        )  # there was room for the open ones at the time of the request
         return self._slots.missing(filled, room) if self._board.phase == QueryPhase.RUNNING else []

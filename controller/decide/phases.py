@@ -6,7 +6,7 @@
 
 A query with a checkpoint location that loses its last worker starts again from the location (design: all-gone). A query in
 STARTING waits for ``spark.flux.workers.timeout`` at most. The others have no limit: a query may run for ever, and output is kept
-until somebody has fetched it.
+until it is fetched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class QueryEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``to``: the next phase; ``tells``: the message to all processes, None: there is none."""
+    """A step from one phase to the next. ``to`` is the next phase; ``tells`` the message to all processes, None: there is
+    none."""
 
     to: QueryPhase
     tells: type | None = None
@@ -54,6 +55,6 @@ STEPS: dict[tuple[QueryPhase, QueryEvent], Step] = {
 
 
 def after(phase: QueryPhase, event: QueryEvent) -> QueryPhase:
-    """The phase that follows."""
+    """Return the phase that follows."""
     assert (phase, event) in STEPS, f"{event.name} of a query that is {phase}"
     return STEPS[phase, event].to

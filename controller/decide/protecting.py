@@ -1,8 +1,8 @@
-"""Changes of how a running stage is protected: the number of its replicas and their kinds (design: protect, change-keeps-copies,
+"""Changes of the protection of a running stage: number and kinds of its replicas (design: protect, change-keeps-copies,
 change-turns, newest-wish).
 
-The sweep adds what is missing, as in a repair. Here is the rest: what may be asked for, which replicas are dropped and
-when, and the end of a change. Law: a replica that is too many goes only when enough safe ones are left without it.
+The sweep adds missing replicas, as in a repair. The rest is here: the requests that are possible, the replicas that are dropped
+and the time of that, and the end of a change. Law: a surplus replica goes only when enough safe ones are left without it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Protecting:
     # ---- asking
 
     def ask(self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int) -> Change | None:
-        """Have a stage protected otherwise from now on. The newest wish counts: a change that is under way is given up for
-        another one, and a request for the same joins it. None: the stage is like that already. UsageError, and nothing
-        changes, if it is impossible."""
+        """Change the protection of a stage from now on.
+
+        The newest wish counts: a change that is under way is given up for another one, and a request for the same joins it.
+        None: the stage is like that already. UsageError, and nothing changes: it is impossible."""
         board = self._board
         table = board.require_running("change how a stage is protected")
         known = board.wishes.plan.stages
@@ -63,7 +64,7 @@ class Protecting:
         return change
 
     def _no_room(self, before: StagePlan, wish: StagePlan, table: Table) -> str | None:
-        """Why the workers cannot hold what a change needs; None: they can."""
+        """Return the reason why the workers cannot hold the replicas during a change; None: they can."""
         placement = self._board.placement()
         needed, room = places_needed(table.stages[wish.id], before, wish), placement.room()
         if needed <= room:
@@ -77,8 +78,8 @@ class Protecting:
     # ---- what goes
 
     def shed(self, changes: Changes, table: Table, now: float) -> None:
-        """Drop what is too many with the next table: at once if nothing else of the stage is under way, else together
-        with others."""
+        """Drop surplus replicas with the next table: at once if nothing else of the stage is under way, else together with
+        others."""
         for change in list(self._board.wishes.open.values()):
             gone = [
                 (PartitionKey(change.stage, partition), worker)
@@ -96,7 +97,7 @@ class Protecting:
                     changes.add(key, dropped(worker))
 
     def too_many(self, change: Change, key: PartitionKey, row: Replicas) -> list[int]:
-        """Workers whose replicas of this partition may go now. While one is added or moved, all stay."""
+        """Return the workers whose replicas of this partition may go now. While one is added or moved, all stay."""
         if key in self._repairs.under_way:
             return []
         stage, repairs = self._board.wishes.plan.stages[key.stage], self._repairs
@@ -112,7 +113,8 @@ class Protecting:
         return gone
 
     def _first_to_go(self, key: PartitionKey, fit: list[ReplicaAt], row: Replicas) -> ReplicaAt:
-        """On a worker that leaves, then one that is far behind, then the one that shares most with the others."""
+        """Choose the first replica to go: one on a worker that leaves, then one that is far behind, then the one that shares
+        most with the others."""
         if len(fit) == 1:
             return fit[0]
         placement, repairs = self._board.placement(), self._repairs
@@ -128,7 +130,7 @@ class Protecting:
     # ---- the end
 
     def settle(self, now: float) -> None:
-        """End the changes whose stages are as they shall be."""
+        """End the changes whose stages are as wished."""
         table = self._board.table
         assert table is not None
         for change in list(self._board.wishes.open.values()):
@@ -139,7 +141,7 @@ class Protecting:
                 self._note("protected", change, now, str(change), now - change.since)
 
     def _undone(self, change: Change, table: Table) -> list[int]:
-        """Partitions that do not have exactly what is wished, all of it safe. Targets of moves do not count."""
+        """Return the partitions that do not have exactly the wished replicas, all of them safe. Targets of moves do not count."""
         stage, repairs = self._board.wishes.plan.stages[change.stage], self._repairs
         found = []
         for partition, row in enumerate(table.stages[stage.id]):
@@ -161,7 +163,7 @@ class Protecting:
         self._repairs.note(kind, now, change.stage, -1, -1, why, seconds=seconds, request=change.request)
 
     def validate(self) -> None:
-        """A change that is open is not over, and what is wished is what it changes to."""
+        """Check that an open change is not over, and that the wish is the one that it changes to."""
         for stage, change in self._board.wishes.open.items():
             wish = self._board.wishes.plan.stages[stage]
             assert not change.over, f"the change of {wish.name} is over, and still open"
@@ -169,7 +171,7 @@ class Protecting:
 
 
 def _mistake(before: StagePlan, replicas: int | None, recovery: str | None) -> str | None:
-    """What is wrong with a request, whatever the query is like; None: nothing."""
+    """Return the mistake in a request that no query could carry out; None: there is none."""
     if replicas is None and recovery is None:
         return "say how many replicas, or which recovery"
     if recovery is not None and recovery not in RECOVERIES:

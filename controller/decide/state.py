@@ -2,7 +2,7 @@
 
 starting -> running -> finished -> ended: the controller waits for the workers, publishes the first table, learns how
 many streams a DataFrame has, hears that the last stages are complete, and tells all processes to stop. It takes a lost
-worker out of the table in one epoch, and the sweep adds replicas until there are enough again. The same sweep moves
+worker out of the table in one epoch, and the sweep adds replicas until there are enough again. This sweep also moves
 replicas: for balance, at a person's request, or to empty a worker that leaves. A loss that cannot be survived ends the
 query with one error, which says what would have prevented it. Rows never pass through the controller.
 """
@@ -62,14 +62,13 @@ __all__ = ["Controller", "Tell"]
 
 
 class Controller:
-    """Puts the parts together and passes each event to the part concerned. Every event returns the commands that it
-    leads to.
+    """The controller: it puts the parts together and passes each event to the part concerned. Every event returns the commands
+    that it leads to.
 
     ``board``: the table, the processes that take part, and the commands; ``repairs``, ``moving``, ``places``: state of
-    replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose
-    replicas become others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave;
-    ``attendance``: processes that register; ``balancer``: loads for policies, and their suggestions; ``people``:
-    requests. No part knows this class."""
+    replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose replicas become
+    others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave; ``attendance``: processes
+    that register; ``balancer``: loads for policies, and their suggestions; ``people``: requests. No part knows this class."""
 
     def __init__(self, plan: Plan, slots: int, now: float) -> None:
         self.plan = plan
@@ -134,7 +133,7 @@ class Controller:
         return self.places.count
 
     def report(self) -> dict[str, Any]:
-        """The part of ``lastProgress`` about replicas, moves and workers that leave."""
+        """Make the part of ``lastProgress`` about replicas, moves and workers that leave."""
         if self.table is None:
             return {}
         return {
@@ -146,8 +145,8 @@ class Controller:
         }
 
     def _copies_on(self) -> str:
-        """How far apart the replicas of each partition are at least, such as "different hosts". Empty if no partition
-        has two."""
+        """Describe the least distance between the replicas of a partition, such as "different hosts". Empty: no partition has
+        two."""
         columns = self.board.columns()
         most = None if columns is None else closest(self.wished, columns, self.members.places)
         labelled = any(member.about.domain for member in self.members.workers.values())
@@ -174,7 +173,7 @@ class Controller:
         elif (member := self.members.by_connection(connection)) is not None:
             self._on_member(member, message, now)
         elif not (isinstance(message, Goodbye) and self.departures.says_goodbye(message.node, connection)):
-            self.refused += 1  # it is on a connection that the controller does not know, or was given up
+            self.refused += 1  # the message is on an unknown connection, or its sender was given up
             ended = self.phase == QueryPhase.ENDED
             self.board.answer(connection, Stop(reason="the query has ended") if ended else RegisterAgain())
         return self.board.take()
@@ -226,24 +225,24 @@ class Controller:
             self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))
 
     def on_closed(self, worker: int, now: float) -> list[Tell]:
-        """The lifeline of a worker is closed."""
+        """Take the closed lifeline of a worker."""
         self.losses.closed(worker, now)
         return self.board.take()
 
     def on_reset(self, worker: int) -> list[Tell]:
-        """The lifeline of a worker was reset, by its host or by something between."""
+        """Take the reset lifeline of a worker, by its host or by a device between."""
         self.losses.reset(worker)
         return self.board.take()
 
     def on_pulse(self, worker: int, pulse: Pulse, now: float) -> list[Tell]:
-        """The process of a worker lives, and says what it is doing."""
+        """Take a pulse: the process of a worker lives, and reports its activity."""
         self.losses.pulse(worker, pulse, now)
         return self.board.take()
 
     # ---- the course of the query
 
     def _start(self, now: float) -> None:
-        """All workers are here."""
+        """Start the query: all workers are here."""
         workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
         try:
             endpoints = {member.node: member.about.endpoint for member in workers}
@@ -273,7 +272,7 @@ class Controller:
         elif self.phase == QueryPhase.STARTING and now > self._deadline:
             self.board.end(self._too_few())
         if self.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
-            self.losses.give_up_silent(now)  # also when finished: kept output has replicas too
+            self.losses.give_up_silent(now)  # also when finished, because kept output has replicas, too
             self.losses.give_up_vault(now)
         if self.phase == QueryPhase.RUNNING:
             self.sweeper.drop_standing(now)
@@ -303,7 +302,7 @@ class Controller:
     # ---- events of the driver
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> list[Tell]:
-        """The Spark job that feeds this edge is over. ``producers``: the partitions that it had."""
+        """Note that the Spark job that feeds this edge is over. ``producers`` are the partitions that it had."""
         self.complete[edge] = producers
         for member in self.members.ingress.values():
             member.left |= edge in member.about.edges  # also attempts that died without a goodbye
@@ -316,8 +315,8 @@ class Controller:
         return self.board.take()
 
     def on_tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> list[Tell]:
-        """The Spark tasks for these slots are over and will not be started again. This ends the query unless the slots
-        are closed."""
+        """Note that the Spark tasks for these slots are over and will not be started again. This ends the query unless the
+        slots are closed."""
         for slot in slots:
             self.places.vacate(slot)
         wanted = [slot for slot in slots if slot not in self.places.closed]
@@ -330,7 +329,7 @@ class Controller:
         return self.board.take()
 
     def on_pause(self, now: float) -> list[Tell]:
-        """The query is stopped by its program. Where it may go on later, with last checkpoints."""
+        """Stop the query by its program; if it may go on later, with last checkpoints."""
         if self.plan.durable and self.phase == QueryPhase.RUNNING:
             self.departures.wait_for_checkpoints(now)
         else:
@@ -338,63 +337,63 @@ class Controller:
         return self.board.take()
 
     def allow(self, workers: int, why: str) -> None:
-        """There is room for so many workers; ``why`` explains why not for more. Called again whenever the task slots
-        change."""
+        """Note that there is room for this number of workers; ``why`` explains why not for more. Called again whenever the task
+        slots change."""
         self.people.allow(workers, why)
 
     def missing_slots(self) -> list[int]:
-        """Slots that are to get Spark tasks. The caller starts these, and then calls ``tasks_started``."""
+        """Return the slots that are to get Spark tasks. The caller starts these, and then calls ``tasks_started``."""
         return self.people.missing_slots()
 
     def tasks_started(self, slots: Sequence[int]) -> None:
-        """Tasks for these slots are on their way; Spark starts them again if they die."""
+        """Note that tasks for these slots are on their way; Spark starts them again if they die."""
         self.places.tasked |= set(slots)
 
     def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
-        """The executors of these workers leave: open other slots in their place (``People.replace``)."""
+        """Open other slots in place of workers whose executors leave (``People.replace``)."""
         self.people.replace(workers, room, now)
         return self.board.take()
 
     # ---- policies and people
 
     def loads(self) -> Loads:
-        """The loads for policies."""
+        """Make the loads for policies."""
         return self.balancer.loads()
 
     def load_table(self) -> LoadTable | None:
-        """The same as arrays, for reports; None before the first table."""
+        """Make the loads as arrays, for reports; None before the first table."""
         return self.balancer.load_table()
 
     def levels(self) -> list[Level]:
-        """How well each stage is replicated."""
+        """Compute the level of replication of each stage."""
         table = self.board.table
         low = [] if table is None else self.repairs.low(table)
         return levels(self.wished, self.board.columns(), self.repairs.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
-        """All moves that a policy would make now. UsageError if there is no policy of that name."""
+        """Return all moves that a policy would make now. UsageError: there is no policy of that name."""
         return self.balancer.suggest(policy, now)
 
     def moves_pending(self) -> list[Move]:
-        """Moves in the queue, those under way first. Target -1: not chosen yet."""
+        """Return the moves in the queue, those under way first. Target -1: not chosen yet."""
         return [job.move for job in self.moving.jobs()]
 
     def next_request(self) -> int:
-        """The number for the next request of a person."""
+        """Return the number for the next request of a person."""
         return self.people.book.next_number()
 
     def request(self, number: int) -> Asked:
-        """The request of this number, and how it stands. UsageError if there is none."""
+        """Return the request of this number, with its state. UsageError: there is none."""
         self.people.book.look()
         return self.people.book.of(number)
 
     def open_requests(self) -> list[Asked]:
-        """Requests that are not over, the oldest first."""
+        """Return the open requests, the oldest first."""
         self.people.book.look()
         return self.people.book.open()
 
     def move(self, moves: Sequence[Move], why: str, now: float, request: int = 0) -> list[Tell]:
-        """Have replicas moved. UsageError, and nothing is moved, if one of the moves is impossible."""
+        """Move replicas. UsageError, and nothing is moved: one of the moves is impossible."""
         self.people.move(moves, why, now, request)
         return self.board.take()
 
@@ -403,7 +402,7 @@ class Controller:
         return self.leave([worker], "asked for", now, request)
 
     def leave(self, workers: Sequence[int], why: str, now: float, request: int = 0) -> list[Tell]:
-        """``drain`` for several workers at once: no replica moves from one of them to another."""
+        """Empty several workers at once: no replica moves from one of them to another."""
         self.people.leave(workers, why, now, request)
         return self.board.take()
 
@@ -415,8 +414,8 @@ class Controller:
     def protect(
         self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int = 0
     ) -> list[Tell]:
-        """Change how many replicas the partitions of a stage have, and of which kind; None: as it is. UsageError, and
-        nothing changes, if that is impossible."""
+        """Change number and kind of the replicas of a stage's partitions; None: no change. UsageError, and nothing changes:
+        that is impossible."""
         self.people.protect(stage, replicas, recovery, now, request)
         return self.board.take()
 

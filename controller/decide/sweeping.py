@@ -24,7 +24,7 @@ from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
-#: How often the sweep looks for work although nothing has changed: the rest of a partition may be over.
+#: Time between two looks of the sweep for work although nothing has changed: the rest of a partition may be over.
 LOOK_EVERY_S = 0.25
 
 
@@ -38,13 +38,13 @@ class Sweeper:
         self._departures = departures
         self._protecting = protecting
         self._look_at = 0.0
-        self._apart_as_of = -1  # epoch of a table whose replicas are as far apart as they can be
+        self._apart_as_of = -1  # epoch of a table whose replicas are as far apart as possible
 
     # ---- a look
 
     def sweep(self, now: float) -> None:
-        """Go on with confirmed additions, give up overdue ones, and begin those that are due, while the query runs. Once it
-        is finished, only those go on whose copies are on their way: these may still save kept output."""
+        """Go on with confirmed additions, give up overdue ones, and begin those that are due, while the query runs. Once it is
+        finished, only additions go on whose copies are on their way: these may still save kept output."""
         board, repairs = self.board, self.repairs
         if board.table is None or board.phase not in (QueryPhase.RUNNING, QueryPhase.FINISHED):
             return
@@ -83,7 +83,7 @@ class Sweeper:
 
     def _order_copy(self, addition: Addition) -> None:
         if not kind_named(addition.kind).copies:
-            return  # it follows by itself
+            return  # the replica follows by itself
         command = CopyState(
             stage=addition.stage,
             partition=addition.partition,
@@ -99,14 +99,14 @@ class Sweeper:
     # ---- the next table
 
     def _next_table(self, looks: bool, now: float) -> None:
-        """Publish one table with all that is due: replicas that are live from now on, targets of moves in the places of
-        their sources, and, if it ``looks`` for these, new replicas. What could wait comes along with the others."""
+        """Publish one table with all changes that are due: replicas that are live from now on, targets of moves in the places
+        of their sources, and, if it ``looks`` for these, new replicas. Changes that could wait come along with the others."""
         board, changes = self.board, Changes()
         assert board.table is not None
         waiting, due = self._waiting(board.table, now)
         if due:
             self._list(waiting, changes, now)
-        # What has ended may have made room. Once the query is finished, nothing begins.
+        # Additions that have ended may have made room. Once the query is finished, nothing begins.
         begins = board.phase == QueryPhase.RUNNING and (looks or board.changed)
         if begins and board.wishes.open:
             self._protecting.shed(changes, changes.of(board.table), now)
@@ -119,8 +119,8 @@ class Sweeper:
             self._protecting.settle(now)
 
     def _waiting(self, table: Table, now: float) -> tuple[list[Addition], bool]:
-        """Additions that the next table takes further, and whether it is due for them: they have waited long enough, or
-        there are no others to wait for. The source of a move stays as long as the remaining replicas would be too far
+        """Return the additions that the next table takes further, and whether it is due for them: they have waited long enough,
+        or there are no others to wait for. The source of a move stays as long as the remaining replicas would be too far
         behind."""
         waiting, first, others = [], now, False
         running = self.board.phase == QueryPhase.RUNNING
@@ -162,7 +162,8 @@ class Sweeper:
         return self._begin_moves(changes, placement, room, now)
 
     def _begin_moves(self, changes: Changes, placement: Placement, room: float, now: float) -> bool:
-        """A worker that leaves is emptied in batches, like repairs; other moves begin as before."""
+        """Begin moves. A worker that leaves is emptied in batches, like repairs; other moves begin ``repair.atOnce`` at a
+        time."""
         board, repairs, moving = self.board, self.repairs, self.moving
         assert board.table is not None
         stage = min((key.stage for key in repairs.under_way), default=moving.pending[0].move.stage)
@@ -213,8 +214,8 @@ class Sweeper:
             self._apart_as_of = board.table.epoch
 
     def validate(self) -> None:
-        """No partition has more replicas than its stage wants, a change of the stage allows, and a move needs, and none has
-        two that may not be side by side."""
+        """Check that no partition has more replicas than its stage wants, a change of the stage allows, and a move needs, and
+        that none has two replicas that may not be side by side."""
         board = self.board
         assert board.table is not None
         placement = board.members.placement(board.plan.settings.same_executor, leaving=())
@@ -236,8 +237,8 @@ class Sweeper:
     # ---- additions and replicas that are dropped
 
     def abandon(self, addition: Addition, why: str, now: float, failed: bool = True) -> None:
-        """Give up an addition and drop its replica, so that nobody waits for it or keeps rows for it. ``failed``: it
-        counts as a failed attempt."""
+        """Give up an addition and drop its replica, so that no process waits for it or keeps rows for it. ``failed``: it counts
+        as a failed attempt."""
         self._abandon([addition], why, now, failed)
 
     def _abandon(self, additions: list[Addition], why: str, now: float, failed: bool) -> None:
@@ -287,7 +288,7 @@ class Sweeper:
     # ---- reports of primaries
 
     def diverged(self, message: ReplicaDiverged, now: float) -> None:
-        """The secondary is dropped; the sweep builds it anew from the primary."""
+        """Drop a secondary that has diverged; the sweep builds it anew from the primary."""
         board, repairs = self.board, self.repairs
         if board.table is None or not repairs.note_divergence(message, board.table, now):
             return
@@ -314,7 +315,7 @@ class Sweeper:
         self.sweep(now)
 
     def _end(self, addition: Addition, changes: Changes, now: float) -> None:
-        """The replica of an addition is safe. The source of a move is dropped with the next table, if enough replicas are
+        """End an addition whose replica is safe. The source of a move is dropped with the next table, if enough replicas are
         left without it."""
         board, moving = self.board, self.moving
         assert board.table is not None
