@@ -44,7 +44,7 @@ class Disks:
         return Table(epoch, stages, table.sources, table.endpoints)
 
     def begin_again(self, epoch: int) -> None:
-        """All workers are lost: the next first table is of this epoch."""
+        """Note that all workers are lost, so that the next first table has this epoch."""
         self._restored_at = epoch
 
     def shown(self, table: Table) -> Table:

@@ -5,7 +5,7 @@ A partition of a source is read again when its Spark task is retried, or by anot
 leaves. The count of a partition is the highest count of any of its readers, from the first row on; the sum of these
 counts never falls. A reader that begins in the middle (a source that seeks) continues the reported count of the rows
 before its first batch. That count is never too high, so no row is counted twice; it may miss rows that came between two
-reports. Progress reports make up for these by what the stages behind a source have counted (``progress``).
+reports. Progress reports make up for these by the counts of the stages behind a source (``progress``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class InputRows:
         return sum(partition.rows for partition in self._partitions.values())
 
     def of_sources(self) -> dict[int, int]:
-        """Return the rows of each source of which workers report what they have read."""
+        """Return the rows of each source whose readers are in the workers."""
         found: dict[int, int] = {}
         for (source, _), partition in self._partitions.items():
             if isinstance(source, int):

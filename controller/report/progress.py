@@ -152,7 +152,7 @@ class Progress:
         ``rows`` are those read by the query since its start, each counted once. ``now`` is for rates, ``wall`` (the wall clock)
         for the timestamp. ``wished`` is the plan with the replicas that stages are to have by now. ``read`` has the part of
         ``rows`` of each source that workers read, if the stages behind it have counted the same rows from the first one on.
-        ``over``: all output is there, so no row waits, whatever the workers had still to hear when they reported last."""
+        ``over``: all output is there, so no row waits, even if the workers' last reports say otherwise."""
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
