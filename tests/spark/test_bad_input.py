@@ -31,10 +31,11 @@ def test_a_row_that_the_users_code_cannot_take_is_named_with_its_place(spark: An
     class Picky(flux.Operator):
         schema = "k BIGINT"
 
-        def process(self, batch: pa.RecordBatch) -> None:
+        def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
             for row in batch.to_pylist():
                 if row["v"] == 1234:
                     raise KeyError("no such thing")
+            return batch.select(["k"])
 
     with pytest.raises(flux.UserCodeError) as raised:
         Picky(numbers(spark)).toDF()
