@@ -26,7 +26,8 @@ class NotPermitted(KafkaError):
 
 
 class DataLost(KafkaError):
-    """Records that were still to be read are gone from the broker, or its log ends before a position that was read."""
+    """Records that were still to be read are gone from the broker, its log ends before a position that was read or written, or the
+    topic was deleted and made anew."""
 
 
 class CorruptRecords(KafkaError, ProtocolError):
