@@ -26,8 +26,8 @@ class NotPermitted(KafkaError):
 
 
 class DataLost(KafkaError):
-    """Records that were still to be read are gone from the broker, its log ends before a position that was read or written, or the
-    topic was deleted and made anew."""
+    """Records that were still to be read are gone from the broker, its log ends before a position that was read or written, or
+    the topic was deleted and made anew."""
 
 
 class CorruptRecords(KafkaError, ProtocolError):

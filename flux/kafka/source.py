@@ -219,8 +219,8 @@ def kafka(
     bad_records     of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out,
                     "dead_letter:TOPIC" writes it as it was to that topic, at least once, with headers that say where it came
                     from and what is wrong
-    fail_on_data_loss  whether the query ends when records are gone that were still to be read, or the topic was made anew; otherwise
-                    it goes on behind, or with all of the new topic
+    fail_on_data_loss  whether the query ends when records are gone that were still to be read, or the topic was made anew;
+                    otherwise it goes on behind, or with all of the new topic
     isolation       "read_committed", or "read_uncommitted" for records of transactions that are open or aborted, too
     max_rows_per_second  of each partition; without, as fast as it goes
     fetch_bytes     of one answer of a broker, about
