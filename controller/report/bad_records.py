@@ -1,4 +1,5 @@
-"""Counts of the records of each source that did not fit their format, from the reports of the workers (design: bad-records).
+"""Counts of the records of each source that did not fit their format, and the like, from the reports of the workers (design:
+bad-records).
 
 A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again reports
 less than before, or is on another worker.
@@ -13,10 +14,10 @@ from flux.wire.statistics import BadRecords
 
 
 class BadRecordCounts:
-    """The counts of all sources of a query."""
+    """The counts of all sources of a query. ``name``: theirs in the statistics."""
 
-    def __init__(self, sources: int) -> None:
-        self._sources = sources
+    def __init__(self, sources: int, name: str = "bad_records") -> None:
+        self._sources, self._name = sources, name
         self._before: dict[int, int] = {}  # by source: counts of readers that have ended
         self._said: dict[tuple[int, int, int], int] = {}  # by worker, source and partition
 
@@ -24,7 +25,7 @@ class BadRecordCounts:
         """Take the newest statistics of each worker, by its number."""
         now: dict[tuple[int, int, int], int] = {}
         for worker, stats in workers.items():
-            for said in stats.get("bad_records", ()):
+            for said in stats.get(self._name, ()):
                 told = BadRecords(*said)
                 if 0 <= told.source < self._sources:
                     now[worker, told.source, told.partition] = told.records

@@ -123,11 +123,13 @@ class Progress:
     _by_stage: list[PartitionCounts] = field(init=False)
     _lags: SourceLags = field(init=False)
     _bad_records: BadRecordCounts = field(init=False)
+    _not_compared: BadRecordCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
         self._lags = SourceLags(self.plan.sources)
         self._bad_records = BadRecordCounts(len(self.plan.sources))
+        self._not_compared = BadRecordCounts(len(self.plan.sources), "not_compared")
         inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
         #: Stages whose only input is a source, and that source.
         self._behind = [
@@ -226,10 +228,13 @@ class Progress:
     def _sources(self, workers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Report on each source, given the newest statistics of each worker, by its number."""
         self._bad_records.note(workers)
+        self._not_compared.note(workers)
         sources = self._lags.report(workers.values())
         for number, source in enumerate(sources):
             if bad := self._bad_records.of(number):
                 source["badRecords"] = bad
+            if left_out := self._not_compared.of(number):
+                source["notCompared"] = left_out
         return sources
 
     @staticmethod

@@ -219,6 +219,11 @@ class Plan:
         """Whether its rows carry their numbers (design: numbered-rows)."""
         return isinstance(edge, FromSource) and self.sources[edge.source].positions
 
+    def brings_numbers(self, edge: int) -> bool:
+        """Whether the rows of an edge bring their numbers (design: row-numbers)."""
+        origin = self.origin(self.edges[edge]) if isinstance(self.edges[edge], FromSource) else None
+        return isinstance(origin, WorkerSourcePlan) and origin.own_numbers
+
     def travels(self, edge: EdgePlan) -> pa.Schema:
         """The schema of what is sent."""
         return edge.schema.append(NUMBER) if self.numbered(edge) else edge.schema

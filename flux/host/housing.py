@@ -114,6 +114,7 @@ class Housing:
         if self._plan.durable:
             replica.compare()  # the vault may give it to somebody who repeats its steps
         replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
+        replica.waits.from_logs = {edge for edge in replica.waits.from_sources if self._plan.brings_numbers(edge)}
         self._leaving.open(replica)
         return replica
 

@@ -36,7 +36,7 @@ from flux.stream.positions import ReaderPosition, packed, unpacked
 from flux.stream.producer import Producer
 from flux.stream.runs import SMALL_BYTES, SMALL_ROWS
 from flux.stream.source_streams import SourceStreams
-from flux.wire.statistics import BadRecords, SourceLag
+from flux.wire.statistics import BadRecords, NotCompared, SourceLag
 from partitioning.cluster import copier
 from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
@@ -424,6 +424,14 @@ class Reading:
     def bad_records(self) -> list[BadRecords]:
         """Of the partitions that are read here and have had some."""
         return [said for key, source in self._open.items() for said in self._bad_records(key, source.reader)]
+
+    def not_compared(self) -> list[NotCompared]:
+        """Return how often rows of partitions here could not be compared with an earlier reading, because some are gone."""
+        return [
+            NotCompared(*key, count)
+            for key, streams in self.sources.items()
+            if (count := max(producer.earlier.left_out for producer in streams.producers))
+        ]
 
     def _bad_records(self, key: SourcePartition, reader: Reader) -> Iterator[BadRecords]:
         ask = getattr(reader, "bad_records", None)

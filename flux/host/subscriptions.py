@@ -36,6 +36,7 @@ from flux.wire.messages import (
     ToProducer,
 )
 from partitioning.ids import StreamId
+from partitioning.table import Table
 
 #: Numbers of partitions in one message of acks: a tenth of what a message may have.
 ACK_ENTRIES = 30_000
@@ -61,6 +62,8 @@ class Subscriptions:
         self._early: list[tuple[Hashable, Hello]] = []
         self._left: set[StreamId] = set()  # streams of stages that are read from nobody
         self._copied: set[StreamId] = set()  # those with copies of state under way from here
+        #: Copies of states under way from here, by stage: partition, worker and incarnation of the new replica.
+        self._copies: dict[int, set[tuple[int, int, int]]] = {}
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
 
@@ -97,9 +100,11 @@ class Subscriptions:
         self._answer_early()
 
     def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
-        """A copy of the state of a primary here goes to a new replica on a worker."""
+        """A copy of the state of a primary here goes to a new replica on a worker. Streams that are not known yet have nothing in
+        it: the new replica will want all of them."""
+        name = replica.partition, worker, incarnation
+        self._copies.setdefault(replica.stage.id, set()).add(name)
         for position in positions:
-            name = replica.partition, worker, incarnation
             copies = self.of_stream(position.stream).copies
             copies[name] = min(copies.get(name, position.next), position.next)
             self._copied.add(position.stream)
@@ -110,14 +115,20 @@ class Subscriptions:
         assert table is not None
         for stream in list(self._copied):
             inbound, stage = self.streams[stream], self._plan.edges[stream.edge].consumer
-            for partition, worker, incarnation in list(inbound.copies):
-                row = table.stages[stage][partition]
-                coming = any(r.worker == worker and r.incarnation == incarnation and not r.live for r in row)
-                if not coming or row[0].worker != self._hosted.worker:
-                    del inbound.copies[partition, worker, incarnation]
+            for name in list(inbound.copies):
+                if not self._is_coming(table, stage, *name):
+                    del inbound.copies[name]
                     self._ack_soon(inbound)
             if not inbound.copies:
                 self._copied.discard(stream)
+        for stage, names in self._copies.items():
+            names &= {name for name in names if self._is_coming(table, stage, *name)}
+
+    def _is_coming(self, table: Table, stage: int, partition: int, worker: int, incarnation: int) -> bool:
+        """Whether a replica is still being added, with a state from here."""
+        row = table.stages[stage][partition]
+        coming = any(r.worker == worker and r.incarnation == incarnation and not r.live for r in row)
+        return coming and row[0].worker == self._hosted.worker
 
     def discard(self, replica: Replica) -> None:
         waiting, others = replica.waiting(), self._hosted.besides(replica)
@@ -450,6 +461,9 @@ class Subscriptions:
             numbered = self._plan.numbered(edge)
             inbound = Inbound(stream, edge.input, self.credit.floor, not edge.from_stage, numbered)
             self.streams[stream] = inbound
+            for name in self._copies.get(edge.consumer, ()):
+                inbound.copies[name] = 0
+                self._copied.add(stream)
             self.credit.admit(inbound, of_source=not edge.from_stage)
         return inbound
 

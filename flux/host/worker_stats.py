@@ -53,6 +53,7 @@ def stats(core: StageWorker) -> Statistics:
         "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
         "lags": core.reading.lags(),
         "bad_records": core.reading.bad_records(),
+        "not_compared": core.reading.not_compared(),
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from flux.errors import NonDeterministicInputError
+from flux.errors import NonDeterministicInputError, QueryFailed
 from flux.stream.elements import End
 from flux.stream.receiver import RowSlice, Slice, WordSlice
 from flux.wire.messages import OrderEntry, StepKind
@@ -30,6 +30,7 @@ class Waiting:
         self._partition = partition
         self._where = where
         self.from_sources: AbstractSet[int] = frozenset()  # edges whose streams are read again after a loss
+        self.from_logs: AbstractSet[int] = frozenset()  # those of them whose rows bring their numbers, and may be gone
         self.by_stream: dict[StreamId, deque[Slice]] = {}
         self.arrivals: deque[StreamId] | None = deque()
         self._ordered: dict[StreamId, int] = {}  # of those that wait, by this primary
@@ -172,6 +173,13 @@ class Waiting:
         """An earlier primary had rows that the stream does not have any more (design: same-rows)."""
         if stream.edge not in self.from_sources:
             return AssertionError((self._where, stream, through))
+        if stream.edge in self.from_logs:
+            return QueryFailed(
+                f"{self._where}: a step that was ordered before has to be repeated, and rows of it are gone from the log of "
+                f"partition {stream.producer} of the input of edge {stream.edge}, at or before number {through}, or are other "
+                "ones now. What was shown of them cannot be repeated. Keep records for longer than a query may be down after a "
+                "kill; query.stop() leaves nothing to repeat. Start with another checkpointLocation to read what the log has"
+            )
         return NonDeterministicInputError(
             f"{self._where}: partition {stream.producer} of the input of edge {stream.edge} was read again and gave other rows "
             f"at or before batch {through} than it had given before: the input is not deterministic. Sort it within partitions, "

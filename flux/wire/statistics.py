@@ -52,6 +52,15 @@ class BadRecords(NamedTuple):
     records: Natural
 
 
+class NotCompared(NamedTuple):
+    """Comparisons of a second reading with the first that were left out, because rows are gone, since this worker reads the
+    partition."""
+
+    source: Id
+    partition: Id
+    comparisons: Natural
+
+
 class Lag(NamedTuple):
     """Distance of a live replica from its primary, which reports it."""
 
@@ -165,6 +174,7 @@ class Statistics(TypedDict, total=False):
     pauses: list[Pauses]
     lags: list[SourceLag]
     bad_records: list[BadRecords]
+    not_compared: list[NotCompared]
     #: How often the logs have been emptied (``flux.host.drained``).
     drained: Natural
     #: Replicas elsewhere, by their primaries here.

@@ -13,18 +13,22 @@ from test_numbered_rows import HOSTED, PARTITIONS, TABLE, inbound, planned_with,
 from test_reading import table as table_of_readers
 
 import flux
+from controller.report.bad_records import BadRecordCounts
 from flux.dataflow.sources import RowStart
-from flux.errors import NonDeterministicInputError, UserCodeError
+from flux.errors import NonDeterministicInputError, QueryFailed, UserCodeError
 from flux.host.stage_worker import StageWorker
+from flux.host.worker_stats import stats
 from flux.replicas import image
 from flux.replicas.copy_state import Position
 from flux.replicas.standby import Checkpoint, Standby
+from flux.replicas.waiting import Waiting
 from flux.stream.numbered import ROTATION_ROWS
 from flux.stream.positions import packed
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, RowSlice
 from flux.stream.source_streams import SourceStreams
-from flux.wire.messages import Ack, Data, Mark, Press, ReadsElsewhere, Resume, Settled
+from flux.wire.messages import Ack, Data, Mark, OrderEntry, Press, ReadsElsewhere, Resume, Settled
+from flux.wire.statistics import NotCompared
 from partitioning.ids import STANDBY, PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -150,6 +154,33 @@ def test_more_rows_between_the_same_offsets_are_other_rows() -> None:
         again.give(*range(10))
 
 
+def test_comparisons_that_are_left_out_are_reported() -> None:
+    core = reading([flux.Positioned(rows(1), 1, np.array([7]))])
+    (streams,) = core.sources.values()
+    assert core.reading.not_compared() == []
+    streams.producers[0].earlier.left_out = 3
+    assert core.reading.not_compared() == [NotCompared(0, 0, 3)]
+    counts = BadRecordCounts(1, "not_compared")
+    counts.note({0: stats(core)})
+    assert counts.of(0) == 3
+
+
+@pytest.mark.parametrize("there", [[5, 6], [7]])
+def test_a_step_whose_rows_are_gone_cannot_be_repeated_and_the_query_says_why(there: list[int]) -> None:
+    at = inbound()
+    life = Life(at)
+    life.give(*there)
+    (partition,) = [p for p in HOSTED if 7 in values(life.got[p])] if 7 in there else [0]
+    waits = Waiting([0], partition, "stage kept")
+    waits.from_sources = waits.from_logs = {0}
+    waits.forget_turns()
+    for slices in life.got.values():
+        for slice_ in slices:
+            waits.add(slice_)
+    with pytest.raises(QueryFailed, match=r"stage kept.*gone from the log of partition 0.*query\.stop"):
+        waits.take(OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=4))
+
+
 # ---- what is settled
 
 
@@ -241,6 +272,16 @@ def consumer() -> StageWorker:
         replica.reads_since = 3
     core.hosted.note()
     return core
+
+
+def test_a_stream_that_a_copy_of_a_state_does_not_know_is_held_back_for_it_as_well() -> None:
+    """The new replica will want it from the start."""
+    core = consumer()
+    (replica,) = core.replicas.values()
+    core.subscriptions.copied(replica, 9, 8, [])
+    inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
+    inbound_.settle(KEPT)
+    assert inbound_.ack(3, [0]).behind == [(0, -1)]
 
 
 @pytest.mark.parametrize(("epoch", "incarnation", "believed"), [(3, 7, True), (2, 7, False), (3, 6, False)])
