@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import flux
@@ -99,7 +99,7 @@ def received(
     consumer = Consumer(
         {"bootstrap.servers": address, "group.id": "tests", "enable.auto.commit": False, "isolation.level": isolation}
     )
-    consumer.assign([TopicPartition(topic, 0, 0)])
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     got: list[Any] = []
     end = time.monotonic() + limit_s
     while len(got) < count and time.monotonic() < end:
