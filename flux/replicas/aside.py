@@ -1,4 +1,4 @@
-"""Jobs that another thread does for a state machine: what they give comes back as an event, also where they raise."""
+"""Jobs that another thread does for a state machine. Their results come back as events, also if a job raises."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Failed:
-    """Instead of the result of a job that raised."""
+    """The error of a job that raised, in place of its result."""
 
     error: BaseException
 
 
 def attempt(job: Callable[[], Any]) -> Any:
-    """The result of the job, or Failed."""
+    """Do a job. Return its result, or Failed."""
     try:
         return job()
-    except BaseException as error:  # handed to whoever asks for the result
+    except BaseException as error:  # handed to the caller that asks for the result
         return Failed(error)

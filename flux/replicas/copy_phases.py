@@ -15,7 +15,7 @@ At the worker of the new replica:
     RECEIVING --whole--> DECODING --decoded--> RESTORING --restored--> ALIVE
     RECEIVING, DECODING, RESTORING --dropped--> FORGOTTEN
 
-What is not among the steps cannot happen: such an event is a mistake of the caller.
+An event that is not among the steps is a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OutPhase(StrEnum):
     BOUNDARY = "boundary"
     #: The partition stands still.
     COPYING = "copying"
-    #: A replay point waits until everybody has acked what was given out before it.
+    #: A replay point waits until all consumers have acked the output before it.
     UNACKED = "unacked"
     #: Parts travel, until the other end says that the replica lives.
     SENDING = "sending"
@@ -38,7 +38,7 @@ class OutPhase(StrEnum):
 
 
 class OutEvent(Enum):
-    """What the primary's side waits for, or what ends it."""
+    """The events at the primary's end."""
 
     READY = "the memory is there"
     BETWEEN_STEPS = "the partition is between two steps"
@@ -61,7 +61,7 @@ class InPhase(StrEnum):
 
 
 class InEvent(Enum):
-    """What the side of the new replica waits for, or what ends it."""
+    """The events at the new replica's end."""
 
     WHOLE = "the last part is here"
     DECODED = "its signature is right, and it is decoded"
@@ -94,12 +94,12 @@ IN_STEPS: dict[tuple[InPhase, InEvent], InPhase] = {
 
 
 def after_out(phase: OutPhase, event: OutEvent) -> OutPhase:
-    """The phase that follows at the primary's end."""
+    """Return the phase that follows at the primary's end."""
     assert (phase, event) in OUT_STEPS, f"{event.name} of a copy in phase {phase}"
     return OUT_STEPS[phase, event]
 
 
 def after_in(phase: InPhase, event: InEvent) -> InPhase:
-    """The phase that follows at the new replica's end."""
+    """Return the phase that follows at the new replica's end."""
     assert (phase, event) in IN_STEPS, f"{event.name} of a copy in phase {phase}"
     return IN_STEPS[phase, event]

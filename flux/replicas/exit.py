@@ -1,4 +1,4 @@
-"""Where the output of a replica leaves the dataflow, and what is kept until the outside has it (design: sink)."""
+"""The end of a replica's output inside the dataflow: output is kept until the outside has it (design: sink)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Held = tuple[int, int, pa.RecordBatch]
 
 
 class Kept(NamedTuple):
-    """``nbytes``: what it counts against the bound."""
+    """A batch of output that is kept. ``nbytes`` count against the bound."""
 
     step: int
     position: int
@@ -25,9 +25,12 @@ class Kept(NamedTuple):
 
 
 class Exit:
-    """``position`` of the next batch: every replica numbers its output alike, because it is the same. A batch is kept until the
-    outside has it, whoever has handed it on: this replica may have to do it again. ``left``: the outside has the positions
-    below; ``leads``: the outside has been told where this replica goes on; ``bytes`` that are kept."""
+    """The output of a replica for the outside.
+
+    ``position`` is that of the next batch: every replica numbers its output alike, because it is the same. A batch is kept
+    until the outside has it, whichever replica has handed it on, because this replica may have to do it again. ``left``: the
+    outside has the positions below this; ``leads``: the outside has been told the position at which this replica goes on;
+    ``bytes`` are those of kept batches."""
 
     def __init__(self, bytes_max: int) -> None:
         self.position = 0
@@ -35,7 +38,7 @@ class Exit:
         self.leads = False
         #: Positions below this may have been made by earlier primaries, those from here on by none. None: not known, or told.
         self.made: int | None = None
-        #: What the operator before the sink says of the output below ``made``.
+        #: The note of the operator before the sink about the output below ``made``.
         self.note: Any = None
         self.bytes = 0
         self._bytes_max = bytes_max
@@ -45,7 +48,7 @@ class Exit:
     def __len__(self) -> int:
         return len(self._handed) + len(self._waiting)
 
-    # ---- as a log, for whoever waits until everything has left
+    # ---- as a log, for the count of times at which everything has left (``drained``)
 
     @property
     def base(self) -> int:
@@ -72,7 +75,7 @@ class Exit:
         self.bytes += kept.nbytes
 
     def hand_on(self, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Position and batch of what the steps below have given, each once."""
+        """Yield position and batch of the output of the steps below ``below``, each once."""
         while self._waiting and self._waiting[0].step < below:
             kept = self._waiting.popleft()
             self._handed.append(kept)
@@ -80,7 +83,7 @@ class Exit:
 
     def recovered(self, handed: int | None = None) -> int | None:
         """Return the first position that no earlier primary can have made, once: when all positions below it have been handed
-        on. ``handed``: the position that goes next, where it is not the first that waits."""
+        on. ``handed`` is the next position, if it is not the first that waits."""
         if handed is None:
             handed = self._waiting[0].position if self._waiting else self.position
         if self.made is None or handed < self.made:
@@ -89,7 +92,7 @@ class Exit:
         return made
 
     def forget(self, below: int) -> None:
-        """The outside has the positions ``below`` for good."""
+        """Note that the outside has the positions ``below`` for good."""
         self.left = max(self.left, below)
         for kept in (self._handed, self._waiting):
             while kept and kept[0].position < below:
@@ -98,7 +101,7 @@ class Exit:
     # ---- copies
 
     def state(self) -> tuple[int, int, list[Held]]:
-        """What a copy of the replica needs: it may have to hand on what this one keeps."""
+        """Return the part of a copy of the replica, which may have to hand on the kept batches."""
         return self.position, self.left, [kept[:3] for kept in chain(self._handed, self._waiting)]
 
     def adopt(self, state: tuple[int, int, list[Held]]) -> None:
@@ -107,7 +110,7 @@ class Exit:
             self._keep(*held)
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         kept = [each.position for each in chain(self._handed, self._waiting)]
         assert kept == list(range(self.left, self.position)), f"kept are {kept}, of {self.left} to {self.position}"
         assert self.leads or not self._handed, "a replica that does not lead has handed on output"

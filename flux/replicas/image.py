@@ -1,4 +1,4 @@
-"""All that a standby holds, as bytes and back: what the vault gives to a worker that is to lead (design: restore)."""
+"""The whole content of a standby as bytes, and back: the vault gives them to a worker that is to lead (design: restore)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from flux.wire.messages import Mark, OrderEntry
 from partitioning.ids import PartitionKey, StreamId
 
 _LENGTH = struct.Struct("<Q")
-#: Each piece of the checkpoint begins at a multiple of this: arrays in it are used where they are.
+#: Each piece of the checkpoint begins at a multiple of this, so that arrays in it can be used in place.
 _ALIGNMENT = 64
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """``pieces``: bytes of the whole copy and of each copy of what has changed since; none: the standby began empty."""
+    """The head of an image. ``pieces`` are the bytes of the whole copy and of each copy of changes since; none: the standby
+    began empty."""
 
     pieces: list[int]
     term: int
@@ -56,7 +57,7 @@ def encode(standby: Standby) -> memoryview:
 def decode(
     data: memoryview, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
 ) -> Standby:
-    """A standby that holds the same. Its checkpoint stays a view into ``data``."""
+    """Decode a standby with the same content. Its checkpoint stays a view into ``data``."""
     (length,) = _LENGTH.unpack_from(data)
     head = _head.decode(data[_LENGTH.size : _LENGTH.size + length])
     standby = Standby(key, incarnation, taken)
@@ -73,7 +74,7 @@ def decode(
 
 
 def _places(end: int, sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each of the pieces begins that come behind ``end``, and where the last of them ends."""
+    """Return the beginnings of the pieces that come behind ``end``, and the end of the last one."""
     starts = []
     for size in sizes:
         starts.append(_aligned(end))

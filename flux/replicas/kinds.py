@@ -1,7 +1,7 @@
 """Kinds of replicas at a worker: the questions whose answers differ from kind to kind, and no others (design: kinds).
 
-A table names the kind of each replica. Whoever follows a table asks the kind once, and keeps the answer where it is needed
-for every step. What the controller asks is in ``controller.replicas.kinds``.
+A table names the kind of each replica. A process that follows a table looks up the kind once, and keeps the answers that it
+needs for every step. The questions of the controller are in ``controller.replicas.kinds``.
 """
 
 from __future__ import annotations
@@ -34,33 +34,35 @@ class Follower(Protocol):
     incarnation: int
 
     def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
-        """What it answers; None: the orders are of a deposed primary, or of no use."""
+        """Take orders, and return the answer; None: the orders are of a deposed primary, or of no use."""
 
 
 class Host(Protocol):
-    """The worker, as kinds install their replicas there."""
+    """The worker, as far as kinds install their replicas there."""
 
     def create(self, key: PartitionKey, incarnation: int) -> None:
-        """One with an operator, which begins empty."""
+        """Install a replica with an operator, which begins empty."""
 
     def await_copy(self, key: PartitionKey, incarnation: int) -> None:
-        """One with an operator, which comes to life with a copy of the primary's state."""
+        """Install a replica with an operator, which comes to life with a copy of the primary's state."""
 
     def await_disk(self, key: PartitionKey, incarnation: int) -> None:
-        """One with an operator, which goes on from what the vault keeps."""
+        """Install a replica with an operator, which goes on from the vault's checkpoint."""
 
     def keep_order(self, key: PartitionKey, follower: Follower) -> None:
-        """One without an operator."""
+        """Install a replica without an operator."""
 
     def keep_checkpoints(self, key: PartitionKey, incarnation: int) -> None:
-        """One without an operator, whose first checkpoint is the empty state."""
+        """Install a replica without an operator, whose first checkpoint is the empty state."""
 
 
 class Kind(Protocol):
-    """What differs. ``applies``: while another replica leads, it applies the committed steps, and its output is compared;
-    ``releases``: consumers may then read its output; ``acks``: see ``AckMeaning``; ``commits``: a step is committed only when it
-    has received the entry, once it is live; ``copies``: it needs a copy of the primary's state before it can follow;
-    ``replays``: its checkpoints are replay points, without state and output, where that is possible."""
+    """The answers of one kind.
+
+    ``applies``: while another replica leads, it applies the committed steps, and its output is compared; ``releases``:
+    consumers may then read its output; ``acks``: see ``AckMeaning``; ``commits``: once it is live, a step is committed only
+    when it has received the entry; ``copies``: it needs a copy of the primary's state before it can follow; ``replays``: its
+    checkpoints are replay points, without state and output, if that is possible."""
 
     @property
     def name(self) -> str: ...
@@ -78,11 +80,12 @@ class Kind(Protocol):
     def replays(self) -> bool: ...
 
     def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
-        """The table places a replica here that is not here yet. Repeated with each table until it is."""
+        """Install a replica that the table places here and that is not here yet. The call is repeated with each table until it
+        is."""
 
 
 class Active:
-    """Applies every step itself, and can lead at any moment."""
+    """The kind that applies every step itself, and can lead at any moment."""
 
     name = ACTIVE
     applies = True
@@ -97,13 +100,13 @@ class Active:
             host.await_copy(key, replica.incarnation)
         elif replica.incarnation == FIRST_EPOCH:
             host.create(key, replica.incarnation)
-        else:  # one that was added has its state long before it is live
+        else:  # an added replica has its state long before it is live
             host.await_disk(key, replica.incarnation)
 
 
 class Standby:
-    """Holds a checkpoint of the primary's state, and the order of the steps after it. It takes over by restoring the
-    checkpoint, reading on from its positions, and repeating the order (design: standby)."""
+    """The kind that holds a checkpoint of the primary's state, and the order of the steps after it. It takes over by restoring
+    the checkpoint, reading on from its positions, and repeating the order (design: standby)."""
 
     name = STANDBY
     applies = False
@@ -130,7 +133,8 @@ class Upstream(Standby):
 
 
 class Disk(Standby):
-    """A standby at the vault, which keeps in a directory what it holds. It never leads: a worker gets what it has."""
+    """A standby at the vault, which keeps its checkpoint and order in a directory. It never leads: a worker gets its content
+    instead."""
 
     name = DISK
 
@@ -163,12 +167,12 @@ def kind_of(replica: ReplicaAt) -> Kind:
 
 
 def without_streams() -> frozenset[str]:
-    """Names of the kinds that read no streams."""
+    """Return the names of the kinds that read no streams."""
     return frozenset(name for name, kind in _known.items() if kind.acks is AckMeaning.NOTHING)
 
 
 def without_rows() -> frozenset[str]:
-    """Names of the kinds for which producers keep rows that do not travel."""
+    """Return the names of the kinds for which producers keep rows that do not travel."""
     return frozenset(name for name, kind in _known.items() if kind.acks is AckMeaning.CHECKPOINT)
 
 
@@ -177,10 +181,10 @@ def keeps_checkpoints(kind: Kind) -> bool:
 
 
 def compared(stage: StagePlan) -> bool:
-    """Whether there are others that apply the same steps, or may repeat them later, so that their output can be compared."""
+    """Tell whether other replicas apply the same steps, or may repeat them later, so that their output can be compared."""
     return stage.replicas > 1
 
 
 def replicated(stage: StagePlan) -> bool:
-    """Whether each partition of the stage is to have several replicas."""
+    """Tell whether each partition of the stage is to have several replicas."""
     return stage.replicas > 1

@@ -1,4 +1,4 @@
-"""Where the output of a replica goes inside the dataflow: one outlet per outgoing edge."""
+"""Outlets: the ways of a replica's output inside the dataflow, one per outgoing edge."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from partitioning.cluster import Clustered, Clustering
 
 @dataclass
 class Outlet:
-    """Where output goes: the stream of this partition on one outgoing edge. ``key`` empty: rotate over partitions. ``columns``
-    that travel, of which ``schema`` is; None: all, and that of the output."""
+    """The stream of this partition on one outgoing edge. Empty ``key``: rotate over partitions. ``columns`` are those that
+    travel, with ``schema``; None: all columns, with the schema of the output."""
 
     producer: Producer
     key: tuple[int, ...]
@@ -30,7 +30,7 @@ class Outlet:
     _clustering: Clustering | None = field(default=None, init=False)
 
     def send(self, batch: pa.RecordBatch, created: float, clustered: Clustered | None = None) -> None:
-        """``clustered``: the same rows by partition, if they are so already."""
+        """Send a batch. ``clustered`` are the same rows by partition, if they are so already."""
         self.producer.append(clustered or self._clustered(picked(batch, self.columns)), created)
 
     def _clustered(self, batch: pa.RecordBatch) -> Clustered:
@@ -40,9 +40,11 @@ class Outlet:
         return clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)
 
     def clustered_each(self, batch: pa.RecordBatch, rows: Sequence[int]) -> Sequence[Clustered | None]:
-        """Batches that lie one behind the other, of so many rows each, by partition: for this outlet, and those of other
-        partitions on the same edge. They share memory. None: each outlet is to do it. Without a key only it knows whose turn it
-        is; and what text takes of a log would depend on what lies beside it (design: log-share)."""
+        """Cluster batches of ``rows`` rows that lie one behind the other, for this outlet, and for those of other partitions on
+        the same edge. They share memory.
+
+        None: each outlet has to do it. Without a key only the outlet knows which partition has its turn; and the share of text
+        in a log would depend on the rows beside it (design: log-share)."""
         batch = picked(batch, self.columns)
         clustering = self._clustering_of(batch)
         if not self.key or not clustering.counts_rows:
@@ -56,7 +58,7 @@ class Outlet:
 
 
 def fits(output: Batches, stage: StagePlan, limits: Settings) -> TypeGuard[list[pa.RecordBatch]]:
-    """Whether an operator has given a list of one batch that needs neither a check nor a cut, as most do for small steps."""
+    """Tell whether an operator has given a list of one batch that needs neither a check nor a cut, as most do for small steps."""
     if type(output) is not list or len(output) != 1 or type(output[0]) is not pa.RecordBatch:
         return False
     batch = output[0]
@@ -65,7 +67,7 @@ def fits(output: Batches, stage: StagePlan, limits: Settings) -> TypeGuard[list[
 
 
 def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) -> Iterator[pa.RecordBatch]:
-    """Output batches of an operator, checked and cut to size. ``where``: what has given them, for errors."""
+    """Yield the output batches of an operator, checked and cut to size. ``where`` names their origin in errors."""
     takes_empty = stage.sink is not None and stage.sink.takes_empty
     for batch in given_batches(output):
         try:

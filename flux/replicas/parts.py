@@ -14,10 +14,12 @@ from flux.wire.handshake import MAC_BYTES
 
 @dataclass(frozen=True)
 class Limits:
-    """``part_bytes`` of one message; ``parts`` that may be under way; states of up to ``inline_bytes`` are copied and
-    restored at once: to give them away would take longer. ``changes_max``: checkpoints in a row that are only what has
-    changed, because whoever takes over applies each of them; ``changes_share``: bytes of these, as a part of the whole one before
-    them, because a standby keeps all of them, and beyond it another whole one is not much more."""
+    """Limits of copies on their way.
+
+    ``part_bytes`` are those of one message; ``parts`` may be under way at a time; states of up to ``inline_bytes`` are copied
+    and restored at once, because giving them to another thread would take longer. ``changes_max`` is the number of checkpoints
+    in a row that are only changes, because a standby that takes over applies each of them; ``changes_share`` their bytes, as a
+    part of the whole one before them, because a standby keeps all of them, and beyond it another whole one is not much larger."""
 
     part_bytes: int = 1 << 20
     parts: int = 4
@@ -26,12 +28,12 @@ class Limits:
     changes_share: float = 1 / 2
 
     def within(self, message_max_bytes: int) -> Limits:
-        """With parts that a port accepts: one that is larger would cut the connection, again and again."""
+        """Return limits with parts that a port accepts. A larger part would cut the connection, again and again."""
         return replace(self, part_bytes=min(self.part_bytes, message_max_bytes))
 
 
 class Part(NamedTuple):
-    """Where a part begins, and what it is. An empty one asks how far the other end is."""
+    """The beginning of a part, and its bytes. An empty part asks how many bytes the other end has."""
 
     offset: int
     payload: bytes | memoryview
@@ -39,8 +41,8 @@ class Part(NamedTuple):
 
 @dataclass
 class Parts:
-    """``sent`` and ``acked`` of its bytes; ``heard``: when the other end last said anything new; ``asked``: nothing was heard for
-    so long that it was asked how far it is."""
+    """A copy on its way. ``sent`` and ``acked`` count its bytes; ``heard`` is the time at which the other end last said
+    anything new; ``asked``: it was silent, and was asked how many bytes it has."""
 
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     signature: bytes | None = None
@@ -54,10 +56,10 @@ class Parts:
         return len(self.data) + MAC_BYTES
 
     def due(self, now: float, again_s: float, limits: Limits) -> Iterator[Part]:
-        """The parts to send now."""
+        """Yield the parts to send now."""
         total = self.total
         if self.sent > 0 and now - self.heard >= again_s:
-            # A connection has broken, and what was in it is lost.
+            # A connection has broken, and the parts on it are lost.
             self.sent, self.heard, self.asked = self.acked, now, True
             if self.acked == total:
                 yield Part(total, b"")
@@ -73,8 +75,8 @@ class Parts:
                 yield Part(start, self.signature)
 
     def on_received(self, received: int, now: float) -> None:
-        """So many bytes are at the other end. Fewer than before, once it was asked: it had no use for the copy, and does not
-        remember it. Its answer to the whole was lost, so it gets that again."""
+        """Note the bytes that the other end has received. They may be fewer than before, once it was asked: it had no use for
+        the copy, and does not remember it. Its answer to the whole copy was lost, so it gets that again."""
         if self.acked < received <= self.total:
             self.acked, self.heard, self.asked = received, now, False
         elif received < self.acked and self.asked:
@@ -82,6 +84,6 @@ class Parts:
             self.heard, self.asked = now, False
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         most = max(self.acked, self.sent)
         assert most <= self.total, f"{self.acked} bytes acked, {self.sent} sent of {self.total}"

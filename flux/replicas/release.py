@@ -1,6 +1,6 @@
-"""What a replica holds back until its steps are committed (design: release-rule).
+"""Release: a replica's output is held back until its steps are committed (design: release-rule).
 
-What a step gives goes into the logs at once, and is not sent before the step is committed: it lies behind a mark, which says
+The output of a step goes into the logs at once, and is not sent before the step is committed: it lies behind a mark, which says
 where in each log the output of an uncommitted step begins. A copy of the state takes the marks along.
 """
 
@@ -14,14 +14,15 @@ from flux.stream.producer import NEVER
 
 
 class Release:
-    """``marks``: (step, where its output begins in the log of each outlet) of the steps that are not committed, in order."""
+    """The release of one replica's output. ``marks`` has, in order, each step that is not committed, and the beginning of its
+    output in the log of each outlet."""
 
     def __init__(self, outlets: Sequence[Outlet]) -> None:
         self.marks: deque[tuple[int, list[int]]] = deque()
         self._outlets = outlets
 
     def hold_back(self, step: int) -> None:
-        """The output of the step that begins now waits for its commit, behind that of those before it."""
+        """Hold back the output of the step that begins now, behind that of the steps before it, until its commit."""
         starts = [outlet.producer.next_sequence for outlet in self._outlets]
         self.marks.append((step, starts))
         if len(self.marks) == 1:
@@ -29,18 +30,19 @@ class Release:
                 outlet.producer.release_from = start
 
     def through(self, committed: int) -> None:
-        """Let go what the steps below ``committed`` have given."""
+        """Release the output of the steps below ``committed``."""
         while self.marks and self.marks[0][0] < committed:
             self.marks.popleft()
         starts = self.marks[0][1] if self.marks else [NEVER] * len(self._outlets)
         for outlet, start in zip(self._outlets, starts, strict=True):
             producer = outlet.producer
-            # Only what was held back has something new to send.
+            # Only a producer whose output was held back has something new to send.
             producer.dirty |= producer.release_from < min(start, producer.next_sequence)
             producer.release_from = start
 
     def validate(self, begun: int, committed: int) -> None:
-        """What holds between any two events, when so many steps have begun. AssertionError says what does not."""
+        """Check the invariants that hold between any two events, when ``begun`` steps have begun. AssertionError names the
+        broken one."""
         held = begun - committed if begun > committed else 0
         assert len(self.marks) == held, f"{held} steps are not committed, {len(self.marks)} are held back"
         assert not held or self.marks[0][0] == committed, f"held back from step {self.marks[0][0]} on, not {committed}"

@@ -1,4 +1,4 @@
-"""Where a worker keeps what its standbys hold: in memory. The vault has another shelf (design: vault)."""
+"""The store of a worker's standbys: in memory. The vault has another store (design: vault)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from partitioning.ids import PartitionKey
 
 class Shelf:
     def standby(self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None]) -> Standby:
-        """One that begins here: with what is kept of its partition, or empty. ``taken``: as in ``Standby``."""
+        """Make a standby that begins here, with the stored content of its partition, or empty. ``taken``: see ``Standby``."""
         return Standby(key, incarnation, taken)
 
     def put(self, key: PartitionKey, checkpoint: Checkpoint) -> Checkpoint:
-        """The same checkpoint, kept. It may be called in any thread, and take long."""
+        """Keep a checkpoint, and return it as it is kept. The call may come from any thread, and take long."""
         return checkpoint
 
     def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:
-        """A checkpoint that was put has been offered to its standby, or is of no use any more."""
+        """Note that a checkpoint that was put has been offered to its standby, or is of no use any more."""
