@@ -16,7 +16,7 @@ from flux.kafka.errors import KafkaError
 from flux.kafka.source import KafkaReader
 from tests.kafka.batches import TIME
 from tests.kafka.broker import Broker
-from tests.kafka.topics import offsets_behind, read_all, reader, reading, received, rows, send, until
+from tests.kafka.topics import offsets_behind, read_all, reader, reading, received, remake, rows, send, until
 from tests.kafka.written import found
 
 
@@ -114,14 +114,39 @@ def test_many_bad_records_fit_a_topic_with_a_low_limit(broker: Broker, new_topic
     assert offsets(received(broker.address, to, 500)) == list(range(500))
 
 
-def test_a_bad_record_that_fits_nowhere_ends_the_reading(broker: Broker, new_topic: Callable[..., str]) -> None:
-    topic, to = new_topic(), new_topic(max_message_bytes=3000)
-    send(broker.address, topic, [b"x" * 4000])
-    with (
-        reading(of(topic, to, broker)) as batches,
-        pytest.raises(KafkaError, match=f"of topic '{topic}', partition 0 does not fit into topic '{to}'.*3,000 bytes"),
-    ):
+@pytest.mark.parametrize(
+    ("size", "limits", "said"),
+    [
+        (4000, {"max_message_bytes": 3000}, r"\(max\.message\.bytes\) is 3,000 bytes"),
+        (
+            2_000_000,
+            {"max_message_bytes": 4_000_000, "segment_bytes": 1 << 20},
+            r"\(segment\.bytes\) is 1,048,576 bytes",
+        ),
+    ],
+)
+def test_a_bad_record_that_fits_nowhere_ends_the_reading_and_names_the_limit(
+    broker: Broker, new_topic: Callable[..., str], size: int, limits: dict[str, int], said: str
+) -> None:
+    topic, to = new_topic(max_message_bytes=4_000_000), new_topic(**limits)
+    send(broker.address, topic, [b"x" * size], **{"message.max.bytes": 4_000_000})
+    why = f"of topic '{topic}', partition 0 does not fit into topic '{to}'.*{said}"
+    with reading(of(topic, to, broker)) as batches, pytest.raises(KafkaError, match=why):
         until(batches, 1)
+
+
+def test_a_topic_for_bad_records_that_is_made_anew_gets_those_that_come(
+    broker: Broker, new_topic: Callable[..., str]
+) -> None:
+    """Nothing is believed of it but its name and its partitions."""
+    topic, to = new_topic(), new_topic()
+    send(broker.address, topic, [b"{", b'{"user": 1}'])
+    with reading(of(topic, to, broker)) as batches:
+        until(batches, 1)
+        remake(broker.address, to)
+        send(broker.address, topic, [b"[", b'{"user": 2}'])
+        until(batches, 1)
+    assert offsets(received(broker.address, to, 1)) == [2]
 
 
 def test_closing_does_not_wait_for_a_topic_that_takes_nothing(
