@@ -1,4 +1,4 @@
-"""Whose fault it is when user code raises: stage, partition, stream, sequence and first bad row (design: user-error)."""
+"""Errors of user code with their place: stage, partition, stream, sequence and first bad row (design: user-error)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def joined(slices: list[Slice]) -> pa.RecordBatch:
-    """The rows of one step as one batch."""
+    """Join the rows of one step to one batch."""
     if len(slices) == 1:
         assert isinstance(slices[0], RowSlice)
         return slices[0].batch
@@ -29,17 +29,18 @@ def joined(slices: list[Slice]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Of one replica."""
+    """The guard of one replica's calls of user code."""
 
     where: str
     stage: StagePlan
     context: Context
 
     def guard(self, doing: str, slices: list[Slice] | None, call: Callable[[], T]) -> T:
-        """Call user code. Raises UserCodeError for whatever it raises. ``slices``: the rows of the step, if it is about rows."""
+        """Call user code. UserCodeError, for any error that it raises. ``slices`` are the rows of the step, if the call is
+        about rows."""
         try:
             return call()
-        except SnapshotError as error:  # of a state that does not fit, which does not know where it is
+        except SnapshotError as error:  # a state that does not fit; this error does not know its place
             raise SnapshotError(f"{self.where}: {error.summary}", error.traceback) from error
         except UserCodeError:
             raise
@@ -47,7 +48,7 @@ class Blame:
             raise self.error(doing, slices, error) from error
 
     def error(self, doing: str, slices: list[Slice] | None, error: BaseException) -> UserCodeError:
-        """What ``guard`` raises for an error that is already there."""
+        """Make the error that ``guard`` raises from an existing one."""
         text = f"{self.where}: {doing}() raised {described(error)}"
         if slices:
             names = ", ".join(f"stream {s.stream} sequence {s.sequence}" for s in slices[:3])

@@ -1,12 +1,12 @@
 """The order log that keeps the replicas of a partition identical, as a state machine without I/O (design: order-log, commit).
 
-Law: a step is committed when every live replica has received its entry; where there is only one secondary, it knows
-that itself, and need not be told. What is committed survives: any live replica
-can go on from there and do the same. What a secondary has received beyond that may be cut by the next primary.
+Law: a step is committed when every live replica has received its entry; a sole secondary knows that itself, and need not be
+told. Committed steps survive: any live replica can go on from there and do the same. Further entries of a secondary may be cut
+by the next primary.
 
-The primary appends entries and counts acks; a secondary follows. Entries are kept until they are applied here and
-nobody else can need them from here. A primary's ``term`` is the epoch in which it became primary: there is one primary
-per term, and an ack speaks of the log of one term only.
+The primary appends entries and counts acks; a secondary follows. Entries are kept until they are applied here and no other
+replica can need them from here. A primary's ``term`` is the epoch in which it became primary: there is one primary per term,
+and an ack speaks of the log of one term only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from partitioning.table import ReplicaAt
 
 
 class Claim(NamedTuple):
-    """The output of the first ``steps`` steps of a partition has this checksum, a replica says."""
+    """A replica's claim that the output of the first ``steps`` steps of a partition has this checksum."""
 
     steps: int
     checksum: int
@@ -35,44 +35,55 @@ NO_CLAIM = Claim(0, 0)
 
 @dataclass
 class Peer:
-    """Another replica, as its primary sees it. ``votes``: nothing is committed without it. ``acked``: it has received
-    all entries below; None: it has no state yet. ``sent``, ``told``: entries and committed steps that are on their way
-    to it; ``greeted``: it has answered in this term; ``promised``: it may hold all below for committed when it has
-    them. ``applied``: steps that it has applied; ``checked``: steps below have given the same; ``claim``: a step that
-    this primary has not come to yet, and the checksum there; ``copied_at``: steps that its copy of the state had;
-    ``live_at_step``: what was committed when it first answered after that, at ``live_at_since`` (seconds);
-    ``caught_up_reported``, ``safe``: what the controller has been told; ``stall_ms``: how long the copy took,
-    ``copy_bytes``: its size; ``copying``: it is under way, and orders would come too early; ``left``: it knows that
-    positions below have left the dataflow; for that alone it is not told again before ``left_at``."""
+    """Another replica of the partition, as its primary sees it."""
 
     kind: Kind
     incarnation: int
     live: bool
+    #: Nothing is committed without its ack.
     votes: bool
+    #: It has received all entries below this; None: it has no state yet.
     acked: int | None
+    #: Entries below this are on their way to it.
     sent: int
+    #: Committed steps of which it is being told.
     told: int = -1
+    #: It has answered in this term.
     greeted: bool = False
+    #: It may take all entries below this for committed when it has them.
     promised: int = 0
+    #: Steps that it has applied.
     applied: int = 0
+    #: Steps below this have given the same output.
     checked: int = 0
+    #: Its claim about a step that this primary has not reached yet.
     claim: Claim | None = None
+    #: Steps that its copy of the state had.
     copied_at: int = 0
+    #: Committed steps when it first answered after its copy.
     live_at_step: int | None = None
+    #: Time of that answer.
     live_at_since: float = 0.0
+    #: The controller has been told that it has caught up.
     caught_up_reported: bool = False
+    #: The controller has been told that it is safe.
     safe: bool = False
+    #: Time of the stall for its copy.
     stall_ms: float = 0.0
+    #: Size of its copy.
     copy_bytes: int = 0
+    #: Its copy is under way, and orders would come too early.
     copying: bool = False
+    #: It knows that positions below this have left the dataflow.
     left: int = 0
+    #: It is not told of ``left`` alone before this time.
     left_at: float = 0.0
     heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
-    since: float = 0.0  # then, or when it last owed nothing
+    since: float = 0.0  # time of that, or when it last owed nothing
     applied_as_told: int = -1  # when the controller was last told of the replicas here
 
     def overdue(self, end: int, committed: int, now: float, again_s: float) -> bool:
-        """Whether it owes an answer for so long that something must have been lost."""
+        """Tell whether it owes an answer for such a time that a message must have been lost."""
         assert self.acked is not None
         answered = (self.safe if self.live else self.caught_up_reported) and self.claim is None
         heard = (self.acked, self.applied)
@@ -82,11 +93,11 @@ class Peer:
 
     @property
     def catching_up(self) -> bool:
-        """Whether it has the order, and still has to apply what came while its state was copied."""
+        """It has the order, and still has to apply the steps that came while its state was copied."""
         return self.live_at_step is not None and not self.live and not self.caught_up_reported
 
     def wants_left(self, left: int, now: float) -> bool:
-        """Whether it is to be told that positions below ``left`` have left, though there is nothing else to say."""
+        """Tell whether it is to be told that positions below ``left`` have left, if there is nothing else to say."""
         return left > self.left and self.kind.commits and now >= self.left_at
 
     def send_again(self, now: float) -> None:
@@ -95,11 +106,13 @@ class Peer:
 
 
 class OrderLog:
-    """Entries ``base`` .. ``end`` - 1. ``committed``: all entries below are committed, as far as is known here.
-    ``verified``: as a secondary, entries below are those of the primary of ``term``; beyond may lie what an earlier one
-    sent, kept because it may have been committed. ``slowest``: as primary, steps that every other replica has applied
-    that applies any, as far as they have answered; None: nobody has. ``oldest``: the first step that is in the longest log of
-    this partition, this one or that of a replica that has received the order and whose state is behind."""
+    """The order log of one replica: entries ``base`` to ``end`` - 1.
+
+    ``committed``: all entries below are committed, as far as is known here. ``verified``: as a secondary, entries below are
+    those of the primary of ``term``; beyond may lie entries of an earlier one, kept because they may have been committed.
+    ``slowest``: as primary, steps that every other replica has applied that applies any, as far as they have answered; None:
+    none has. ``oldest``: the first step that is in the longest log of this partition, this one or that of a replica that has
+    received the order and whose state is behind."""
 
     def __init__(self, start: int = 0) -> None:
         self.base = start
@@ -127,7 +140,7 @@ class OrderLog:
         return list(islice(self._entries, max(step - self.base, 0), None))
 
     def ordered_below(self, stream: StreamId) -> int:
-        """Elements of a stream below are in its entries; 0: none."""
+        """Return the end of the elements of a stream that are in its entries; 0: there are none."""
         for entry in reversed(self._entries):
             for edge, producer, through in entry.slices:
                 if (edge, producer) == stream:
@@ -135,7 +148,7 @@ class OrderLog:
         return 0
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         assert self.base + len(self._entries) == self.end, "entries are those from base to end"
         assert self.committed <= self.end, f"{self.committed} committed of {self.end}"
         assert self.verified <= self.end, f"{self.verified} verified of {self.end}"
@@ -150,8 +163,8 @@ class OrderLog:
     # ---- the primary's side
 
     def lead(self, others: Iterable[ReplicaAt], applied: int) -> None:
-        """Be primary with these other replicas. Known ones keep what they have acked."""
-        # Only a safe replica leads: everything in its copy of the state is committed, also if nobody has told it yet.
+        """Be primary with these other replicas. Known ones keep their acks."""
+        # Only a safe replica leads: everything in its copy of the state is committed, even if no primary has told it yet.
         self.committed = max(self.committed, self.base)
         known, self.peers = self.peers, {}
         for other in others:
@@ -163,7 +176,8 @@ class OrderLog:
                 # A live replica has received everything committed; one that is not live may wait for its copy of state.
                 start = self.committed if other.live or not kind.copies else None
                 sent = start if start is not None else 0
-                # Compared from where this replica is by now, that step included: there may be no other for long.
+                # Replicas are compared from the present step of this one on, that step included: there may be no other for
+                # long.
                 compared = max(applied - 1, 0)
                 peer = Peer(kind, other.incarnation, other.live, votes, start, sent, checked=compared)
             self.peers[other.worker] = peer
@@ -178,15 +192,16 @@ class OrderLog:
         self._note_slowest()
 
     def report_again(self) -> None:
-        """The controller shall hear once more who has caught up, who is safe and who gives other output, also if nothing else
+        """Report to the controller once more which replicas have caught up, are safe or give other output, also if nothing else
         happens."""
         for peer in self.peers.values():
             peer.caught_up_reported, peer.safe, peer.told = False, False, -1
 
     def copied(self, worker: int, applied: int) -> None:
-        """A copy of the state after ``applied`` steps is taken for a new replica: what is ordered from there on is kept
-        for it, and sent when the copy has arrived. It may be the second one: which of them arrives is not known, so
-        entries are kept and sent from the first on."""
+        """Note that a copy of the state after ``applied`` steps is taken for a new replica: later orders are kept for it, and
+        sent when the copy has arrived.
+
+        It may be the second copy. It is not known which copy arrives, so entries are kept and sent from the first on."""
         peer = self.peers[worker]
         if peer.acked is None:
             peer.acked = peer.applied = peer.checked = applied
@@ -195,23 +210,23 @@ class OrderLog:
         peer.copying = True
 
     def installed(self, worker: int) -> None:
-        """The copy of the state is where it should be."""
+        """Note that the copy of the state has arrived."""
         self.peers[worker].copying = False
 
     def alone(self, peer: Peer) -> bool:
-        """Whether what it receives is committed by that: it is the only other replica that counts, and has no entries of an
-        earlier term that it could take for these."""
+        """Tell whether an entry is committed when this replica has received it: it is the only other replica that counts, and
+        has no entries of an earlier term that it could take for these."""
         return peer.votes and peer.greeted and sum(other.votes for other in self.peers.values()) == 1
 
     def promise(self, peer: Peer, below: int) -> int:
-        """All ``below`` may be held for committed by the only other live replica as soon as it has it. Another
-        that becomes live must have it too before it counts: see ``settled``."""
+        """Promise the only other live replica that entries ``below`` are committed as soon as it has them. Another one that
+        becomes live must have them, too, before it counts: see ``settled``."""
         peer.promised = max(peer.promised, below)
         return below
 
     def settled(self, peer: Peer) -> bool:
-        """Whether a replica that has what is committed here has all that anybody else holds for committed, and nothing in
-        its copy of the state that is not."""
+        """Tell whether a replica that has all committed entries also has all entries that another replica takes for committed,
+        and no uncommitted step in its copy of the state."""
         assert peer.acked is not None
         promised = max([self.promised, *(other.promised for other in self.peers.values() if other is not peer)])
         return self.committed >= peer.copied_at and peer.acked >= promised
@@ -235,7 +250,7 @@ class OrderLog:
 
     @property
     def untold(self) -> bool:
-        """Whether some replica has not been told all."""
+        """A replica has not been told everything."""
         for peer in self.peers.values():
             if peer.acked is not None and not peer.copying and (peer.sent < self.end or peer.told < self.committed):
                 return True
@@ -248,8 +263,8 @@ class OrderLog:
         return self.end - 1
 
     def on_seen(self, worker: int, incarnation: int, below: int, applied: int = 0) -> bool:
-        """A replica has received all entries ``below`` and has taken ``applied`` steps. False: the ack is of another
-        life."""
+        """Take an ack: a replica has received all entries ``below`` and has taken ``applied`` steps. False: the ack is of
+        another life."""
         peer = self.peers.get(worker)
         if peer is None or peer.incarnation != incarnation or peer.acked is None:
             return False
@@ -269,7 +284,8 @@ class OrderLog:
             self.committed = reached
 
     def trim(self, applied: int) -> None:
-        """Forget what is applied and nobody can ask for: as primary what all have acked, else what is committed."""
+        """Forget entries that are applied and that no replica can ask for: as primary those that all have acked, else the
+        committed ones."""
         limit = min(applied, self.committed)
         if self.base >= limit:
             return
@@ -290,16 +306,16 @@ class OrderLog:
         self.committed = committed
 
     def on_orders(self, term: int, first: int, entries: list[OrderEntry], committed: int, applied: int) -> bool:
-        """Take entries ``first``, ... from the primary of ``term``, of whose log ``committed`` are committed. False: it
-        is deposed.
+        """Take entries ``first``, ... from the primary of ``term``, in whose log ``committed`` are committed. False: it is
+        deposed.
 
-        What an earlier primary sent is cut only where this one has something else in its place: until then it may be
-        committed and known to the outside, and this replica the next primary."""
+        Entries of an earlier primary are cut only where this one has others in their place: until then they may be committed
+        and known to the outside, and this replica may be the next primary."""
         if term < self.term:
             return False
         if term > self.term:
             self.term = term
-            # Every primary has what is committed. Nothing more can be while this live replica has not acked it.
+            # Every primary has all committed entries. No others can be committed while this live replica has not acked them.
             self.verified = max(applied, self.committed, min(committed, self.end))
         if first <= self.verified:
             for step, entry in enumerate(entries, first):

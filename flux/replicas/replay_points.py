@@ -1,10 +1,11 @@
-"""Replay points: what an upstream replica gets in place of checkpoints (design: replay-point).
+"""Replay points, which an upstream replica gets in place of checkpoints (design: replay-point).
 
 A replay point is a triple (r, s, n). Rows applied from step r on still matter; from step s on, the output of an operator that
-began empty at step r is right; n is the number of the first output of step s, and everybody has acked everything below. Nothing
-of the state travels, and no output: whoever takes over begins empty at r, throws away what it gives before s, and numbers from n.
+began empty at step r is right; n is the number of the first output of step s, and all consumers have acked everything below.
+Nothing of the state travels, and no output: a replica that takes over begins empty at r, throws away its output before s, and
+numbers from n.
 
-The operator says r (``Operator.needs_from``). What a copy has besides state and output is that of step r: positions, ended
+The operator says r (``Operator.needs_from``). The parts of a copy beside state and output are those of step r: positions, ended
 streams, timers, time. So a primary notes its step boundaries, and goes back to the newest one that is early enough.
 """
 
@@ -19,13 +20,13 @@ from flux.replicas.copy_state import OutputNow, Photograph, Position, positions_
 from flux.replicas.replica import Replica
 from flux.stream.receiver import Inbound
 
-#: Step boundaries that are noted. Of more, every second one is forgotten: rows are then kept for somewhat longer.
+#: Step boundaries that are noted. Beyond this number, every second one is forgotten: rows are then kept for somewhat longer.
 BOUNDARIES_MAX = 64
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """A replica between two steps, without its state and its output. ``step``: how many are applied."""
+    """A replica between two steps, without its state and its output. ``step`` steps are applied."""
 
     step: int
     replica: dict[str, Any]
@@ -34,7 +35,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class ReplayPoint:
-    """``outputs``: for each outgoing edge the number n, without any output; ``left``: the same for a sink."""
+    """A replay point. ``outputs`` has the number n for each outgoing edge, without any output; ``left`` is the n of a sink."""
 
     picture: Photograph
     left: int
@@ -44,7 +45,7 @@ class ReplayPoint:
         return self.picture.outputs
 
     def acked(self, replica: Replica) -> bool:
-        """Whether nobody can ask for what its primary has given before."""
+        """Tell whether no consumer can ask for output that its primary has given before."""
         if replica.exit is not None and replica.exit.left < self.left:
             return False
         return all(
@@ -54,14 +55,14 @@ class ReplayPoint:
 
 
 class ReplayPoints:
-    """Of one replica, while it leads."""
+    """The replay points of one replica, while it leads."""
 
     def __init__(self) -> None:
         self._term = -1
         self._known: deque[Boundary] = deque()
 
     def make(self, replica: Replica, inbounds: Iterable[Inbound], after: int) -> ReplayPoint | None:
-        """From a replica between two steps, which is s. None: r is not later than ``after``."""
+        """Make a replay point of a replica between two steps, of which the second is s. None: r is not later than ``after``."""
         if self._term != replica.leads_since:
             self._term = replica.leads_since
             self._known.clear()

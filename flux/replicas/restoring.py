@@ -1,6 +1,7 @@
-"""Replicas on their way to life: their operators get back a state (design: copy).
+"""Replicas on their way to life, whose operators get back a state (design: copy).
 
-A large state is given away as ``Aside`` where the operator allows it, so that other partitions of the worker go on meanwhile.
+A large state is given to another thread as ``Aside`` if the operator allows it, so that other partitions of the worker go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Alive = Callable[[Replica, StateCopy, float], None]
 
 class Host(Protocol):
     def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
-        """A replica that nobody knows of yet."""
+        """Build a replica that no other part of the worker knows of yet."""
 
 
 class Restoring:
-    """Of one worker."""
+    """The restoring replicas of one worker."""
 
     def __init__(self, host: Host, aside: Aside) -> None:
         self._host = host
@@ -35,8 +36,8 @@ class Restoring:
         self, key: PartitionKey, incarnation: int, state: StateCopy, inline: bool, wanted: Callable[[], bool], then: Alive,
         now: float,
     ) -> None:  # fmt: skip
-        """Build a replica of this state, and bring it to life ``then``, if it is ``wanted`` when it is done. ``inline``: it is
-        small, so do it at once."""
+        """Build a replica with this state, and bring it to life (``then``), if it is ``wanted`` when it is done. ``inline``:
+        the state is small, so do it at once."""
         replica = self._host.build(key, incarnation, [output.base for output in state.outputs])
         stateful = state.snapshot is not None or bool(state.changes)
         restore = partial(replica.restore, state.snapshot, state.changes)
@@ -56,7 +57,7 @@ class Restoring:
             replica.close()
 
     def close(self) -> None:
-        """End operators that were about to come to life. Nothing runs aside any more."""
+        """End operators that were about to come to life. No job runs aside any more."""
         for replica in self._waiting.values():
             replica.close()
         self._waiting.clear()

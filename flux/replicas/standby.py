@@ -20,11 +20,13 @@ from partitioning.ids import PartitionKey, StreamId
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State after ``step`` steps. ``data``: the copy as it came, without its signature; None: the empty state at the start.
-    ``next``: where each stream goes on, 0 of those that are not named. ``term`` and ``number`` of the copy, by which newer ones
-    are known; ``at``: time of the last step in it, by the wall clock of its primary. ``changes``: copies of what has changed
-    after ``data``, each after the one before. ``base``: as it came, ``data`` is what has changed since the checkpoint of the same
-    term and this number; -1: it is whole."""
+    """A checkpoint: the state after ``step`` steps.
+
+    ``data`` is the copy as it came, without its signature; None: the empty state at the start. ``next`` has the next batch of
+    each stream, 0 for streams that are not named. ``term`` and ``number`` are those of the copy, by which newer ones are known;
+    ``at`` is the time of the last step in it, by the wall clock of its primary. ``changes`` are copies of changes after
+    ``data``, each after the one before. ``base``: as it came, ``data`` are the changes since the checkpoint of the same term
+    and this number; -1: it is whole."""
 
     step: int = 0
     data: memoryview | None = None
@@ -42,11 +44,11 @@ class Checkpoint:
 
     @property
     def pieces(self) -> tuple[memoryview, ...]:
-        """The whole copy and those of what has changed since."""
+        """The whole copy, and the copies of changes since."""
         return () if self.data is None else (self.data, *self.changes)
 
     def after(self, base: Checkpoint) -> Checkpoint:
-        """The whole, of the checkpoint that this one is the changes to."""
+        """Return the whole checkpoint, made from the one to which this one is the changes."""
         assert self.data is not None
         return replace(self, data=base.data, changes=(*base.changes, self.data), base=-1)
 
@@ -60,10 +62,12 @@ class Checkpoint:
 
 
 class Standby:
-    """``checkpoint``: the newest whose steps are all committed, ``beside``: a newer one that may not be. ``order`` of the steps
-    after the checkpoint. ``leads``: it is to take over, and hears nobody any more. ``left``: the outside has the positions of
-    its partition's output below. ``claim``: the newest that it has heard of
-    committed output. ``taken``: called with each new checkpoint."""
+    """A standby of one partition.
+
+    ``checkpoint`` is the newest whose steps are all committed, ``beside`` a newer one with steps that may not be. ``order`` has
+    the steps after the checkpoint. ``leads``: it is to take over, and takes no more orders. ``left``: the outside has the
+    positions of its partition's output below this. ``claim`` is the newest claim about committed output. ``taken`` is called
+    with each new checkpoint."""
 
     def __init__(
         self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
@@ -77,14 +81,14 @@ class Standby:
         self.from_vault = False  # it came from a checkpoint location
         self.left = 0
         self.claim = NO_CLAIM
-        self.reads_since = -1  # as primary: the epoch in which it became that
+        self.reads_since = -1  # as primary: the epoch in which it became primary
         self.settled: dict[
             StreamId, Mark
         ] = {}  # no row through these is missing in the checkpoint (design: needed-no-more)
         self._taken = taken
 
     def begin(self, checkpoint: Checkpoint, state: ReplicaState) -> None:
-        """It was added, and this is its first copy. It is safe only when its primary says that the steps in it are
+        """Take the first copy after the standby was added. It is safe only when its primary says that the steps in it are
         committed; before, it is dropped with its primary."""
         self.checkpoint = checkpoint
         self.order = OrderLog(checkpoint.step)
@@ -107,7 +111,7 @@ class Standby:
         return max(self.checkpoint.next.get(stream, 0), 0 if settled is None else settled.sequence + 1)
 
     def note_settled(self, stream: StreamId, mark: Mark) -> bool:
-        """Take in that the checkpoint has all rows of a stream through this mark. Whether it is news."""
+        """Note that the checkpoint has all rows of a stream through this mark, and tell whether that is news."""
         known = self.settled.get(stream)
         if known is not None and known.sequence >= mark.sequence:
             return False
@@ -116,7 +120,7 @@ class Standby:
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """Where each stream goes on behind the checkpoint."""
+        """Return the position of each stream behind the checkpoint."""
         found = {position.stream: position for position in self.checkpoint.positions}
         for stream, mark in self.settled.items():
             known = found.get(stream) or Position(stream, 0, -1, ())
@@ -137,20 +141,21 @@ class Standby:
         )  # fmt: skip
 
     def wants(self, term: int, number: int) -> bool:
-        """Whether a checkpoint with this name would be news."""
+        """Tell whether a checkpoint with this name would be news."""
         newest = self.beside or self.checkpoint
         return not self.leads and term >= self.order.term and (term, number) > (newest.term, newest.number)
 
     def holds(self, term: int, number: int) -> Checkpoint | None:
-        """The checkpoint with this name, as far as it is here."""
+        """Return the checkpoint with this name, if it is here."""
         for kept in (self.beside, self.checkpoint):
             if kept is not None and (kept.term, kept.number) == (term, number):
                 return kept
         return None
 
     def take(self, checkpoint: Checkpoint) -> bool:
-        """A checkpoint has come. Whether it is used, now or when its steps are committed. Changes are of use only to what they
-        are the changes of: that may be beside, and then what becomes of them waits there too."""
+        """Take a checkpoint, and tell whether it is used, now or when its steps are committed.
+
+        Changes are of use only with their base. The base may be the checkpoint beside, and then the result waits there, too."""
         if not self.wants(checkpoint.term, checkpoint.number) or checkpoint.step < self.checkpoint.step:
             return False
         if checkpoint.base >= 0:
@@ -163,29 +168,29 @@ class Standby:
         return True
 
     def fence(self, term: int) -> None:
-        """Heed no primary of an earlier term any more: what this standby has is given to the next one."""
+        """Accept no primary of an earlier term any more: the content of this standby is given to the next one."""
         if term > self.order.term:
             self.order.on_orders(term, 0, [], 0, self.checkpoint.step)
             self.settle()
 
     def settle(self) -> None:
-        """Look whether the checkpoint beside may replace the other, or is of no use any more."""
+        """Check whether the checkpoint beside may replace the other, or is of no use any more."""
         found, order = self.beside, self.order
         if found is None:
             return
         if order.term > found.term:
-            self.beside = None  # its steps may be others by now
+            self.beside = None  # other steps may have their numbers by now
         elif order.term == found.term and order.committed >= found.step:
             self.checkpoint, self.beside = found, None
             order.trim(found.step)
             self._taken(self)
 
     def lead(self, epoch: int) -> None:
-        """Take over: what may not be committed is of no use."""
+        """Take over. A checkpoint that may not be committed is of no use."""
         self.leads, self.beside, self.reads_since = True, None, epoch
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         self.order.validate()
         where = f"standby of {self.key}"
         assert self.order.base == self.checkpoint.step, (

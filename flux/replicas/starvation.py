@@ -1,8 +1,8 @@
-"""Ordered steps whose rows do not come: where to look for these, and when (design: starved-step).
+"""Ordered steps whose rows do not come: the search for these rows, and its time (design: starved-step).
 
-The replica of the producer that is read from may be slow, or wait itself, in the end for acks that only this step can
-give; and so may the primaries here that hold the credit. Where one of them has no room in its logs, a circle is likely,
-and nothing is gained by patience.
+The replica of the producer that is read from may be slow, or wait itself, in the end for acks that only this step can give; and
+so may the primaries here that hold the credit. If one of them has no room in its logs, a circle is likely, and patience gains
+nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from flux.replicas.replica import Replica
 from partitioning.ids import StreamId
 
-#: Times the resend timeout: how long rows of an ordered step may stay away before they are looked for elsewhere.
+#: In resend timeouts: the time for which rows of an ordered step may stay away before they are searched elsewhere.
 PATIENCE = 2
-#: Times the resend timeout: the longest that this grows to. Each change of source costs a handshake.
+#: In resend timeouts: the longest such time. It grows, because each change of source costs a handshake.
 PATIENCE_MAX = 8
 
 
 @dataclass
 class Starved:
-    """Ordered steps wait for rows of a stream. ``received``: how far their partitions have got; ``since`` then, or since
-    the last change of source; ``patience_s`` until the next one; ``urgent``: they are let in though the credit is used
-    up; ``elsewhere``: it is time to read them from another replica of their producer."""
+    """The wait of ordered steps for rows of a stream.
+
+    ``received`` is the progress of their partitions; ``since`` the time of that, or of the last change of source;
+    ``patience_s`` the time until the next change; ``urgent``: rows are let in although the credit is used up; ``elsewhere``: it
+    is time to read them from another replica of their producer."""
 
     received: int
     since: float
@@ -40,7 +42,7 @@ class Starvation:
     def look(
         self, replicas: Collection[Replica], received: Callable[[StreamId, int], int], now: float
     ) -> dict[StreamId, Starved]:
-        """Streams of which rows are missing. ``received``: sequence that a partition needs next of a stream."""
+        """Find the streams of which rows are missing. ``received`` gives the sequence that a partition needs next of a stream."""
         missing: dict[StreamId, int] = {}
         for replica in replicas:
             for stream in replica.missing():
@@ -61,7 +63,7 @@ class Starvation:
 
 
 def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
-    """Streams with rows here that wait for a primary whose logs are full, or which others hold back that have much of its
-    order to apply: they may wait for rows, too, on a worker whose credit their own primaries hold."""
+    """Find the streams with rows here that wait for a primary whose logs are full, or that is held back by replicas which have
+    much of its order to apply: these may wait for rows, too, on a worker whose credit their own primaries hold."""
     full = [replica for replica in replicas if replica.primary and (not replica.has_room or replica.held_back)]
     return {stream for replica in full for stream in replica.waiting()}
