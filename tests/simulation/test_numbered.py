@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mixes import NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
+from tests.simulation.mixes import LOSING, LOSING_LIVES, LOSING_STANDBYS, NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
 from tests.simulation.run import Result, run
 
 SEEDS = range(32)
@@ -37,8 +37,33 @@ def test_it_happens_to_numbered_rows(results: list[Result], event: str) -> None:
     assert sum(result.counts[event] for result in results) > 3
 
 
+@pytest.fixture(scope="module")
+def losing() -> list[Result]:
+    return [run(seed, mix) for mix in (LOSING, LOSING_STANDBYS, LOSING_LIVES) for seed in range(8)]
+
+
+@pytest.mark.timeout(1200)
+def test_rows_of_logs_that_lose_records_keep_every_law(losing: list[Result]) -> None:
+    broken = [str(result) for result in losing if not result.ok]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "records that a log has lost",
+        "records that a log has lost unread",
+        "rows made again",
+        "sources read again from the middle",
+    ],
+)
+def test_it_happens_to_rows_of_logs(losing: list[Result], event: str) -> None:
+    assert sum(result.counts[event] for result in losing) > 3
+
+
 #: Seeds that broke a law once, and what was wrong.
 BROKE_ONCE = {
+    113: "a query that was stopped read no row again for which an ordered step waited",
     1019: "the law did not see that a source was told again and again to begin with the start of its log",
     1515: "the law took it for standing still that output keeps the steps back which nobody has committed yet",
 }
