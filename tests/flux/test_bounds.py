@@ -65,12 +65,14 @@ from flux.wire.messages import (
     Reset,
     Restore,
     Resume,
+    Settled,
 )
 from flux.wire.statistics import (
     BadRecords,
     KeptCheckpoint,
     Lag,
     Load,
+    NotCompared,
     PartitionRead,
     Pauses,
     PrimaryRows,
@@ -93,6 +95,7 @@ EVERYTHING: Statistics = {
     "pauses": [Pauses(0, 1, 2, True)],
     "lags": [SourceLag(0, 1, 2, 3)],
     "bad_records": [BadRecords(0, 1, 2)],
+    "not_compared": [NotCompared(0, 1, 2)],
     "drained": 3,
     "behind": [Lag(0, 1, 2, 3, 4, 0.5, 5, False)],
     "unapplied": [Unapplied(0, 1, 2)],
@@ -136,6 +139,7 @@ ASKED = [
     Install(0, 1, 2, 3, 0, 64),
     Install(0, 1, 2, 3, 0, 64, 5, base=1),
     Press(0, 1, [2]),
+    Settled(0, 1, 2, 3, Mark(8, CHECKSUM, 0, b"at", 9)),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]
