@@ -350,7 +350,7 @@ class Reading:
         if len(found) == batch.num_rows == 0:
             return np.empty(0, np.int64)
         wrong = found.dtype != np.int64 or len(found) != batch.num_rows
-        if wrong or found[0] < least or found[-1] > _NUMBER_MAX or not (np.diff(found) > 0).all():
+        if wrong or found[0] < least or found[-1] > _NUMBER_MAX or not (found[1:] > found[:-1]).all():
             raise self._failed(
                 key,
                 ValueError(
