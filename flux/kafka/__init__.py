@@ -1,7 +1,7 @@
-"""Kafka topics as sources, exactly where each row came from included, and as sinks, each record once.
+"""Kafka topics as sources, which show where exactly each row came from, and as sinks, which write each record once.
 
-``flux.kafka(topics, bootstrap, ...)`` is a call of this package: it has the name that people look for, and so has the
-function ``source.kafka``, which says what it takes.
+``flux.kafka(topics, bootstrap, ...)`` calls this package, because users look for that name. The function ``source.kafka``,
+which has the same name, lists the arguments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A request to a schema registry: bounded in time and bytes, whatever the other side does.
+"""A request to a schema registry, bounded in time and bytes even if the registry sends slowly or without end.
 
-A time-out of sockets counts each read by itself, so an answer that comes byte by byte could take for ever. Here a clock shuts
+The time-out of a socket counts from each read, so an answer that comes byte by byte could take for ever. Here a timer shuts
 the connection. Redirects lead to http and https and nowhere else.
 """
 
@@ -15,17 +15,17 @@ import threading
 import urllib.request
 from typing import Any
 
-#: Of a request with its answer, redirects included; of the answer.
+#: Limits of a request with its answer, redirects included, in seconds, and of the answer in bytes.
 LIMIT_S, BYTES_MAX = 5.0, 4 << 20
 _KIND = "application/vnd.schemaregistry.v1+json"
 
 
 class Failed(Exception):
-    """No answer that could be used; it may be otherwise later."""
+    """Failure of a request: there was no answer that could be used. A later attempt may succeed."""
 
 
 class Refused(Exception):
-    """A status from 400 to 499, and what came with it."""
+    """Refusal by the registry: an answer with a status from 400 to 499, but for 408 and 429, which are a ``Failed``."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status, body)
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 def ask(url: str, body: bytes | None = None, limit_s: float = LIMIT_S) -> bytes:
-    """GET, or POST of a ``body`` in JSON. Raises Failed or Refused."""
+    """Send a GET, or a POST if there is a ``body`` (in JSON), and return the body of the answer. Raises Failed or Refused."""
     request = urllib.request.Request(url, body, {"Accept": f"{_KIND}, application/json", "Content-Type": _KIND})
     with _Clock(limit_s) as clock:
         try:
@@ -41,7 +41,7 @@ def ask(url: str, body: bytes | None = None, limit_s: float = LIMIT_S) -> bytes:
                 status, found = answer.status, answer.read(BYTES_MAX + 1)
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Failed(clock.why or str(error) or type(error).__name__) from error
-        if clock.why:  # what had come by then looks like an answer to its end
+        if clock.why:  # the part that had come by then looks like a complete answer
             raise Failed(clock.why)
     if len(found) > BYTES_MAX:
         raise Failed(f"the answer has more than {BYTES_MAX:,} bytes")
@@ -53,7 +53,8 @@ def ask(url: str, body: bytes | None = None, limit_s: float = LIMIT_S) -> bytes:
 
 
 class _Clock:
-    """Shuts connections when time is over. It has descriptors of its own: a socket goes into another one where TLS begins."""
+    """Timer of one request that shuts its connections when the time is over. The timer holds duplicates of the descriptors,
+    because TLS moves a connection into another socket object."""
 
     def __init__(self, limit_s: float) -> None:
         self.why = ""
@@ -75,7 +76,7 @@ class _Clock:
             self._watched.clear()
 
     def connect(self, *args: Any, **options: Any) -> socket.socket:
-        """As ``socket.create_connection``."""
+        """Connect as ``socket.create_connection`` does, and shut the connection when the time is over."""
         if self.why:
             raise TimeoutError(self.why)
         made = socket.create_connection(*args, **options)
@@ -106,7 +107,7 @@ def _opener(clock: _Clock) -> urllib.request.OpenerDirector:
 
 
 class _Answers(urllib.request.HTTPErrorProcessor):
-    """Whatever is no redirect is an answer."""
+    """Handler that takes every status but a redirect as an answer."""
 
     def http_response(self, request: Any, response: Any) -> Any:
         followed = self.parent.error("http", request, response, response.status, response.reason, response.headers) \
@@ -142,5 +143,5 @@ class _Https(urllib.request.HTTPSHandler):
 
 def _watched(kind: type[http.client.HTTPConnection], clock: _Clock, *args: Any, **options: Any) -> Any:
     made = kind(*args, **options)
-    made._create_connection = clock.connect  # type: ignore[attr-defined]  # before a proxy or TLS has a say
+    made._create_connection = clock.connect  # before a proxy or TLS takes part
     return made

@@ -1,11 +1,11 @@
-"""Values in Avro, to columns of a schema: with the framing of a schema registry, or each by the same schema.
+"""Values in Avro, to columns of a schema. Each value has the frame of a schema registry, or all are by the same schema.
 
-Law: as of ``formats``: row i is value i by itself, and a null or empty value is a row of nulls. Whatever the bytes are, they make
-a row or are told apart. What a writer's schema may do is checked first: some could make a few bytes an endless list, or a tower
-of calls in the library.
+Law, as in ``formats``: row i is value i by itself, and a null or empty value is a row of nulls. Any bytes either make a row
+or are reported as bad. A writer's schema is checked before it is used: some schemas could make a few bytes an endless list,
+or make the library call itself too deeply.
 
-The library (fastavro) makes objects, value by value; they become columns together. Records without types inside each other need
-no objects (``avro_flat``).
+The library (fastavro) makes objects, value by value; these become columns together. Records without types inside each other
+need no objects (``avro_flat``).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from flux.kafka.formats import Bad, Format, Parsed, halved, one_batch
 from flux.kafka.registry import Registry
 from partitioning.columns import raw_bytes
 
-#: In front of a value: this byte, and the id of its schema in four.
+#: The frame in front of a value: the byte MAGIC, and the id of the schema in four bytes.
 MAGIC, _FRAME = 0, 5
-#: Records, lists and maps inside each other.
+#: Most records, lists and maps inside each other.
 _DEPTH_MAX = 64
-#: Bytes of a fixed type, and types of a schema where each use of a name counts.
+#: Most bytes of a fixed type, and most types of a schema if each use of a name counts.
 _SIZE_MAX, _TYPES_MAX = (1 << 31) - 1, 10_000
 _DECIMAL_MAX = 38
-#: Of what the library says, which may show whole schemas.
+#: Longest text of the library in a message, in characters: its errors may show whole schemas.
 _WHY_MAX = 200
 _PLAIN = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
     "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
 }  # fmt: skip
-#: Numbers of these are what Arrow counts, too. Others stay the numbers or bytes that they are.
+#: Logical types whose numbers are counted as in Arrow. Values of all others stay the numbers or bytes that they are.
 _TIMES = {
     ("int", "date"): pa.date32(),
     ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
@@ -52,7 +52,7 @@ _WIDER = ({"int": pa.int32(), "long": pa.int64()}, {"float": pa.float32(), "doub
 
 @functools.cache
 def library() -> Any:
-    """fastavro. UsageError says how to install it."""
+    """Return fastavro. UsageError says how to install it."""
     try:
         import fastavro
     except ImportError as error:
@@ -64,8 +64,11 @@ def library() -> Any:
 
 
 class Avro(Format):
-    """``schema``: a record in Avro's JSON, as text or as a dict: the reader's (``reader``: as the library takes it). ``schemas``:
-    where the ids in front of values lead to the writer's, see ``Registry``; None: values are by ``schema``, with no id."""
+    """The format ``avro``.
+
+    ``schema`` is the reader's schema: a record in Avro's JSON, as text or as a dict (``reader`` is the same as the library
+    takes it). ``schemas`` is the place where the ids in front of values lead to writers' schemas, see ``Registry``; if it
+    is None, values are by ``schema`` and have no id in front."""
 
     def __init__(self, schema: Any, schemas: Any = None) -> None:
         self.reader = parsed_schema(as_json(schema))
@@ -93,7 +96,7 @@ class Avro(Format):
         return self._parsed_each(values, find_all) if parsed is None else parsed
 
     def _parsed_flat(self, values: pa.Array, find_all: bool, by_reader: Program) -> Parsed | None:
-        """All values of a writer together; None if the library has to do it."""
+        """Read all values of a writer together. Returns None if the library has to read them."""
         rows, ids = Rows(values, self.reader), np.zeros(len(values), np.int64)
         column = raw_bytes(values)
         kernels.schema_ids((column.offsets, column.data, column.validity, column.first), ids)
@@ -121,13 +124,13 @@ class Avro(Format):
         try:
             made = rows.columns(kept, [field.type for field in self._as_read])
             columns = [each.cast(field.type) for each, field in zip(made, self.schema, strict=True)]
-        except pa.ArrowInvalid:  # text that is none, times that Spark does not know: the library finds out where
+        except pa.ArrowInvalid:  # bad UTF-8, times that Spark does not know: the library finds the value
             return None
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         return Parsed(batch, kept if bad else None, bad)
 
     def _parsed_each(self, values: pa.Array, find_all: bool) -> Parsed:
-        """Value by value."""
+        """Read the values one by one, with the library."""
         rows: list[Any] = []
         good, bad = [], []
         for row, value in enumerate(values.to_pylist()):
@@ -154,7 +157,8 @@ class Avro(Format):
         return Parsed(one_batch(tables, self.schema), kept, bad)
 
     def _read(self, value: bytes) -> Any:
-        """A dict, or what is wrong with it. Raises what is nobody's fault: a registry that does not answer."""
+        """Return a value as a dict, or the reason why it is bad as text. A failure that is not the value's fault, as of a
+        registry that does not answer, is raised."""
         writer, at = self.reader, 0
         if self._registry is not None:
             if len(value) < _FRAME or value[0] != MAGIC:
@@ -170,7 +174,7 @@ class Avro(Format):
             read = library().schemaless_reader(stream, writer, None if writer is self.reader else self.reader)
         except EOFError:
             return "it ends before its schema does"
-        except Exception as error:  # whatever it raises for bytes that make no sense
+        except Exception as error:  # the library raises errors of many kinds for bytes that are no value
             return f"it cannot be read by its schema: {type(error).__name__} {error}".rstrip()[:_WHY_MAX]
         left = len(value) - stream.tell()
         return f"{left} bytes are left behind it" if left else read
@@ -198,17 +202,18 @@ def as_json(schema: Any) -> Any:
 
 
 def parsed_schema(schema: Any) -> Any:
-    """As the library takes it, without logical types whose numbers Arrow understands. UsageError says what is wrong."""
+    """Return a schema as the library takes it, without logical types whose numbers Arrow understands. UsageError: it is no
+    schema."""
     try:
         return library().parse_schema(_plainer(schema, 0))
     except UsageError:
         raise
-    except Exception as error:  # of several kinds, and KeyErrors
+    except Exception as error:  # of several kinds, KeyErrors among them
         raise UsageError(f"it is no schema of Avro: {type(error).__name__}: {error}") from None
 
 
 def _plainer(schema: Any, depth: int) -> Any:
-    """The logical type is kept aside, under a name that the library does not know."""
+    """Copy a schema, with its logical types put aside under a name that the library does not know."""
     if depth > 4 * _DEPTH_MAX:
         raise UsageError(f"a schema has at most {_DEPTH_MAX} types inside each other")
     if isinstance(schema, Mapping):
@@ -223,8 +228,8 @@ def _plainer(schema: Any, depth: int) -> Any:
 
 
 def arrow_type(schema: Any, where: str, named: dict[str, Any], depth: int) -> pa.DataType:
-    """``schema`` as the library gives it; ``named``: types that have been defined before. UsageError: ``where`` it is that no
-    column can hold it."""
+    """Return the type of a column for a ``schema`` that the library has parsed. ``named`` has the types that have been defined
+    before. UsageError: no column can hold the type; the text names the place, ``where``."""
     if depth > _DEPTH_MAX:
         raise UsageError(f"column {where!r} has more than {_DEPTH_MAX} types inside each other")
     if isinstance(schema, list):
@@ -244,7 +249,7 @@ def arrow_type(schema: Any, where: str, named: dict[str, Any], depth: int) -> pa
     if kind == "map":
         return pa.map_(pa.string(), arrow_type(schema["values"], where, named, depth + 1))
     if kind in ("record", "enum", "fixed"):
-        named[schema["name"]] = None  # until it is known
+        named[schema["name"]] = None  # until its fields are known
         made = _named_type(kind, schema, where, named, depth)
         named[schema["name"]] = made
         return made
@@ -254,7 +259,7 @@ def arrow_type(schema: Any, where: str, named: dict[str, Any], depth: int) -> pa
 
 
 def in_micros(type_: pa.DataType) -> pa.DataType:
-    """Spark knows no other timestamps."""
+    """Change all timestamps in a type to microseconds, the only ones that Spark knows."""
     if pa.types.is_timestamp(type_):
         return pa.timestamp("us", type_.tz)
     if pa.types.is_struct(type_):
@@ -300,14 +305,15 @@ def _decimal(schema: Any, where: str) -> pa.DataType:
 
 
 def check_writer(schema: Any) -> None:
-    """UsageError for what must not be read from strangers: types that contain themselves, lists of nothing, of which a few
-    bytes can say that there are billions, and records that use each other so often that a short schema has no end."""
+    """Raise UsageError for a writer's schema that must not be used for bytes from strangers: types that contain themselves;
+    lists whose items take no bytes, because a few bytes can say that there are billions of these; records that use each
+    other until a short schema has no end."""
     _least_bytes(schema, {}, 0)
     _unfolded(schema, {})
 
 
 def _unfolded(schema: Any, named: dict[str, int]) -> int:
-    """How many types there are where each use of a name counts."""
+    """Count the types of a schema, where each use of a name counts."""
     if isinstance(schema, list):
         return sum(_unfolded(each, named) for each in schema)
     if isinstance(schema, str):
@@ -326,7 +332,8 @@ def _unfolded(schema: Any, named: dict[str, int]) -> int:
 
 
 def _least_bytes(schema: Any, named: dict[str, Any], depth: int) -> int:
-    """0 or more; ``named``: of types that have been defined before, None while it is not known."""
+    """Return the least number of bytes of a value, 0 or more. ``named`` has that of each type defined before, None until it is
+    known."""
     if depth > _DEPTH_MAX:
         raise UsageError(f"a schema has at most {_DEPTH_MAX} types inside each other")
     if isinstance(schema, list):

@@ -1,7 +1,8 @@
-"""Which field of a schema of Avro each column is written as: by the user's schema, or by one made of the columns.
+"""The Avro field of each column, by the user's schema or by a schema that is derived from the columns.
 
-Law: what the types say is settled before the first row. A column that can never fit its field is refused here, by its name; one
-whose values may not fit (a null, a long for an int, a decimal) is checked value by value where it is written (``avro_writing``).
+Law: everything that follows from types is settled before the first row. A column that can never fit its field is refused
+here, by its name. A column of which some values may not fit (a null, a long for an int, a decimal) is checked value by
+value as it is written (``avro_writing``).
 """
 
 from __future__ import annotations
@@ -24,39 +25,42 @@ _KINDS = {
     "array": kernels.AVRO_LIST, "map": kernels.AVRO_LIST,
 }  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Of a schema that is made of columns; records inside it stand in a namespace of their own, by where they are.
+#: Name of the record in a schema that is derived from columns. Records inside it have namespaces of their own, by their
+#: place.
 RECORD = "Value"
 
 
 @dataclass(frozen=True)
 class Field:
-    """name      as a column or a part of one; "" of a whole value
-    avro       the name of its type
-    kind       of the kernel
-    to         the Arrow type that its column gets
-    null       the branch of null in a union, -1 for none
-    branch     that of values, -1 for no union
-    size       of a fixed, in bytes
-    symbols    of an enum
-    parts      fields of a record; of a list its item, of a map key and item
-    optional   its default is null
-    missing    no column has it: null"""
+    """Field of an Avro schema, and the column that is written as it."""
 
+    #: Name as a column or a part of one; "" for a whole value.
     name: str
+    #: Name of the Avro type.
     avro: str
+    #: Kind of the field for the kernel (``kernels.AVRO_...``).
     kind: int
+    #: Arrow type that the column gets.
     to: pa.DataType
+    #: Branch of null in a union, -1 without one.
     null: int = -1
+    #: Branch of the values, -1 without a union.
     branch: int = -1
+    #: Size of a fixed type, in bytes.
     size: int = 0
+    #: Symbols of an enum.
     symbols: tuple[str, ...] = ()
+    #: Fields of a record; the item of a list; key and item of a map.
     parts: tuple[Field, ...] = ()
+    #: The default is null, so that the field may be left out.
     optional: bool = False
+    #: No column has the field: null is written.
     missing: bool = False
 
 
 def fields_of(schema: Any) -> tuple[Field, ...]:
-    """Of a record as ``avro.parsed_schema`` gives it, and for which there are columns (``avro.Avro`` has checked that)."""
+    """Return the fields of a record that ``avro.parsed_schema`` has parsed. ``avro.Avro`` has checked that columns can hold
+    them."""
     return _parts(schema, {}, "")
 
 
@@ -77,7 +81,7 @@ def _field(name: str, type_: Any, named: dict[str, Any], where: str) -> Field:
     if isinstance(type_, list):
         null = type_.index("null") if "null" in type_ else -1
         values = [each for each in type_ if each != "null"]
-        # Of two numbers the wider one holds all.
+        # The wider one of two kinds of numbers in a union holds the values of both.
         widest = next((each for each in values if each in ("long", "double")), values[0] if values else "null")
         branch, type_ = type_.index(widest), widest
     if isinstance(type_, dict) and isinstance(type_["type"], dict):
@@ -111,7 +115,8 @@ def _field(name: str, type_: Any, named: dict[str, Any], where: str) -> Field:
 
 
 def fitted(schema: Any, columns: pa.Schema) -> tuple[Field, ...]:
-    """As ``fields_of``, those that no column has marked. SchemaError: a column can never be what its field says."""
+    """Return the fields of a schema as ``fields_of`` does, and mark those without a column. SchemaError: a column can never
+    fit its field."""
     return _fitted(fields_of(schema), list(columns), "")
 
 
@@ -137,7 +142,8 @@ def _fitted(fields: Iterable[Field], columns: list[pa.Field], where: str) -> tup
 
 
 def _checked(type_: pa.DataType, field: Field, where: str) -> Field:
-    """SchemaError if no value of the column could be written, or some would change silently."""
+    """Return the field for a column of this type. SchemaError: no value of the column could be written, or some would change
+    silently."""
     is_ = pa.types
     if is_.is_dictionary(type_):
         type_ = type_.value_type
@@ -184,8 +190,8 @@ def _fits(type_: pa.DataType, field: Field) -> bool:
 
 
 def derived(columns: pa.Schema) -> dict[str, Any]:
-    """A record with a field for each column. Those that may be null are unions with null. SchemaError: names the column that Avro
-    has no type for, or no name."""
+    """Return a schema for columns: a record with a field for each. Fields of columns that may be null are unions with null.
+    SchemaError: Avro has no type for a column, or its name is none in Avro."""
     return _record(RECORD, None, list(columns), "")
 
 

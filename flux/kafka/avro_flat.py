@@ -1,7 +1,7 @@
 """Records of Avro without types inside each other, to columns without an object for any of them.
 
-Law: what it reads is what the library reads (``avro``), row by row; what it does not understand it leaves to that. Compiled loops
-check each number and length before it is used.
+Law: the result is that of the library (``avro``), row by row. Schemas that are not understood here are left to the library.
+Compiled loops check each number and length before they use it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,33 @@ _KINDS = {
 
 
 class Field(NamedTuple):
-    """``name``: of its type; ``null``: the branch of null in a union of two, -1 for no union. ``symbols``: of an enum."""
+    """Field of a flat record."""
 
+    #: Name of the Avro type.
     name: str
+    #: Bytes of a fixed type, or the number of symbols of an enum.
     size: int = 0
+    #: Branch of null in a union of two, -1 without a union.
     null: int = -1
+    #: Symbols of an enum.
     symbols: tuple[str, ...] = ()
 
 
 class Program(NamedTuple):
-    """How values of a writer's schema become columns; arguments of the kernel."""
+    """Instructions for the kernel: how values of a writer's schema become columns. One entry a field of the writer."""
 
+    #: Kinds of the fields.
     kinds: np.ndarray
+    #: Branches of null, -1 without a union.
     nulls: np.ndarray
+    #: Bytes of fixed types, numbers of symbols of enums.
     sizes: np.ndarray
+    #: Number of the column that a field goes to, -1 for none.
     to: np.ndarray
 
 
 def fields_of(schema: Any) -> dict[str, Field] | None:
-    """Of a record, in order. None if one of them is more than a number, text, bytes or a symbol."""
+    """Return the fields of a record by name, in order. None if one of them is more than a number, text, bytes or a symbol."""
     if not isinstance(schema, dict) or schema["type"] != "record" or schema.get("aliases"):
         return None
     found = {}
@@ -60,14 +68,14 @@ def _field(type_: Any) -> Field | None:
         return None if field is None or field.null >= 0 else field._replace(null=type_.index("null"))
     name = type_["type"] if isinstance(type_, dict) else type_
     if not isinstance(name, str) or name not in _KINDS or (isinstance(type_, dict) and "logicalType" in type_):
-        return None  # a decimal, or a type that was named before
+        return None  # a decimal, or the name of a type that was defined before
     if name == "fixed":
         return Field(name, type_["size"])
     return Field(name, len(type_["symbols"]), symbols=tuple(type_["symbols"])) if name == "enum" else Field(name)
 
 
 def program(writer: Any, reader: Any) -> Program | None:
-    """None where the library must resolve one to the other."""
+    """Make the program from a writer's to the reader's schema. None where the library must resolve one to the other."""
     written, wanted = fields_of(writer), fields_of(reader)
     if written is None or wanted is None or writer["name"] != reader["name"]:
         return None
@@ -88,7 +96,8 @@ def program(writer: Any, reader: Any) -> Program | None:
 
 
 class Rows:
-    """Of a column of ``values``, what is read of each."""
+    """Rows of a column of values: numbers, or places in ``values``, that have been read for each field. ``good`` marks the
+    rows that were read well."""
 
     def __init__(self, values: pa.Array, reader: Any) -> None:
         fields = fields_of(reader)
@@ -108,7 +117,7 @@ class Rows:
         )  # fmt: skip
 
     def columns(self, kept: np.ndarray, types: list[pa.DataType]) -> list[pa.Array]:
-        """Of the rows ``kept``. ArrowInvalid: bytes that should be text are none."""
+        """Make columns of the rows ``kept``. ArrowInvalid: bytes that should be text are not UTF-8."""
         return [self._column(number, kept, kind) for number, kind in enumerate(types)]
 
     def _column(self, number: int, kept: np.ndarray, kind: pa.DataType) -> pa.Array:

@@ -1,7 +1,7 @@
-"""What values are written by in ``to_kafka(..., format="avro")``: whose schema it is, and the id in front of each value.
+"""The schema by which ``to_kafka(..., format="avro")`` writes values, and the id in front of each value.
 
-Law: all writers of a query and all that repeat their rows write by the same schema under the same id. It is settled once, in the
-program that starts the query.
+Law: all writers of a query, and all that repeat their rows, write by the same schema under the same id. Both are settled
+once, in the program that starts the query.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from flux.kafka.avro import MAGIC, Avro, as_json
 from flux.kafka.avro_fields import Field, derived, fitted
 from flux.kafka.subjects import Subject
 
-#: What a function gets, and what it returns: subject and schema as text, to the id.
+#: URL of a registry, or a function that takes subject and schema as text and returns the id.
 Schemas = str | Callable[[str, str], int] | None
 
 
 @dataclass(frozen=True)
 class AvroValues:
-    """schema    in Avro's JSON as the user gave it; None: of the columns, or the newest of the subject
-    schemas   where ids come from; None: nothing stands in front of values
-    register  whether a registry is told of the schema
-    id        when it is settled"""
+    """Schema and frame of the values of one topic."""
 
+    #: Topic that is written; the subject in a registry is named after it.
     topic: str
+    #: Schema in Avro's JSON as the user gave it. None: it is derived from the columns, or is the newest of the subject.
     schema: Any = None
+    #: Origin of ids. None: nothing stands in front of values.
     schemas: Schemas = None
+    #: The schema is registered if the registry does not know it.
     register: bool = False
+    #: Id of the schema, once it is settled.
     id: int | None = None
     _known: dict[Any, tuple[Field, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """UsageError for what cannot be."""
+        """Raise UsageError for arguments that do not go together."""
         if self.schema is not None:
             Avro(self.schema)
         if not isinstance(self.register, bool):
@@ -49,16 +51,16 @@ class AvroValues:
 
     @property
     def follows_registry(self) -> bool:
-        """The schema is not known yet: it will be the newest of the subject."""
+        """The newest schema of the subject is used, which is not known yet."""
         return self.schema is None and isinstance(self.schemas, str) and not self.register
 
     def check(self, columns: pa.Schema) -> None:
-        """SchemaError: these columns can never be written so."""
+        """Raise SchemaError if these columns can never be written by the schema."""
         if not self.follows_registry:
             self._fields(columns)
 
     def settled(self, columns: pa.Schema, limit_s: float) -> AvroValues:
-        """With schema and id, which a registry is asked for up to so many seconds."""
+        """Return the values with schema and id settled. A registry is asked for them for at most ``limit_s`` seconds."""
         subject, number = self._subject(), None
         schema = self.schema if isinstance(self.schema, str) else None
         if subject is not None and self.follows_registry:
@@ -72,11 +74,11 @@ class AvroValues:
             if subject is not None:
                 number = subject.id_of(schema, self.register, limit_s)
         made = AvroValues(self.topic, schema, id=number)
-        made._fields(columns)  # so that workers need not parse it
+        made._fields(columns)  # so that workers need not parse the schema
         return made
 
     def encode(self, columns: Sequence[pa.Array], names: Sequence[str], rows: int, given: pa.Array | None) -> pa.Array:
-        """Binary. ``given``: rows that are null here are null."""
+        """Encode rows as a binary column. Rows that are null in ``given`` are null in it."""
         schema = pa.schema([(name, column.type) for name, column in zip(names, columns, strict=True)])
         fields = self._fields(schema)
         by_name = dict(zip(names, columns, strict=True))
@@ -85,7 +87,7 @@ class AvroValues:
         return avro_writing.values(chosen, fields, rows, given, frame)
 
     def _fields(self, columns: pa.Schema) -> tuple[Field, ...]:
-        # Whether columns may be null is settled with the schema, and batches may say otherwise.
+        # The types alone are the key: nullability is settled with the schema, and that of a batch may differ.
         key = tuple((each.name, each.type) for each in columns)
         if key not in self._known:
             self._known[key] = fitted(Avro(self._schema(columns)).reader, columns)

@@ -1,10 +1,10 @@
 """Columns to values in Avro, the mirror of ``avro``: all rows of a batch at once, without an object for any of them.
 
-Law: the bytes of a row follow from the row and the schema alone. A value that its field does not hold ends with ``UnfitValue``,
-which names row and column, before there is a byte of the batch.
+Law: the bytes of a row follow from the row and the schema alone. A value that does not fit its field ends the batch with
+``UnfitValue``, which names row and column, before any byte of the batch is written.
 
-What stands inside a column is written first, as a column of bytes: items of lists one after the other, records inside as one
-piece each. A compiled loop then puts the fields of each row together.
+The inside of a column is encoded first, as a column of bytes: items of lists one after the other, a record inside as one
+piece. A compiled loop then puts the fields of each row together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from flux.kafka.avro_fields import Field
 from flux.kafka.errors import UnfitValue
 from partitioning.columns import raw_bytes
 
-#: What a number takes at most, by kind; of bytes their length, of lists their count and their end.
+#: Most bytes of a value by kind of field: for bytes those of their length, for lists those of their count and end mark. The
+#: bytes themselves are added.
 _MOST = {
     kernels.AVRO_NULL: 0, kernels.AVRO_BOOLEAN: 1, kernels.AVRO_INT: 5, kernels.AVRO_LONG: 10, kernels.AVRO_FLOAT: 4,
     kernels.AVRO_DOUBLE: 8, kernels.AVRO_BYTES: 5, kernels.AVRO_MADE: 0, kernels.AVRO_LIST: 6, kernels.AVRO_DECIMAL: 17,
@@ -36,8 +37,8 @@ _NO_FRAME = np.empty(0, np.uint8)
 def records(
     columns: Sequence[pa.Array], fields: Sequence[Field], rows: int, given: pa.Array | None = None, frame: bytes = b""
 ) -> pa.Array:
-    """Binary: one record a row. ``columns``: of the fields that are not missing, in order. ``given``: a row that is null here is
-    null. UnfitValue: a value does not fit."""
+    """Encode rows as a binary column, one record each. ``columns`` has a column for each field that is not missing, in order.
+    A row that is null in ``given`` is null in the result. UnfitValue: a value does not fit its field."""
     left = iter(columns)
     table, kept, most = np.zeros((len(fields), kernels.OUT_FIELDS), np.int64), [], len(frame) * rows
     for line, field in zip(table, fields, strict=True):
@@ -56,7 +57,7 @@ def records(
         0 if validity is None else validity.address, 0 if given is None else given.offset,
         np.frombuffer(frame, np.uint8) if frame else _NO_FRAME, table, ends, out,
     )  # fmt: skip
-    del kept  # the addresses were good until here
+    del kept  # the kernel used its addresses until here
     mask = None
     if validity is not None:
         assert given is not None
@@ -67,7 +68,7 @@ def records(
 def values(
     columns: Sequence[pa.Array], fields: Sequence[Field], rows: int, given: pa.Array | None, frame: bytes
 ) -> pa.Array:
-    """As ``records``, for whole values."""
+    """Encode whole values as ``records`` does, and name the row and the column in the error."""
     try:
         return records(columns, fields, rows, given, frame)
     except _Unfit as error:
@@ -87,7 +88,7 @@ class _Unfit(Exception):
 
 
 def _fill(line: np.ndarray, field: Field, made: pa.Array, counts: np.ndarray | None, rows: int) -> int:
-    """The line of a field in the table of the kernel; how many bytes all its values take at most."""
+    """Fill the line of a field in the kernel's table. Returns the most bytes that all its values can take."""
     line[kernels.OUT_KIND] = field.kind
     line[kernels.OUT_NULL], line[kernels.OUT_BRANCH] = field.null, field.branch
     most = rows * (_MOST[field.kind] + (field.branch >= 0))
@@ -121,7 +122,8 @@ def _offsets(column: pa.Array) -> np.ndarray:
 
 
 def _made(column: pa.Array, field: Field, given: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
-    """``given``: rows that count. Of lists also how many items each has."""
+    """Return the column that the kernel reads, and for lists the number of items of each. Rows that are null in ``given`` are
+    not checked."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     _check_nulls(column, field, given)
@@ -136,7 +138,7 @@ def _made(column: pa.Array, field: Field, given: pa.Array | None) -> tuple[pa.Ar
     return _cast(column, field), None
 
 
-#: Of kinds whose Arrow column is not that of the field.
+#: Types of the column that the kernel reads, for kinds whose columns do not have the type of the field.
 _STORED = {kernels.AVRO_MADE: pa.binary(), kernels.AVRO_LIST: pa.binary()}
 
 
@@ -152,17 +154,18 @@ def _check_nulls(column: pa.Array, field: Field, given: pa.Array | None) -> None
 
 
 def _parts(column: pa.Array, field: Field) -> list[pa.Array]:
-    """Those that are there, in order of the fields, and null where the struct is."""
+    """Return columns for the fields of a struct that are not missing, in order of the fields. They are null where the struct
+    is null."""
     names = [each.name for each in column.type]
     found = column.flatten()
     return [found[names.index(each.name)] for each in field.parts if not each.missing]
 
 
 def _listed(column: pa.Array, field: Field) -> tuple[pa.Array, np.ndarray]:
-    """Items are written one after the other, so those of a list are one piece of bytes."""
+    """Encode lists or maps. Their items are encoded one after the other, so the items of a list are one piece of bytes."""
     is_map = field.avro == "map"
     if not is_map and not pa.types.is_list(column.type):
-        if column.offset:  # the cast of a part leaves what is before it in structs without their ends
+        if column.offset:  # the cast of a slice would keep earlier entries in structs, but not their offsets
             column = column.take(pa.array(np.arange(len(column))))
         column = column.cast(pa.list_(column.type.value_type))
     if column.null_count:  # entries of a list that is null do not count
@@ -213,7 +216,7 @@ def _cast(column: pa.Array, field: Field) -> pa.Array:
 
 
 def _floored(column: pa.Array, by: int, to: pa.DataType) -> pa.Array:
-    """Digits that the type lacks are left out, also before 1970."""
+    """Round times down to the unit of the type, also before 1970."""
     counts = np.asarray(column.cast(pa.int64()).fill_null(0)) // by
     return pa.array(counts, mask=np.asarray(column.is_null())).cast(pa.int64()).cast(to)
 
@@ -223,7 +226,7 @@ def _converted(column: pa.Array, convert: Callable[[pa.Array], pa.Array], field:
         return convert(column)
     except pa.ArrowInvalid:
         pass
-    low, high = 0, len(column)  # the first row that does not fit is in between
+    low, high = 0, len(column)  # the first row that does not fit lies in between
     while high - low > 1:
         middle = (low + high) // 2
         try:
@@ -241,5 +244,5 @@ def _said(field: Field) -> str:
 def _shown(value: Any) -> str:
     try:
         return f"{value.as_py()!r:.{_SHOWN_MAX}}"
-    except (ValueError, OverflowError):  # a time that Python has not
+    except (ValueError, OverflowError):  # a time that Python cannot represent
         return f"{value.cast(pa.int64()).as_py()} as {value.type}"

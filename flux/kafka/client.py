@@ -1,9 +1,10 @@
 """A Kafka cluster as a reader needs it: partitions and their leaders, offsets, records as bytes, offsets of a group.
 
-Law: each call ends within its limit, with an answer or an error that names what was asked, whom, for how long, and what to do.
-What passes (a leader that moves, a broker that starts again) is tried again until then; a wrong password is not.
+Law: each call ends within its limit, with an answer or with an error that names the request, the brokers, the time and a
+remedy. A passing failure (a leader that moves, a broker that starts again) is tried again until then; a wrong password is
+not.
 
-It blocks, and belongs to one thread; only ``abort`` may come from another.
+The client blocks and belongs to one thread; only ``abort`` may be called from another.
 """
 
 from __future__ import annotations
@@ -34,51 +35,55 @@ Address = tuple[str, int]
 #: Timestamps that mean the ends of a log.
 EARLIEST, LATEST = -2, -1
 _PORT = 9092
-#: Of one attempt to connect or to ask: a broker that is there answers in milliseconds.
+#: Limit of one attempt to connect or to ask, in seconds. A broker that is there answers in milliseconds.
 ATTEMPT_S = 10.0
-#: There may be others to connect to.
+#: Limit of connecting to one broker, in seconds. It is shorter, because another broker may be there.
 CONNECT_S = 5.0
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
-#: How long a topic that was just made may be unknown to the broker that is asked.
+#: Time for which a topic that was just made may be unknown to the broker that is asked, in seconds.
 _NEW_TOPIC_S = 1.0
 
 
 class Passing(Exception):
-    """Something that may be well the next time."""
+    """Failure that may be over at the next attempt."""
 
 
 class OutOfRange(Exception):
-    """The broker says that it has no record at the offset that was asked for, and will not get one."""
+    """Answer of a broker that it has no record at the requested offset, and will not get one."""
 
 
 class Fetched(NamedTuple):
-    """``records``: record batches; the last may be cut off. ``end``: the offset behind the last record that all replicas of
-    the broker have (its high watermark)."""
+    """Record batches of one partition, from one answer."""
 
+    #: Record batches; the last one may be cut off.
     records: pa.Buffer
+    #: Offset behind the last record that all in-sync replicas have (the high watermark).
     end: int
     transactions: Transactions
 
 
 class Wanted(NamedTuple):
-    """Records to be fetched of a partition. ``offset``: of the first one; ``topic_id``: the topic that they are in."""
+    """Partition and offset of records to be fetched."""
 
     topic: str
     partition: int
+    #: Offset of the first record.
     offset: int
+    #: Id of the topic that the records are in.
     topic_id: str = UNKNOWN
 
 
 class Located(NamedTuple):
-    """A topic as a broker has described it. ``leaders``: the address of each leader that there is, by number of the partition."""
+    """A topic as a broker has described it."""
 
     topic_id: str
+    #: Address of each leader that there is, by number of the partition.
     leaders: dict[int, Address]
 
 
-#: A broker answers for each partition that it is asked for.
+#: Reason to try again: a broker has to answer for each partition of a request.
 LEFT_OUT = "the broker left the partition out of its answer"
-#: The first version of each request in which topics go by id: of brokers since Kafka 3.1, and since 4.1.
+#: First version of these requests in which topics go by id: of brokers since Kafka 3.1, and since 4.1.
 FETCH_BY_ID = PRODUCE_BY_ID = 13
 
 
@@ -125,12 +130,12 @@ def fetched(part: Any) -> Fetched:
 
 
 def throttled(answer: Any) -> float:
-    """Seconds for which the broker holds back the next answer."""
+    """Return the seconds for which the broker holds back the next answer."""
     return float(min(max(answer.throttle_time_ms, 0) / 1000, ATTEMPT_S))
 
 
 def addresses(bootstrap: str | Sequence[str]) -> list[Address]:
-    """Of "host:port,host:port" or a list of such. UsageError shows what cannot be read."""
+    """Parse "host:port,host:port" or a list of such texts. UsageError shows the text that is no address."""
     given = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     made = [_address(each) for each in given if not isinstance(each, str) or each.strip()]
     if not made:
@@ -153,18 +158,20 @@ class Client:
         self._bootstrap, self._security = list(bootstrap), security
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[str, dict[int, int]] = {}
-        #: The id of each topic, by the newest answer of a broker.
+        #: Id of each topic, by the newest answer of a broker.
         self.topic_ids: dict[str, str] = {}
-        #: The id that a topic must have, and the text of the error if it has another one.
+        #: Id that a topic must have, and the text of the error if it has another one.
         self._expected: dict[str, tuple[str, str]] = {}
+        #: Time of the newest id of each topic (``time.monotonic``).
         self._learned_at: dict[str, float] = {}
         self._connections: dict[Address, Connection] = {}
+        #: Connection of the request that is under way; ``abort`` ends it from another thread.
         self._asking: Connection | None = None
         self._ended = threading.Event()
-        self._until = math.inf  # no attempt takes longer
+        self._until = math.inf  # end of the call under way; no attempt takes longer
 
     def partitions(self, topics: Sequence[str], timeout: float) -> dict[str, list[int]]:
-        """Numbers of the partitions of each topic, in order. UsageError for a topic that is not there."""
+        """List the numbers of the partitions of each topic, in order. UsageError: a topic is not there."""
         newest = time.monotonic() + min(timeout, _NEW_TOPIC_S)
 
         def asked() -> dict[str, list[int]]:
@@ -181,8 +188,8 @@ class Client:
         return self.keep_trying(asked, f"listing the partitions of {_listed(topics)}", timeout)
 
     def matching(self, pattern: re.Pattern[str], timeout: float) -> dict[str, list[int]]:
-        """Topics whose whole name matches, but those of Kafka itself, with their partitions. Those that nobody may see are not
-        told."""
+        """List the topics whose whole name matches the pattern, with their partitions. Topics of Kafka itself are left out;
+        brokers do not name topics that the user may not see."""
 
         def asked() -> dict[str, list[int]]:
             kind = library().Metadata
@@ -192,7 +199,7 @@ class Client:
                     continue
                 error = error_of(topic.error_code).__name__
                 if topic.error_code and "Authorization" not in error:
-                    raise Passing(f"topic {topic.name!r}: {error}")  # or it would be missing, as if it were not there
+                    raise Passing(f"topic {topic.name!r}: {error}")  # or the topic would seem not to be there
                 if not topic.error_code:
                     self._note_id(topic)
                     found[topic.name] = sorted(each.partition_index for each in topic.partitions)
@@ -203,8 +210,8 @@ class Client:
     def offsets(
         self, wanted: Mapping[tuple[str, int], int], timeout: float, read_committed: bool = True
     ) -> dict[tuple[str, int], int]:
-        """For topic and partition the first offset at a time or later, in milliseconds, or EARLIEST or LATEST; where no record
-        is that late, the end."""
+        """Look up the first offset of each topic and partition at or after a time in milliseconds, or EARLIEST or LATEST. If
+        no record is that late, it is the end."""
         if not wanted:
             return {}
 
@@ -226,7 +233,8 @@ class Client:
     def fetch(
         self, topic: str, partition: int, offset: int, wait: float, bytes_max: int, read_committed: bool = True
     ) -> Fetched:
-        """One attempt. An empty answer comes after ``wait`` seconds. Besides what ``ask`` raises: OutOfRange."""
+        """Fetch records, in one attempt. An empty answer comes after ``wait`` seconds. Raises OutOfRange, besides the errors
+        of ``ask``."""
         leader = self._leader(topic, partition)
         wanted = [Wanted(topic, partition, offset, self.topic_ids[topic])]
         answer = self._ask(leader, fetch_message(wanted, wait, bytes_max, read_committed), wait + ATTEMPT_S)
@@ -259,12 +267,12 @@ class Client:
         return time.monotonic() - self._learned_at.get(topic, -math.inf) < seconds
 
     def check(self, code: int, topic: str) -> None:
-        """Raises what an error code of a broker means."""
+        """Raise the error that a broker's error code stands for."""
         self._check(code, topic)
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int], timeout: float) -> None:
-        """Tell the coordinator of a consumer group where reading goes on, for tools that show lag. The group must have no
-        members."""
+        """Tell the coordinator of a consumer group the offsets where reading goes on, for tools that show lag. The group must
+        have no members."""
         kind = library().OffsetCommit
 
         def asked() -> None:
@@ -295,7 +303,7 @@ class Client:
         self.keep_trying(asked, f"committing offsets of group {group!r}", timeout)
 
     def keep_trying(self, attempt: Callable[[], T], doing: str, timeout: float) -> T:
-        """What an attempt returns, once one is good. BrokerUnreachable after ``timeout`` seconds."""
+        """Repeat an attempt until it succeeds, and return its result. BrokerUnreachable after ``timeout`` seconds."""
         self._until = time.monotonic() + timeout
         try:
             return self._keep_trying(attempt, doing, timeout)
@@ -309,7 +317,7 @@ class Client:
                 return attempt()
             except (OSError, Passing) as error:
                 left = self._until - time.monotonic()
-                if left <= _PAUSE_S:  # too short for another attempt, which would say no more than that
+                if left <= _PAUSE_S:  # too short for another attempt, whose error would tell less
                     raise self.unreachable(doing, timeout, error) from error
                 if self._ended.wait(min(pause * random.uniform(0.8, 1.2), left)):
                     raise
@@ -324,11 +332,11 @@ class Client:
         )
 
     def forget(self) -> None:
-        """Leaders may be others now."""
+        """Forget the leaders: partitions may have others now."""
         self._leaders = {}
 
     def abort(self) -> None:
-        """From another thread: what is under way ends with an error, soon."""
+        """End the call under way with an error, soon. May be called from another thread."""
         self._ended.set()
         asking = self._asking
         if asking is not None:
@@ -341,7 +349,7 @@ class Client:
         self._connections = {}
 
     def _learn(self, topics: Sequence[str]) -> list[str]:
-        """Ask any broker who leads what. Returns the topics that it does not know."""
+        """Ask any broker for the leaders of topics. Returns the topics that it does not know."""
         kind = library().Metadata
         named = [kind.MetadataRequestTopic(name=topic) for topic in topics]
         answer = self._ask(None, kind(topics=named, allow_auto_topic_creation=False), ATTEMPT_S)
@@ -414,7 +422,7 @@ class Client:
         raise Passing(f"{topic}: {error.__name__}")
 
     def _ask(self, address: Address | None, message: Any, timeout: float) -> Any:
-        """``address``: None for any broker."""
+        """Ask a broker, or any broker if ``address`` is None."""
         if address is None:
             known = [*self._connections, *random.sample(self._bootstrap, len(self._bootstrap)), *self._brokers.values()]
             return self._ask_any(list(dict.fromkeys(known)), message, timeout)
@@ -455,10 +463,11 @@ class Client:
 
 
 def no_tls(address: Address, error: ssl.SSLError) -> Exception:
-    """What it means for whoever connects."""
+    """Make the error to raise for a failure of TLS: NotPermitted, or the same error if the broker only hung up, which may
+    pass."""
     if isinstance(error, ssl.SSLEOFError):
         return error
-    made = NotPermitted(  # it will not be another certificate the next time
+    made = NotPermitted(  # the certificate will be the same at the next attempt
         f"no TLS with broker {address[0]}:{address[1]}: {error}. Check security_protocol and port; ssl_cafile names the "
         "file with the certificate that signs that of the broker"
     )

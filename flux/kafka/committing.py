@@ -1,9 +1,11 @@
-"""Offsets of a consumer group, for tools that show its lag: about once a second, up to what every consumer has applied.
+"""Commits of a consumer group, for tools that show its lag: about once a second, up to the offsets that every consumer has
+applied.
 
-Law: nobody waits for it, and nothing depends on it. Where a query goes on, its checkpoints say. What cannot be committed is
-logged once, and tried again until it can be.
+Law: no reader waits for a commit, and nothing depends on it. The place where a query goes on is in its checkpoints. A
+failed commit is logged once, and tried again until it succeeds.
 
-One thread commits for all partitions of a source that a process reads. It begins with the first of them, and ends with the last.
+One thread commits for all partitions of a source that a process reads. It begins with the first of them, and ends with the
+last.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ log = logging.getLogger("flux.kafka")
 TopicPartition = tuple[str, int]
 
 EVERY_S = 1.0
-#: All again, though nothing is new: brokers forget offsets of groups that are silent for days, and a worker that was given up
-#: may have committed older ones.
+#: Interval after which all offsets are committed again, though none is new: brokers forget offsets of groups that are
+#: silent for days, and a worker that was given up may have committed older ones.
 AGAIN_S = 60.0
-#: Of one commit; of the last, for which nobody should wait long.
+#: Limit of one commit, and of the last one, which the end of a reader should not hold up for long.
 _LIMIT_S, _LAST_LIMIT_S = 5.0, 2.0
-#: Between attempts that fail: twice as long each time. A wrong login every second may lock an account.
+#: Longest pause between attempts that fail. It doubles each time, because a wrong login every second may lock an account.
 _PAUSE_MAX_S = 30.0
 
 
@@ -39,7 +41,8 @@ class Committer:
         self._runs = False
 
     def add(self, which: TopicPartition, applied: Callable[[], int | None]) -> None:
-        """From now on commit what ``applied`` says, which is called in another thread; None: nothing yet."""
+        """Commit the offsets that ``applied`` returns, from now on. It is called in another thread, and returns None before
+        the first offset."""
         with self._changed:
             self._applied[which] = applied
             self._left.pop(which, None)
@@ -48,7 +51,7 @@ class Committer:
                 threading.Thread(target=self._run, name=f"flux-kafka-group-{self._group}", daemon=True).start()
 
     def remove(self, which: TopicPartition) -> None:
-        """What it said last is still committed, at once or never."""
+        """End the commits for a partition. Its last offset is still committed, in one attempt."""
         with self._changed:
             applied = self._applied.pop(which, None)
             offset = None if applied is None else applied()
@@ -69,7 +72,7 @@ class Committer:
                 try:
                     if news:
                         client.commit(self._group, news, _LAST_LIMIT_S if last else _LIMIT_S)
-                except Exception as error:  # whatever it is, rows must flow
+                except Exception as error:  # rows must flow after any error
                     if pause == EVERY_S:
                         log.warning("offsets of group %r are not committed, it is tried again: %s", self._group, error)
                     pause = min(2 * pause, _PAUSE_MAX_S)
@@ -81,12 +84,12 @@ class Committer:
             client.close()
 
     def _wait(self, seconds: float) -> tuple[dict[TopicPartition, int], bool]:
-        """What is to be committed then, and whether nothing comes after it."""
+        """Wait, and return the offsets to commit then, and whether no partition is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._left or not self._applied, seconds)
             last = not self._applied
             self._runs = not last
-            # One attempt: soon another worker commits for them.
+            # Removed partitions get one attempt: soon another worker commits for them.
             asked, wanted, self._left = dict(self._applied), self._left, {}
         for which, applied in asked.items():
             offset = applied()

@@ -1,28 +1,28 @@
-"""The records of a compressed batch, as bytes.
+"""Compression and decompression of the records of a batch, as bytes.
 
-Law: what comes out has at most as many bytes as the caller allows, however little went in, and no more memory than about
-twice that is used on the way. What cannot be read is a ValueError.
+Law: decompressed data has at most as many bytes as the caller allows, however small the input, and decompression uses no
+more memory than about twice that. Input that cannot be read is a ValueError.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-#: By the number in the attributes of a record batch.
+#: Codecs by their numbers in the attributes of a record batch.
 CODECS = {0: None, 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 NUMBERS = {name: number for number, name in CODECS.items()}
 
-#: Streams are read in pieces of at least so many bytes: large enough that calls cost nothing.
+#: Least size of the pieces in which streams are read: large enough for the cost of calls to be negligible.
 _PIECE = 1 << 16
-#: How Java's clients frame snappy: this, two versions, and blocks with their length in front.
+#: First bytes of snappy as Java's clients frame it; two versions follow, and then blocks with their length in front.
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEAD = 16
-#: Of a block in that framing; what clients write. A block may hold more, up to the limit.
+#: Size of a block in that framing, as clients write it. A block that is read may be larger, up to the limit.
 _XERIAL_BLOCK = 1 << 15
 
 
 def decompress(codec: str, data: pa.Buffer, most: int) -> pa.Buffer:
-    """``data`` without its compression. ValueError says what is wrong, also if it has more than ``most`` bytes."""
+    """Decompress ``data``. ValueError gives the reason, which may be that there are more than ``most`` bytes."""
     try:
         if codec == "snappy":
             return _snappy(data, most)
@@ -32,14 +32,14 @@ def decompress(codec: str, data: pa.Buffer, most: int) -> pa.Buffer:
 
 
 def compress(codec: str, data: pa.Buffer) -> pa.Buffer:
-    """As brokers and other clients read it."""
+    """Compress ``data`` as brokers and other clients read it."""
     if codec == "snappy":
         return _xerial(data)
     return pa.Codec(codec).compress(data)
 
 
 def _stream(codec: str, data: pa.Buffer, most: int) -> pa.Buffer:
-    """gzip, lz4 and zstd say where they end, and not always how much that makes."""
+    """Decompress gzip, lz4 or zstd, which mark their end and do not always give the size."""
     pieces, got = [], 0
     with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
         size = min(max(4 * data.size, _PIECE), most + 1)
@@ -72,7 +72,8 @@ def _snappy(data: pa.Buffer, most: int) -> pa.Buffer:
 
 
 def _block(data: pa.Buffer, left: int, most: int) -> pa.Buffer:
-    """One block of snappy, which begins with its size when decompressed. ``left``: of the bytes that are allowed in all."""
+    """Decompress one block of snappy, which begins with its decompressed size. ``left`` is the part of ``most`` bytes that is
+    still allowed."""
     size = shift = 0
     for byte in bytes(data.slice(0, min(5, data.size))):
         size |= (byte & 0x7F) << shift
@@ -83,7 +84,8 @@ def _block(data: pa.Buffer, left: int, most: int) -> pa.Buffer:
         raise ValueError("snappy does not say how many bytes there are")
     if size > left:
         raise ValueError(_too_much("snappy", most))
-    # Each element of a block copies 64 bytes at most and takes two or more: a size that cannot be met asks for no memory.
+    # Each element of a block takes two bytes or more and copies at most 64. The check keeps an impossible size from asking
+    # for memory.
     if size > 64 * data.size:
         raise ValueError("snappy says more bytes than it can have")
     return pa.Codec("snappy").decompress(data, decompressed_size=size)

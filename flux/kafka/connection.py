@@ -1,10 +1,10 @@
 """One connection to one broker: a request, its answer, one at a time.
 
-Law: every wait ends at a time that the caller gives. After an error the connection is closed and of no more use. What a
-broker answers has at most ``ANSWER_BYTES_MAX`` bytes.
+Law: every wait ends at a time that the caller gives. After an error the connection is closed and of no more use. An answer
+of a broker has at most ``ANSWER_BYTES_MAX`` bytes.
 
-It blocks: it belongs to a thread that may wait. ``abort`` ends a wait from another thread. Only ``begin`` and ``arrived`` do
-not, for a thread that waits for several connections.
+A connection blocks: it belongs to a thread that may wait. ``abort`` ends a wait from another thread. Only ``begin`` and
+``arrived`` do not block, for a thread that waits for several connections.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from flux.kafka.library import error_of, from_bytes, library, to_bytes
 from flux.kafka.security import Security
 
 CLIENT = "flux"
-#: Brokers are often told to take records of 100 MB. An answer has one of them, or less.
+#: Largest answer. Brokers are often told to take records of 100 MB, and an answer has one of them, or less.
 ANSWER_BYTES_MAX = 256 << 20
-#: The newest version of each request that is used: committed offsets go by name of the topic, and all transactions of a writer
-#: have one epoch (in later versions each has another one).
+#: Newest version of each request that is used here. In later versions committed offsets do not go by name of the topic, and
+#: each transaction of a writer has another epoch.
 _NEWEST = {
     "AddOffsetsToTxn": 3, "AddPartitionsToTxn": 3, "EndTxn": 3, "Fetch": 13, "InitProducerId": 4, "ListOffsets": 7,
     "OffsetCommit": 8, "OffsetFetch": 7, "Produce": 13, "TxnOffsetCommit": 3,
 }  # fmt: skip
 _ANY = 1 << 15
-#: Most answers that bring a few rows have fewer.
+#: Most answers with a few rows are smaller than this.
 _SMALL_BYTES = 64 << 10
-#: Of the time a login lasts: then a new connection is made.
+#: Part of the lifetime of a login after which a new connection is made.
 _LOGIN_PART = 0.85
 
 
 class Incoming:
-    """An answer as it comes in, with its size in front. Small ones come into the same memory and are copied from there; large
-    ones get memory of their own that is not cleared first."""
+    """An answer as it comes in, with its size in front. Small answers come into the same memory and are copied from there;
+    large ones get memory of their own that is not cleared first."""
 
     def __init__(self) -> None:
         self._small = np.empty(_SMALL_BYTES, np.uint8).data
@@ -50,11 +50,12 @@ class Incoming:
         return self._at == self._size
 
     def room(self) -> memoryview:
-        """Where what comes next goes."""
+        """Return the memory for the bytes that come next."""
         return self._into[self._at :] if self._size < 0 else self._into[self._at : self._size]
 
     def took(self, many: int) -> int | None:
-        """So many bytes have come. The size in front, when it is there; ``expect`` says that it can be."""
+        """Note that this number of bytes has come. Returns the size in front as soon as it is there; the caller checks it and
+        passes it to ``expect``."""
         self._at += many
         if self._size >= 0 or self._at < 4:
             return None
@@ -69,15 +70,15 @@ class Incoming:
             self._into[: self._at] = self._small[: self._at]
 
     def taken(self) -> memoryview:
-        """Its bytes behind the size."""
+        """Return the bytes of the answer behind the size, and begin with the next answer."""
         into, size = self._into, self._size
         self._into, self._at, self._size = self._small, 0, -1
         return memoryview(bytes(into[4:size])) if into is self._small else into[4:size]
 
 
 class Connection:
-    """``address``: host and port. OSError and ssl.SSLError if it cannot be reached within ``timeout`` seconds, NotPermitted
-    if it does not let us in."""
+    """Connection to the broker at ``address``, host and port. Raises OSError and ssl.SSLError if the broker cannot be reached
+    within ``timeout`` seconds, NotPermitted if it refuses the login."""
 
     def __init__(self, address: tuple[str, int], security: Security, timeout: float) -> None:
         self.address = address
@@ -107,24 +108,25 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, and its login lasts."""
+        """The connection is open, and its login lasts."""
         return self._socket.fileno() >= 0 and time.monotonic() < self._login_ends
 
     def ask(self, message: Any, timeout: float) -> Any:
-        """The answer to a request. OSError, TimeoutError if it does not come, BrokerBroken if it makes no sense."""
+        """Send a request and return the answer. Raises OSError; TimeoutError if no answer comes; BrokerBroken for bytes that
+        are no answer."""
         return self._ask(message, self._version(message), timeout)
 
     def send(self, message: Any, timeout: float) -> None:
-        """A request whose answer ``receive`` gets. Nothing else may be asked in between."""
+        """Send a request whose answer ``receive`` returns. Nothing else may be asked in between."""
         self._send(message, self._version(message), timeout)
 
     def receive(self, message: Any, timeout: float) -> Any:
-        """The answer to what was sent last. Errors as of ``ask``."""
+        """Return the answer to the request that was sent last. Raises the same errors as ``ask``."""
         return self._receive_answer(message, time.monotonic() + timeout)
 
     def begin(self, message: Any, timeout: float) -> None:
-        """A request whose answer ``arrived`` gets, whoever waits for it. Errors as of ``ask``: few requests are so large that
-        they take time."""
+        """Send a request whose answer ``arrived`` returns, without waiting for that. Raises the same errors as ``ask``. Waits
+        only if the socket does not take the whole request at once: few requests are that large."""
         self._asked = message
         data = to_bytes(message, self._version(message), self._next_number(), CLIENT)
         try:
@@ -143,7 +145,8 @@ class Connection:
             raise
 
     def arrived(self) -> Any:
-        """The answer to what was begun last, or None if not all of it is here yet. Does not wait. Errors as of ``ask``."""
+        """Return the answer to the request that was begun last, or None if a part of it is missing. Does not wait. Raises the
+        same errors as ``ask``."""
         try:
             while not self._incoming.whole:
                 try:
@@ -165,7 +168,7 @@ class Connection:
         return self._socket.fileno()
 
     def knows(self, message: Any, version: int = 0) -> bool:
-        """Whether such requests can go to the broker, of this version or a later one."""
+        """Tell whether the broker takes such requests, in this version or a later one."""
         known = self._versions.api_versions.get(message.API_KEY)
         newest = _NEWEST.get(message.name.removesuffix("Request"), _ANY)
         return known is not None and min(known[1], newest) >= version
@@ -174,7 +177,7 @@ class Connection:
         self._socket.close()
 
     def abort(self) -> None:
-        """From another thread: what waits for an answer gets an error."""
+        """End a wait for an answer with an error. May be called from another thread."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -235,7 +238,7 @@ class Connection:
         return answer
 
     def _receive(self, size: int, end: float) -> memoryview:
-        """Exactly so many bytes, in memory of their own that is not cleared first."""
+        """Receive exactly ``size`` bytes, in memory of their own that is not cleared first."""
         view = np.empty(size, np.uint8).data
         at = 0
         while at < size:
@@ -248,7 +251,8 @@ class Connection:
         return view
 
     def _ask_versions(self, timeout: float) -> None:
-        """Brokers answer a version that they do not know in version 0, with an error."""
+        """Ask the broker for its versions of requests. A broker that does not know version 3 of the question answers in
+        version 0, with an error."""
         kind = library().ApiVersions
         end = time.monotonic() + timeout
         for version in (3, 0):
@@ -278,7 +282,7 @@ class Connection:
                 login.receive(answer.auth_bytes)
         except (OSError, NotPermitted, BrokerBroken):
             raise
-        except Exception as error:  # of the mechanism: no token, no ticket, a broker that cannot prove itself
+        except Exception as error:  # of the mechanism: no token, no ticket, a broker that cannot prove its identity
             raise NotPermitted(f"the login {self._security.who()} at {self} fails: {error}") from error
         if not login.is_authenticated():
             raise NotPermitted(f"{self} refuses the login {self._security.who()}")
@@ -291,7 +295,7 @@ class Connection:
 
 
 def _complete(options: dict[str, Any]) -> dict[str, Any]:
-    """Their mechanisms look up options without asking whether they are given."""
+    """Add the defaults of options: kafka-python's mechanisms look options up without asking whether they are given."""
     return {
         "sasl_kerberos_name": None,
         "sasl_kerberos_service_name": "kafka",

@@ -1,19 +1,19 @@
-"""Whether a thread gets a processor when it could go on: how long it waits for one, as Linux counts it."""
+"""Competition for processors: the part of its time that a thread waits for a processor, as Linux counts it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: Of the calling thread: nanoseconds in which it ran, and in which it waited for a processor.
+#: Nanoseconds in which the calling thread ran, and in which it waited for a processor.
 SCHEDULED = Path("/proc/thread-self/schedstat")
-#: Seconds between two looks.
+#: Time between two looks, in seconds.
 LOOK_S = 0.25
-#: Seconds of running and waiting that say something.
+#: Least time of running and waiting, in seconds, of which the share says something.
 _LEAST_S = 0.005
 
 
 class Crowding:
-    """Of the thread that asks."""
+    """Meter of the thread that calls ``share``."""
 
     def __init__(self, scheduled: Path = SCHEDULED) -> None:
         self._scheduled = scheduled
@@ -21,15 +21,15 @@ class Crowding:
         self._ran = self._waited = 0
 
     def share(self, now: float) -> float | None:
-        """Of the time since the last answer in which this thread could go on, the part in which others had the processors, from
-        0 to 1. None: not known (yet)."""
+        """Return the part of the time since the last answer in which this thread could have run, and others had the
+        processors: from 0 to 1. None: it is not known, or not yet."""
         if now < self._look_at:
             return None
         first, self._look_at = not self._look_at, now + LOOK_S
         try:
             ran, waited = map(int, self._scheduled.read_text().split()[:2])
         except (OSError, ValueError):
-            self._look_at = float("inf")  # another system, which does not count it
+            self._look_at = float("inf")  # another system, without this file
             return None
         since = ran - self._ran, waited - self._waited
         self._ran, self._waited = ran, waited

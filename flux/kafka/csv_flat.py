@@ -1,7 +1,7 @@
 """Rows of CSV whose columns are numbers, text, bytes and booleans, to columns without pyarrow's reader of CSV.
 
-That reader starts a thread for each text, which takes longer than a few rows do. Law: what is read here is what it reads; what is
-not understood here, or does not fit, is left to it, and so is every error.
+That reader starts a thread for each text, which takes longer than reading a few rows. Law: the result is that of pyarrow's
+reader. Text that is not understood here, or does not fit, is left to that reader, and so is every error.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 
 from flux.kafka import kernels
 
-#: Digits that fit each integer type, whatever they are.
+#: Number of digits that fit each integer type, whichever digits they are.
 _DIGITS = {pa.int64(): 18, pa.int32(): 9}
 _CAST = {
     pa.int8(), pa.int16(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(), pa.float64(),
 }  # fmt: skip
 _TEXT = {pa.string(), pa.binary()}
-#: What pyarrow's reader takes for booleans: four that are true, and four that are not.
+#: Texts that pyarrow's reader takes for booleans: four for true, and four for false.
 _BOOLEANS = pa.array(["1", "True", "TRUE", "true", "0", "False", "FALSE", "false"])
 
 
 class Fields:
-    """``schema``: of the columns; ``delimiter``: one character of ASCII."""
+    """Reader of rows with columns of ``schema``, whose fields are separated by ``delimiter``, one character of ASCII."""
 
     def __init__(self, schema: pa.Schema, delimiter: str) -> None:
         self._schema = pa.schema([field.with_nullable(True) for field in schema])
@@ -32,13 +32,13 @@ class Fields:
 
     @staticmethod
     def know(schema: pa.Schema) -> bool:
-        """Whether all columns are of types that are read here."""
+        """Tell whether all columns are of types that are read here."""
         return all(
             type_ in _DIGITS or type_ in _CAST or type_ in _TEXT or type_ == pa.bool_() for type_ in schema.types
         )
 
     def read(self, text: pa.Buffer, rows: int) -> pa.RecordBatch | None:
-        """``text``: UTF-8, each row with a newline behind it. None: it is for pyarrow's reader."""
+        """Read rows from UTF-8 ``text`` with a newline behind each row. None: pyarrow's reader has to read them."""
         columns = len(self._types)
         begins = np.empty((columns, rows), np.int64)
         ends = np.empty((columns, rows + 1), np.int32)
@@ -67,7 +67,7 @@ class Fields:
 def _integers(
     type_: pa.DataType, digits: int, out: np.ndarray, ends: np.ndarray, valid: np.ndarray, validity: pa.Buffer | None
 ) -> pa.Array | None:
-    """None: not all of them are a few digits, perhaps with a minus in front."""
+    """Make a column of integers. None: a number has too many digits, or other characters than digits behind a minus."""
     numbers = np.empty(len(valid), type_.to_pandas_dtype())
     if not kernels.integers(out, ends, valid, digits, numbers):
         return None

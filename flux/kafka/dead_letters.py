@@ -1,10 +1,12 @@
-"""Records that do not fit their format go to a topic of their own, as they were, with headers that say where they came from.
+"""Writer of dead letters: records that do not fit their format go to a topic of their own, unchanged, with headers that name
+their origin.
 
-Law: at least once. ``write`` returns when the brokers have all of them, and only then does a position behind them exist. So a
-reader that is lost before leaves nothing out: who reads on begins before them, and writes them again. Headers tell what came
-twice.
+Law: at least once. ``write`` returns when the brokers have all of the records, and only then does a position behind them
+exist. So a reader that is lost before leaves nothing out: the next reader begins before the records, and writes them again.
+The headers show duplicates.
 
-They get the time at which they are written: with that of the record, a topic with a limit of age could drop them at once.
+Dead letters get the time at which they are written: with the time of the record, a topic with a limit of age could drop
+them at once.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from flux.kafka.records import HEADER
 from flux.kafka.security import Security
 from flux.kafka.writing import BATCH_BYTES, record_batches
 
-#: Headers of each: topic, partition, offset and time of the record (milliseconds), and what is wrong with it.
+#: Headers of each dead letter: topic, partition, offset and time of the record (milliseconds), and the reason why it does
+#: not fit.
 TOPIC, PARTITION, OFFSET, TIMESTAMP, ERROR = (
     "flux-topic", "flux-partition", "flux-offset", "flux-timestamp", "flux-error",
 )  # fmt: skip
-#: Kafka's columns that it takes.
+#: Columns of a record that dead letters are made of.
 WANTED = ("key", "value", "offset", "timestamp", "headers")
-#: Of a message of a parser, which may show what it has read.
+#: Longest reason in characters: a parser's message may show the record.
 _ERROR_MAX = 300
 
 
 class DeadLetters:
-    """Of one partition of a topic (``source``), for the thread that reads it; ``abort`` may come from another.
-
-    to       the topic for them, and the partition of it
-    retry_s  how long brokers may take, in seconds"""
+    """Dead letters of one partition of a topic (``source``), for the thread that reads it. Only ``abort`` may be called from
+    another thread. ``to`` is the topic for the dead letters and the partition of it. ``retry_s`` is the longest time, in
+    seconds, that brokers may take."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class DeadLetters:
         self._client = ProducerClient(bootstrap, security)
 
     def write(self, raw: pa.RecordBatch, bad: Sequence[Bad]) -> None:
-        """``raw`` has the columns ``WANTED``. Raises what ends the reading."""
+        """Write the bad rows of ``raw``, which has the columns ``WANTED``. Raises errors that end the reading."""
         rows = raw.select(WANTED).take(pa.array([each.row for each in bad], pa.int64()))
         headers = self._headers(rows, [each.why for each in bad])
         at = 0
@@ -79,7 +81,8 @@ class DeadLetters:
         self._client.close()
 
     def _send(self, batch: np.ndarray, count: int) -> bool:
-        """Whether they are there; otherwise they are too many for one record batch."""
+        """Send one record batch. Returns False if the broker takes no record batch of this size; its records then go in
+        smaller ones."""
         answer = self._client.finish(self._client.begin(self._topic, {self._partition: batch}))[self._partition]
         name = "" if answer.error is None else answer.error.__name__
         if not name:
@@ -98,7 +101,7 @@ class DeadLetters:
         raise KafkaError(f"topic {self._topic!r} refuses bad records of {self._where()}: {name}. {answer.why}".rstrip())
 
     def _headers(self, rows: pa.RecordBatch, errors: Sequence[str]) -> pa.Array:
-        """Those of the record, and behind them ours."""
+        """Make the headers of dead letters: those of the record, and behind them those of Flux."""
         topic, partition = (str(each).encode() for each in self._source)
         times = rows.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
         made = []

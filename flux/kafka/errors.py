@@ -1,4 +1,4 @@
-"""What goes wrong with Kafka, by whose fault it is. Messages name topic, partition and offset, and what to do.
+"""Errors of Kafka, by their causes. Messages name topic, partition and offset, and a remedy.
 
 A wrong call (an unknown topic, an unknown option) is a UsageError as everywhere.
 """
@@ -11,38 +11,38 @@ from flux.errors import FluxError, ProtocolError
 
 
 class KafkaError(FluxError):
-    """Base of what Kafka, or the way to it, does to a query."""
+    """Base of the errors that Kafka, or the way to it, causes in a query."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
 class BrokerUnreachable(KafkaError):
-    """No broker answered within the time given; the message says which were tried, and what came of it."""
+    """Silence of all brokers for the time given. The message names the brokers that were tried, and the last failure."""
 
 
 class NotPermitted(KafkaError):
-    """The broker refuses who we are (a wrong password), or what we want (no permission for a topic)."""
+    """Refusal by a broker: of the login (a wrong password), or of the request (no permission for a topic)."""
 
 
 class DataLost(KafkaError):
-    """Records that were still to be read are gone from the broker, its log ends before a position that was read or written, or
-    the topic was deleted and made anew."""
+    """Loss of data: records that were still to be read are gone from the broker, its log ends before a position that was read
+    or written, or the topic was deleted and made anew."""
 
 
 class CorruptRecords(KafkaError, ProtocolError):
-    """What a broker sent cannot be record batches: cut off, of another format, with a wrong checksum, or with lengths that do
-    not fit. Nothing of it was used."""
+    """Bytes from a broker that cannot be record batches: cut off, of another format, with a wrong checksum, or with lengths
+    that do not fit. Nothing of them was used."""
 
 
 class BrokerBroken(KafkaError, ProtocolError):
-    """A broker answered something that is no answer to the request."""
+    """Answer of a broker that does not belong to the request, or breaks the protocol."""
 
 
 class BadRecord(KafkaError):
-    """A record does not fit the format that was asked for."""
+    """Record that does not fit the format that was asked for."""
 
-    #: The record; the program that started the query knows it from the message alone.
+    #: Place of the record. The program that started the query knows it from the message alone.
     topic, partition, offset = "", -1, -1
 
     def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
@@ -51,12 +51,12 @@ class BadRecord(KafkaError):
 
 
 class UnfitValue(KafkaError):
-    """A value cannot be written in the format that was asked for; the message names its row and column. Nothing of its batch
-    was written."""
+    """Value that cannot be written in the format that was asked for. The message names its row and column. Nothing of its
+    batch was written."""
 
 
 def _rebuilt(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
-    # These cross process boundaries; the default would call __init__ with the finished message.
+    # Errors cross process boundaries; the default would call __init__ with the finished message.
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)

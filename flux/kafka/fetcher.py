@@ -1,9 +1,10 @@
-"""One thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetching``.
+"""The thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetching``.
 
-What takes time is done beside it: looking up leaders, connecting, decoding large answers. Small answers it decodes itself,
-because to hand them to another thread would take longer.
+Slow work is done in other threads: looking up leaders, connecting, decoding large answers. The thread itself decodes small
+answers, because passing them to another thread would take longer.
 
-Law: no method blocks. The thread begins with the first reader and ends soon after the last is gone, whatever a broker does.
+Law: no method blocks. The thread begins with the first reader and ends soon after the last is removed, even if no broker
+answers.
 """
 
 from __future__ import annotations
@@ -47,21 +48,26 @@ from flux.kafka.topic_ids import UNKNOWN, differ
 
 
 class Fetcher:
-    """``bootstrap``, ``security``: of the cluster. ``fetch_bytes``: of an answer, about. ``retry_s``: how long no broker may
-    answer for a partition."""
+    """Fetcher of a cluster, shared by all readers of a source in a process. It starts a thread when there are readers and none
+    runs.
+
+    ``fetch_bytes`` is the approximate size of an answer. ``retry_s`` is the longest time, in seconds, without an answer of
+    any broker for a partition."""
 
     def __init__(
         self, bootstrap: Sequence[Address], security: Security, fetch_bytes: int, read_committed: bool, retry_s: float
     ) -> None:
         self._how = bootstrap, security, fetch_bytes, read_committed, retry_s
         self._lock = threading.Lock()
+        #: Run that takes new readers, until it has ended.
         self._runs: _Run | None = None
+        #: Run of each reader.
         self._run_of: dict[Owner, _Run] = {}
         self._process = os.getpid()
 
     def add(self, reader: Owner) -> None:
         with self._lock:
-            if self._process != os.getpid():  # threads do not come along into a fork
+            if self._process != os.getpid():  # threads do not survive a fork
                 self._runs, self._run_of, self._process = None, {}, os.getpid()
             if self._runs is None or not self._runs.add(reader):
                 self._runs = _Run(*self._how)
@@ -76,14 +82,15 @@ class Fetcher:
             run.let_go(reader)
 
     def has_room(self, reader: Owner) -> None:
-        """A reader that was Paused without a time goes on."""
+        """Tell the thread that a reader that was Paused without a time has room again."""
         run = self._run_of.get(reader)
         if run is not None:
             run.tell(functools.partial(run.resume, reader))
 
 
 class _Run:
-    """From the first reader to the last. Only ``add``, ``let_go`` and ``tell`` may be called from other threads."""
+    """Life of the thread, from the first reader to the last. Only ``add``, ``let_go`` and ``tell`` may be called from other
+    threads."""
 
     def __init__(
         self, bootstrap: Sequence[Address], security: Security, fetch_bytes: int, read_committed: bool, retry_s: float
@@ -93,13 +100,13 @@ class _Run:
         self._fetching = Fetching()
         self._crowding = Crowding()
         self._parts: dict[Owner, Part] = {}
-        self._beside: set[Owner] = set()  # a job is working for them
+        self._beside: set[Owner] = set()  # readers with a job in another thread
         self._connections: dict[Line, Connection] = {}
-        self._asked: dict[int, tuple[Connection, Ask, float]] = {}  # by file number; until when the answer must be here
-        self._lines: dict[int, Line] = {}  # by file number: the connections that are heard
-        self._leaders = Client(bootstrap, security)  # of the job that looks them up
+        self._asked: dict[int, tuple[Connection, Ask, float]] = {}  # by file number, with the end of the wait
+        self._lines: dict[int, Line] = {}  # by file number: connections that are polled
+        self._leaders = Client(bootstrap, security)  # used by the job that looks leaders up
         self._looks_up = False
-        self._errors = Client(bootstrap, security)  # asks nobody
+        self._errors = Client(bootstrap, security)  # makes errors, and is never connected
         self._jobs = SideJobs("flux-kafka-beside")
         self._news: deque[Callable[[], None]] = deque()
         self._hears, self._rings = socket.socketpair()
@@ -110,17 +117,17 @@ class _Run:
         self._waits = False
         self._counts = threading.Lock()
         self._readers = 0
-        self._new: set[Owner] = set()  # who was added and has not begun
+        self._new: set[Owner] = set()  # readers that were added and have not begun
         self.ended = False
 
     def start(self) -> None:
-        """Behind the first reader: without one it ends."""
+        """Start the thread. The first reader must be there: without a reader the thread ends."""
         threading.Thread(target=self._run, name="flux-kafka-fetch", daemon=True).start()
 
     # ---- from other threads
 
     def add(self, reader: Owner) -> bool:
-        """False: it has ended already."""
+        """Add a reader. False: the run has ended already."""
         with self._counts:
             if self.ended:
                 return False
@@ -130,7 +137,7 @@ class _Run:
         return True
 
     def let_go(self, reader: Owner) -> None:
-        """A reader that was added is removed."""
+        """Remove a reader that was added."""
         with self._counts:
             there = not self.ended
         if there:
@@ -144,7 +151,7 @@ class _Run:
             try:
                 self._rings.send(b"!")
             except OSError:
-                pass  # full: it is heard already; or closed: nobody is there any more
+                pass  # full: the thread will wake; or closed: the run has ended
 
     # ---- the loop
 
@@ -161,7 +168,7 @@ class _Run:
             self._close()
 
     def _hear_news(self) -> bool:
-        """False: nobody is left."""
+        """Do the calls that other threads have asked for. False: no reader is left, and the run ends."""
         while self._news:
             self._news.popleft()()
         with self._counts:
@@ -183,7 +190,7 @@ class _Run:
         )
         self._waits = True
         try:
-            # What was told before ``_waits`` is here, and what is told from now on rings.
+            # Calls told before ``_waits`` was set are in ``_news``; calls told from now on wake the poll.
             wait = 0.0 if self._news else max(due - time.monotonic(), 0.0)
             ready = self._poll.poll(None if wait == float("inf") else 1000 * wait)
         finally:
@@ -194,7 +201,7 @@ class _Run:
             elif number in self._asked:
                 self._receive(number)
             elif number in self._lines:
-                self._drop(self._lines[number])  # nothing is asked there: it has ended
+                self._drop(self._lines[number])  # nothing was asked there: the broker has closed it
         self._give_up_late()
 
     def _hear(self) -> None:
@@ -206,7 +213,7 @@ class _Run:
 
     def _close(self) -> None:
         self._leaders.abort()
-        if not self._looks_up:  # else the job closes it
+        if not self._looks_up:  # otherwise its job closes it
             self._leaders.close()
         self._jobs.close()
         for connection in self._connections.values():
@@ -234,7 +241,7 @@ class _Run:
     def resume(self, reader: Owner) -> None:
         part = self._parts.get(reader)
         if part is not None and part.phase == WORKED_OFF and reader not in self._beside:
-            part.good = time.monotonic()  # it was held up here, not by a broker
+            part.good = time.monotonic()  # the pause was caused here, not by a broker
             self._work_off(part)
 
     def _work_off(self, part: Part) -> None:
@@ -259,16 +266,16 @@ class _Run:
             said: Any
             try:
                 said = job()
-            except BaseException as error:  # also sys.exit() of a user's function
+            except BaseException as error:  # also sys.exit() in a user's function
                 said = error
             self.tell(functools.partial(self._back, part, said))
             if self.ended:
-                part.owner.over()  # nobody hears that any more
+                part.owner.over()  # the loop has ended, and will not do it
 
         self._jobs.give(done)
 
     def _back(self, part: Part, said: Any) -> None:
-        """From a job beside."""
+        """Take the result of a job from another thread."""
         self._beside.discard(part.owner)
         if part.owner in self._parts:
             self._worked_off(part, said)
@@ -276,12 +283,12 @@ class _Run:
             part.owner.over()
 
     def _worked_off(self, part: Part, said: Any) -> None:
-        """``said``: what ``work_off`` returned or raised."""
+        """Go on after ``work_off``; ``said`` is its result, or the error that it raised."""
         now, reader = time.monotonic(), part.owner
         if isinstance(said, Paused):
             if said.until is not None:
                 self._fetching.pauses(part, said.until)
-            elif not reader.full:  # it has got room meanwhile, and may have said so while the job was under way
+            elif not reader.full:  # there is room again, perhaps announced while the job was under way
                 self._work_off(part)
         elif isinstance(said, NothingWhole) and part.among:
             self._fetching.goes_on(part, reader.next_offset, now, lags=True, alone=True)
@@ -293,13 +300,13 @@ class _Run:
             self._fetching.goes_on(part, reader.next_offset, now, lags=said)
 
     def _end(self, part: Part, error: BaseException) -> None:
-        """Of a partition. Its reader is there until it is removed."""
+        """End the reading of a partition with an error. Its reader is there until it is removed."""
         self._parts.pop(part.owner, None)
         self._fetching.remove(part)
         part.owner.fail(error)
 
     def _failed(self, part: Part, error: BaseException) -> None:
-        """Something that may pass, or not."""
+        """Handle an error of a partition: try again if it may pass, otherwise end the reading."""
         reader = part.owner
         if isinstance(error, OutOfRange):
             self._do_beside(part, lambda: self._in_range(reader))
@@ -317,12 +324,12 @@ class _Run:
     @staticmethod
     def _in_range(reader: Owner) -> None:
         reader.go_on_in_range()
-        raise Passing("the offset was out of range")  # so that it pauses, should the broker say so again
+        raise Passing("the offset was out of range")  # for a pause, should the broker answer the same again
 
     @staticmethod
     def _go_on_in(topic_id: str, reader: Owner) -> None:
         reader.go_on_in(topic_id)
-        raise Passing("the topic was made anew")  # so that its leaders are looked up again
+        raise Passing("the topic was made anew")  # so that the leaders of the new topic are looked up
 
     # ---- leaders
 
@@ -332,7 +339,7 @@ class _Run:
             self._jobs.give(functools.partial(self._looked_up, parts))
 
     def _looked_up(self, parts: list[Part]) -> None:
-        """In a thread beside."""
+        """Look up leaders. Runs in another thread."""
         found: dict[str, Located | Exception] = {}
         for topic in {part.topic for part in parts}:
             try:
@@ -356,7 +363,8 @@ class _Run:
                 self._do_beside(part, functools.partial(self._go_on_in, located.topic_id, reader))
             elif part.number in located.leaders:
                 reader.topic_id = reader.topic_id or located.topic_id
-                # An id that the broker does not tell is not asked for by id: its answer would be an error for ever.
+                # With UNKNOWN from the broker, requests go by name: a request by an id that the broker does not know would
+                # fail for ever.
                 part.topic_id = located.topic_id
                 self._fetching.found(part, located.leaders[part.number], time.monotonic())
             else:
@@ -373,7 +381,7 @@ class _Run:
             self._jobs.give(functools.partial(self._connect, ask))
 
     def _connect(self, ask: Ask) -> None:
-        """In a thread beside."""
+        """Connect to a broker. Runs in another thread."""
         broker = ask.line.broker
         try:
             connection = Connection(broker, self._security, min(CONNECT_S, limits.ATTEMPT_S))
@@ -388,7 +396,7 @@ class _Run:
     def _connected(self, ask: Ask, connection: Connection) -> None:
         number = connection.fileno()
         if number < 0:
-            return  # this thread is at its end
+            return  # the run is ending, and has closed it
         self._connections[ask.line], self._lines[number] = connection, ask.line
         self._poll.register(number, select.POLLIN)
         self._begin_asking(ask, connection)
@@ -408,7 +416,7 @@ class _Run:
             self._asked[number] = connection, ask, time.monotonic() + ask.wait + limits.ATTEMPT_S
 
     def _drop(self, line: Line, number: int | None = None) -> None:
-        """The connection of a line is of no more use. ``number``: of its file, if it may be closed already."""
+        """Close the connection of a line. ``number`` is its file number, for a connection that may be closed already."""
         connection = self._connections.pop(line, None)
         if connection is not None:
             number = connection.fileno() if number is None else number
@@ -446,7 +454,7 @@ class _Run:
         now = time.monotonic()
         try:
             throttle_s, found = throttled(answer), fetched_parts(answer, ask.wanted)
-        except (TypeError, AttributeError, ValueError) as error:  # null where there must be something
+        except (TypeError, AttributeError, ValueError) as error:  # null in a field that must have a value
             self._no_answer(
                 ask, BrokerBroken(f"the broker at {ask.line.broker} sent a fetch answer without parts: {error}")
             )
@@ -469,7 +477,7 @@ class _Run:
                 self._fetching.works_off(part, now)
             else:
                 part.owner.nothing(got.high_watermark)
-                # What others have got may have been all that there was room for.
+                # The answer may have had no room for this partition, beside the records of others.
                 self._fetching.goes_on(part, part.offset, now, lags=full and part.offset < got.high_watermark)
         for part, rows in brings:
             part.owner.came(rows)

@@ -1,14 +1,15 @@
-"""Which partitions a process asks for next, of which broker, and when: the rules of ``fetcher``, without its sockets and clock.
+"""Schedule of requests: the partitions a process asks for next, the broker of each, and the time. These are the rules of
+``fetcher``, without sockets and clock.
 
-All partitions that a broker leads, and that want rows, are asked for in one request. Law: a partition is in at most one request
-at a time, and in none while its rows are being worked off; one that fails, or is held up, holds up no other one.
+All partitions that a broker leads, and that want rows, are asked for in one request. Law: a partition is in at most one
+request at a time, and in none while its rows are being worked off; one that fails, or is held up, holds up no other one.
 
     its leader is not known -> looked up -> it wants rows -> asked for -> worked off (perhaps a pause on the way) -> it wants rows
            ^--------------- a failure, from anywhere; after a pause that gets longer until an answer comes --------------'
 
-A request may wait at the broker for half a second, and takes nobody along meanwhile. Who wants rows later than the others
-goes over a second connection, whose requests wait for a shorter time; as soon as both want rows together, they are asked for
-together again.
+A request may wait at the broker for half a second, and no partition can join it meanwhile. A partition that wants rows
+later than the others goes over a second connection, whose requests wait for a shorter time. As soon as both want rows at
+the same time, one request asks for both again.
 """
 
 from __future__ import annotations
@@ -21,73 +22,89 @@ from typing import Any, NamedTuple
 from flux.kafka.client import Address, Wanted
 from flux.kafka.topic_ids import UNKNOWN
 
-#: How long a broker holds back an empty answer, over the first and the second connection. ``close`` does not wait for it.
+#: Time for which a broker holds back an empty answer, over the first and the second connection. ``close`` does not wait for
+#: it.
 WAIT_S = (0.5, 0.05)
-#: How long who wants rows waits for the first connection before he takes the second: under load, answers come sooner.
+#: A partition waits this long for the first connection before it uses the second: under load, answers come sooner.
 LATE_S = 0.005
-#: What an answer costs hardly depends on how few records it brings. Who has all that the log has asks again this long after he
-#: asked last, at the soonest, so that more records come together. Where records come one by one, he has waited longer already.
-#: Where the processors are wanted by more than there are, every step behind waits for one, and fewer and larger answers come
-#: through sooner: then the time grows, up to the longest.
+#: Least time between two requests for a partition whose reader has all records of the log, and its largest value. The cost
+#: of an answer hardly depends on the number of its records, so a short wait brings more of them together. A partition whose
+#: records come one by one has waited longer already. If there is more work than processors, each later step waits for a
+#: processor as well, and fewer and larger answers come through sooner: then the time grows, up to the largest value.
 GATHER_S, GATHER_MAX_S = 0.003, 0.025
-#: It grows above the one share of time in which a thread that could go on waits for a processor, and shrinks below the other.
+#: The time grows while a thread that could run waits for a processor for more than the first share of time, and shrinks
+#: below the second.
 CROWDED, FREE = 0.6, 0.45
 _STEP = 1.3
-#: Pauses after something that may pass.
+#: Pauses after a failure that may pass.
 PAUSE_S, PAUSE_MAX_S = 0.1, 2.0
 
 #: A partition that asks again within this time sees the errors of a broker whose topic is deleted.
 STALE_S = 1.0
 
-# Where a partition is.
+# Phases of a partition.
 LOST, LOOKED_UP, READY, ASKED, WORKED_OFF, PAUSED, GONE = range(7)
 
 
 @dataclass(eq=False)
 class Part:
-    """A partition that somebody here reads. ``owner``: who gets what comes; ``offset``: what is asked for next. ``due``: not
-    before; ``late_at``: from then also over the second connection. ``good``: when a broker answered last.
-    ``asked_at``, ``among``: when it was asked for last, and whether with others. ``alone``: next it is asked for without others,
-    because a broker may cut off what does not fit behind the records of these. ``topic_id``: the topic that ``offset`` belongs
-    to; ``by_id``: the broker that was asked last looks topics up by id."""
+    """Partition that this process reads."""
 
+    #: Reader of the partition, see ``owner.Owner``.
     owner: Any
     topic: str
     number: int
+    #: Offset to ask for next.
     offset: int
+    #: Time of the last answer of a broker, or of the end of a pause: silence counts from here.
     good: float
+    #: Id of the topic that ``offset`` belongs to.
     topic_id: str = UNKNOWN
+    #: One of the phases above.
     phase: int = LOST
+    #: Leader, once it was found.
     broker: Address | None = None
+    #: The partition is not asked for, looked up or resumed before this time.
     due: float = 0.0
+    #: From this time on the second connection is used, too.
     late_at: float = 0.0
+    #: Next pause after a failure, in seconds.
     pause: float = PAUSE_S
+    #: Time of the last request.
     asked_at: float = 0.0
+    #: The last request asked for other partitions as well.
     among: bool = False
+    #: The next request asks for no other partition, because a broker may cut off records that do not fit behind those of
+    #: others.
     alone: bool = False
+    #: The broker that was asked last looks topics up by id.
     by_id: bool = False
 
     @property
     def wanted(self) -> Wanted:
-        """The records that are asked for next."""
+        """The records to ask for next."""
         return Wanted(self.topic, self.number, self.offset, self.topic_id)
 
 
 @dataclass(eq=False)
 class Line:
-    """A connection to a broker. ``free_at``: the broker wants no request before."""
+    """Connection to a broker, as the schedule sees it."""
 
     broker: Address
+    #: 0 for the first connection to the broker, 1 for the second.
     index: int
+    #: A request is under way.
     busy: bool = False
+    #: The broker wants no request before this time.
     free_at: float = 0.0
 
 
 class Ask(NamedTuple):
-    """A request over a line. ``wait``: seconds for which the broker may hold back an empty answer."""
+    """Request over a line."""
 
     line: Line
     parts: tuple[Part, ...]
+    #: Time for which the broker may hold back an empty answer, in seconds.
     wait: float
 
     @property
@@ -97,14 +114,16 @@ class Ask(NamedTuple):
 
 @dataclass
 class _Broker:
-    """``ready``: those that want rows, who has waited for longest first: a broker fills its answer in this order."""
+    """Broker that leads partitions."""
 
     lines: tuple[Line, Line]
+    #: Partitions that want rows. The one that has waited for longest stands first, because a broker fills its answer in
+    #: this order.
     ready: dict[Part, None] = field(default_factory=dict)
 
 
 class Fetching:
-    """Told of all that happens, with the time. Times of the same clock come out."""
+    """Schedule of all partitions. Its methods are told each event with its time, and return times of the same clock."""
 
     def __init__(self) -> None:
         self._parts: set[Part] = set()
@@ -116,20 +135,21 @@ class Fetching:
     def __len__(self) -> int:
         return len(self._parts)
 
-    # ---- who reads
+    # ---- partitions
 
     def add(self, part: Part) -> None:
         self._parts.add(part)
         self._lost.add(part)
 
     def remove(self, part: Part) -> None:
-        """A request that is under way brings nothing for it any more."""
+        """Remove a partition. A request that is under way brings nothing for it any more."""
         self._leave(part)
         self._parts.discard(part)
         part.phase = GONE
 
     def waited(self, share: float) -> None:
-        """So much of the time in which it could go on, the thread that asks has waited for a processor of late."""
+        """Adapt the time for gathering. ``share`` is the part of its recent time in which the thread that asks could have run,
+        and waited for a processor."""
         if share > CROWDED:
             self.gather_s = min(_STEP * self.gather_s, GATHER_MAX_S)
         elif share < FREE:
@@ -138,7 +158,7 @@ class Fetching:
     # ---- leaders
 
     def lookups(self, now: float) -> list[Part]:
-        """Whose leader is to be looked up now."""
+        """Return the partitions whose leaders are to be looked up now."""
         found = [part for part in self._lost if part.due <= now]
         for part in found:
             self._leave(part)
@@ -154,7 +174,8 @@ class Fetching:
     # ---- requests
 
     def asks(self, now: float) -> Iterator[Ask]:
-        """What is to be sent now. Whoever wants rows is in it, also who need not be asked for yet: it costs nothing more."""
+        """Yield the requests to send now. A request asks for all partitions that want rows, also for those not yet due: they
+        cost nothing more."""
         for broker in self._brokers.values():
             while broker.ready and self._time(broker) <= now:
                 line = broker.lines[broker.lines[0].busy]
@@ -167,16 +188,16 @@ class Fetching:
                 yield Ask(line, chosen, WAIT_S[line.index])
 
     def answered(self, ask: Ask, now: float, throttle_s: float = 0.0) -> list[Part]:
-        """An answer has come, or none will. Returns those that still wait for it."""
+        """Note that an answer has come, or that none will. Returns the partitions of the request that still wait for it."""
         ask.line.busy, ask.line.free_at = False, now + throttle_s
         return [part for part in ask.parts if part.phase == ASKED]
 
     def works_off(self, part: Part, now: float) -> None:
-        """Rows have come for it, and are not its own yet."""
+        """Note that rows have come for a partition, which are now decoded."""
         part.good, part.pause, part.phase = now, PAUSE_S, WORKED_OFF
 
     def goes_on(self, part: Part, offset: int, now: float, lags: bool, alone: bool = False) -> None:
-        """It wants what comes from an offset on. lags: the log has more already."""
+        """Ask for rows from an offset on. ``lags``: the log has more already."""
         if part.phase in (ASKED, WORKED_OFF, PAUSED):
             self._leave(part)
             part.offset, part.alone = offset, alone
@@ -188,13 +209,13 @@ class Fetching:
     # ---- pauses
 
     def pauses(self, part: Part, until: float) -> None:
-        """It goes on with the rows that it has, later."""
+        """Pause a partition: its reader goes on with the rows that it has at the time ``until``."""
         if part.phase == WORKED_OFF:
             self._paused.add(part)
             part.phase, part.due = PAUSED, until
 
     def resumed(self, now: float) -> list[Part]:
-        """Whose pause is over: they work off what they have."""
+        """Return the partitions whose pause is over: their readers go on with the rows that they have."""
         found = [part for part in self._paused if part.due <= now]
         for part in found:
             self._paused.discard(part)
@@ -202,8 +223,8 @@ class Fetching:
         return found
 
     def failed(self, part: Part, offset: int, now: float, retry_s: float) -> float | None:
-        """Something that may pass: its leader is looked up again, a little later, and it is asked for from ``offset`` on. Returns
-        for how long no broker has answered, if that is too long."""
+        """Note a failure that may pass: the leader is looked up again after a pause, and rows from ``offset`` on are asked
+        for. Returns the time without an answer of a broker, in seconds, if that is too long."""
         self._leave(part)
         if part.phase == GONE:
             return None
@@ -223,8 +244,8 @@ class Fetching:
     # ---- time
 
     def due(self, looking_up: bool = False) -> float:
-        """When there is something to do again, if nothing happens before. looking_up: leaders are being looked up, and no others
-        until that is over."""
+        """Return the time of the next action, if no event comes before. ``looking_up``: leaders are being looked up, and no
+        others will be until that is over."""
         times = [self._time(broker) for broker in self._brokers.values() if broker.ready]
         times += [] if looking_up else [part.due for part in self._lost]
         times += [part.due for part in self._paused]

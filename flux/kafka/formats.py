@@ -1,10 +1,10 @@
-"""What the values of records mean: JSON or CSV, to columns of a schema, all rows of a batch at once (Avro: ``avro``).
+"""Formats of the values of records: JSON or CSV, to columns of a schema, all rows of a batch at once (Avro: ``avro``).
 
-Law: row i of the result is value i, by itself. A value that does not fit is found and told apart (``Bad``); those around it
-are read as if it were not there. A null value (a tombstone) and an empty one are a row of nulls.
+Law: row i of the result is value i, by itself. A value that does not fit is found and reported (``Bad``); the values around
+it are read as if it were not there. A null value (a tombstone) and an empty one are a row of nulls.
 
-A parser of lines sees all values as one text. Before it does, a kernel checks that each value ends what it begins; otherwise
-two bad records could make a good row together.
+A parser of lines sees all values as one text. Before it does, a kernel checks that brackets and quotes are closed within
+each value; otherwise two bad records could make a good row together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flux.kafka import kernels
 from flux.kafka.csv_flat import Fields
 from partitioning.columns import raw_bytes
 
-#: Of a parser: in one piece or in several.
+#: Rows from a parser, in one piece or in several.
 Rows: TypeAlias = "pa.Table | pa.RecordBatch"
 
 FORMATS = ("raw", "json", "csv")
@@ -32,26 +32,31 @@ READ_FORMATS = (*FORMATS, "avro")
 
 
 class Bad(NamedTuple):
-    """``row``: of the column that was read."""
+    """Value that does not fit."""
 
+    #: Row of the column that was read.
     row: int
+    #: Reason, for people.
     why: str
 
 
 class Parsed(NamedTuple):
-    """``rows``: of the values that fit; ``kept``: which those are, None for all. ``bad``: the others, or the first of them."""
+    """Result of parsing a column of values."""
 
+    #: Rows of the values that fit.
     rows: pa.RecordBatch
+    #: Row numbers of these values in the column, None for all.
     kept: np.ndarray | None
+    #: All other values, or only the first of them.
     bad: list[Bad]
 
 
 class Format:
-    """``schema``: of the columns that come out."""
+    """Parser of values into columns of ``schema``."""
 
-    #: Whether ``parse`` may wait for somebody.
+    #: ``parse`` may wait for another process, as for a registry.
     waits = False
-    #: Stands for a value that is null or empty.
+    #: Text that is parsed instead of a value that is null or empty.
     _instead = b""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -60,7 +65,7 @@ class Format:
         self._never_null = [i for i, field in enumerate(schema) if not field.nullable]
 
     def parse(self, values: pa.Array, find_all: bool) -> Parsed:
-        """``values``: a binary column. find_all: look for every bad value; otherwise the first is enough."""
+        """Parse ``values``, a binary column. With ``find_all`` every bad value is found; otherwise the first is enough."""
         shapes = np.empty(len(values), np.int8)
         self._shapes(_view(values), shapes)
         broken = np.flatnonzero(shapes == kernels.BROKEN)
@@ -80,19 +85,19 @@ class Format:
         kept = np.setdiff1d(rows, [each.row for each in bad], assume_unique=True)
         return Parsed(one_batch(tables, self.schema), kept, bad)
 
-    #: Why a value is no single row.
+    #: Reason why a value is no single row.
     _broken = ""
 
     def _shapes(self, values: Any, shapes: np.ndarray) -> None:
         raise NotImplementedError
 
     def _table(self, text: pa.Buffer, rows: int) -> Rows:
-        """One row for each line; ``rows``: how many there should be. Raises what pyarrow does."""
+        """Parse text with one row in each line; there should be ``rows`` of them. Raises the errors of pyarrow."""
         raise NotImplementedError
 
     def _checked(self, values: pa.Array, some: np.ndarray, blank: np.ndarray) -> Rows:
         instead = np.frombuffer(self._instead, np.uint8)
-        # Views and slices share their bytes: the ends say how many there are.
+        # Views and slices share their bytes, so ``nbytes`` alone gives the size of these values.
         size = values.nbytes + (len(instead) + 1) * len(some)
         out = np.empty(size, np.uint8)
         text = pa.py_buffer(out[: kernels.join(_view(values), some, instead, blank, out)])
@@ -107,7 +112,7 @@ class Format:
 
 
 class Json(Format):
-    """One object in each value. Fields that the schema does not name are left out; those that are missing are null."""
+    """The format ``json``: one object in each value. Fields without a column are left out; columns without a field are null."""
 
     _instead = b"{}"
     _broken = f"it is not one JSON object with at most {kernels.DEPTH_MAX} brackets inside each other"
@@ -128,7 +133,7 @@ class Json(Format):
         kernels.objects(values, shapes)
 
     def _table(self, text: pa.Buffer, rows: int) -> Rows:
-        # The reader that streams: the other one starts a thread each time, which takes longer than a few rows do.
+        # This is the streaming reader: the other one starts a thread each time, which takes longer than parsing a few rows.
         reader = arrow_json.open_json(
             pa.BufferReader(text),
             read_options=arrow_json.ReadOptions(use_threads=False, block_size=text.size + 1),
@@ -142,7 +147,7 @@ class Json(Format):
 
 
 class Csv(Format):
-    """One row in each value, without a header. Empty fields are null, and fields may be in double quotes."""
+    """The format ``csv``: one row in each value, without a header. Empty fields are null; fields may be in double quotes."""
 
     _broken = "it is not one row of CSV: a quote does not end, or there is a line break outside of quotes"
 
@@ -166,7 +171,7 @@ class Csv(Format):
 
     def _read(self, text: pa.Buffer) -> pa.Table:
         if text.slice(0, min(text.size, len(BOM_UTF8))).to_pybytes() == BOM_UTF8:
-            text = pa.py_buffer(BOM_UTF8 + text.to_pybytes())  # pyarrow drops one, and only of the first value
+            text = pa.py_buffer(BOM_UTF8 + text.to_pybytes())  # pyarrow drops one, and only that of the first value
         fields = {field.name: field.type for field in self.schema}
         return arrow_csv.read_csv(
             pa.BufferReader(text),
@@ -184,7 +189,8 @@ class Csv(Format):
 
 
 def format_of(name: str | None, schema: Any, schemas: Any = None) -> Format | None:
-    """None: values stay as they are. ``schemas``: of writers, for Avro. UsageError for what does not go together."""
+    """Make a format by its name; None keeps values as they are. ``schemas`` has the schemas of writers, for Avro. UsageError:
+    arguments that do not go together."""
     if schemas is not None and name != "avro":
         raise UsageError("schemas says where the schemas of Avro are: it needs format='avro'")
     if name is None or name == "raw":
@@ -198,7 +204,7 @@ def format_of(name: str | None, schema: Any, schemas: Any = None) -> Format | No
     if schema is None and name == "avro":
         raise UsageError("format='avro' needs a schema in Avro's JSON, which says the columns, also with schemas=")
     if name == "avro":
-        from flux.kafka.avro import Avro  # with a library that others need not have
+        from flux.kafka.avro import Avro  # needs a library that others need not have
 
         return Avro(schema, schemas)
     if schema is None:
@@ -213,7 +219,7 @@ def format_of(name: str | None, schema: Any, schemas: Any = None) -> Format | No
 
 
 def _unfit(type_: pa.DataType) -> str:
-    """Why pyarrow cannot read a type as people write it in JSON; "" if it can."""
+    """Tell why pyarrow cannot read a type as people write it in JSON; "" if it can."""
     if pa.types.is_map(type_):
         return "a map has no fixed fields"
     if pa.types.is_struct(type_):
@@ -228,7 +234,7 @@ def _unfit(type_: pa.DataType) -> str:
 
 
 def halved(parsed: Callable[[np.ndarray], Rows], rows: np.ndarray, bad: list[Bad], find_all: bool) -> list[Rows]:
-    """The tables of rows that can be parsed. A part that cannot is halved until the row is found that is to blame."""
+    """Return the tables of rows that can be parsed. A part that cannot be parsed is halved until the bad row is found."""
     try:
         return [parsed(rows)]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -258,7 +264,8 @@ def _table_of(rows: Rows) -> pa.Table:
 
 
 def _check_text(text: pa.Buffer) -> None:
-    """pyarrow's parser of JSON takes any bytes for text, and what comes behind would stumble over them."""
+    """Raise an error for text that is not UTF-8: pyarrow's parser of JSON takes any bytes for text, and later steps would fail
+    on them."""
     if kernels.ascii_alone(text.address, text.size):
         return
     ends = np.array([0, text.size], np.int64)

@@ -1,6 +1,6 @@
-"""What is used of kafka-python, in one place: its messages, made from Kafka's own schemas, and its logins.
+"""The parts of kafka-python that Flux uses, in one place: its messages, made from Kafka's own schemas, and its logins.
 
-Its connections and its consumer are not: they hand out an object per record, and read TLS in pieces of 4 KiB.
+Its connections and its consumer are not used: they make an object per record, and read TLS in pieces of 4 KiB.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from flux.errors import UsageError
 from flux.kafka.errors import BrokerBroken
 
-#: More cannot be in front of an answer: its number, and fields that are not known to us.
+#: Most bytes in front of an answer: its number, and fields that are not known to us.
 _HEAD_MAX = 1024
 
 
 @functools.cache
 def library() -> Any:
-    """kafka-python's messages and logins. UsageError says how to install it."""
+    """Return kafka-python's messages and logins. UsageError says how to install it."""
     try:
         from kafka import errors
         from kafka.net.sasl import get_sasl_mechanism
@@ -71,7 +71,7 @@ def library() -> Any:
 
 
 def to_bytes(message: Any, version: int, number: int, client: str) -> bytearray:
-    """A request as it goes onto the wire."""
+    """Encode a request for the wire."""
     message.API_VERSION = version
     if message.header is None:
         message.with_header(correlation_id=number, client_id=client)
@@ -82,31 +82,32 @@ def to_bytes(message: Any, version: int, number: int, client: str) -> bytearray:
 
 
 def from_bytes(message: Any, answer: memoryview) -> tuple[int, Any]:
-    """The number of the request that is answered, and the answer. BrokerBroken if that is no answer to ``message``."""
+    """Decode the number of the request that is answered, and the answer. BrokerBroken: the bytes are no answer to
+    ``message``."""
     kind = message.header.get_response_class()
     try:
         size = _head_bytes(kind)
-        if size == _TAGGED_HEAD and answer[size - 1]:  # with tags, which are left out
+        if size == _TAGGED_HEAD and answer[size - 1]:  # it has tags, which are left out
             head = io.BytesIO(bytes(answer[:_HEAD_MAX]))
             kind.parse_header(head)
             size = head.tell()
         return int.from_bytes(answer[:4], "big", signed=True), kind.decode(answer[size:])
-    except Exception as error:  # whatever their code raises for bytes that make no sense
+    except Exception as error:  # kafka-python raises many errors for bytes that are no answer
         raise BrokerBroken(f"the answer to {message.name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-#: Of the head of an answer in newer versions, if no tag follows: a number and how many tags there are.
+#: Size of the head of an answer in newer versions, if no tag follows: the number of the request and the count of tags.
 _TAGGED_HEAD = 5
 
 
 @functools.cache
 def _head_bytes(kind: Any) -> int:
-    """Of the head of an answer without tags."""
+    """Return the size of the head of an answer without tags."""
     head = io.BytesIO(bytes(_TAGGED_HEAD))
     kind.parse_header(head)
     return head.tell()
 
 
 def error_of(code: int) -> Any:
-    """The class of kafka-python for an error code."""
+    """Return the class of kafka-python for an error code."""
     return library().errors.for_code(code)

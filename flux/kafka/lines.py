@@ -1,4 +1,4 @@
-"""The rows of an output batch by partition of the topic, and the record batches that they travel as (design: kafka-sink)."""
+"""Rows of an output batch, by partition of the topic, and the record batches that carry them (design: kafka-sink)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow as pa
 from flux.kafka import kernels
 from flux.kafka.writing import NOBODY, Producer, attributes_of, record_batches, views
 
-#: A record batch, and how many rows it has.
+#: A record batch, and its number of rows.
 Made = tuple[np.ndarray, int]
 
 
 class Records:
-    """Of one output batch. ``order``: rows by partition of the topic, each partition's in the order of the batch; None: all rows
-    are of one partition."""
+    """Records of one output batch. ``order`` has the rows by partition of the topic, those of each partition in the order of
+    the batch; it is None if all rows are of one partition."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Records:
         self.keys, self.values, self.headers, self.times, self.order = keys, values, headers, times, order
 
     def some(self, start: int, end: int) -> tuple[pa.Array | None, pa.Array, np.ndarray, pa.Array | None]:
-        """Keys, values, times and headers of some of them, in that order."""
+        """Return keys, values, times and headers of the rows from ``start`` to ``end``, in the order of partitions."""
         if self.order is not None:
             chosen = pa.array(self.order)
             self.keys = None if self.keys is None else self.keys.take(chosen)
@@ -41,20 +41,21 @@ class Records:
 
 
 class Line:
-    """The rows of one output batch for one partition of the topic: those of ``records`` between two places. ``first``: sequence
-    of the first one, not modulo anything. ``sent``: how many of them the broker has. ``ahead``: a record batch that is made
-    already."""
+    """Rows of one output batch for one partition of the topic: those of ``records`` from ``start`` to ``end``."""
 
     def __init__(self, partition: int, first: int, records: Records, start: int, end: int) -> None:
+        #: Sequence of the first row, not modulo 2^31.
         self.partition, self.first = partition, first
         self.records, self.start, self.rows = records, start, end - start
+        #: Number of the rows that the broker has.
         self.sent = 0
+        #: Record batch that is made already.
         self.ahead: Made | None = None
         self.who = NOBODY
         self._batches: Iterator[Made] | None = None
 
     def begin(self, sent: int, who: Producer, codec: str | None, batch_bytes: int, transactional: bool = False) -> None:
-        """Go on behind so many rows."""
+        """Go on behind the first ``sent`` rows."""
         self.sent, self.who = sent, who
         self._how = codec, who, batch_bytes, transactional
         self._batches = self.ahead = None
@@ -66,7 +67,7 @@ class Line:
         return taken
 
     def make(self) -> None:
-        """The next record batch, if there is one."""
+        """Make the next record batch, if rows are left."""
         if self.ahead is None:
             if self._batches is None:
                 keys, values, times, headers = self.records.some(self.start + self.sent, self.start + self.rows)
@@ -74,7 +75,7 @@ class Line:
             self.ahead = next(self._batches, None)
 
     def made_whole(self, data: np.ndarray) -> None:
-        """All that is left is in this record batch."""
+        """Take over a record batch that has all of the rows."""
         self.ahead, self._batches = (data, self.rows), iter(())
 
 
@@ -87,7 +88,7 @@ def by_partition(
     headers: pa.Array | None,
     times: np.ndarray,
 ) -> list[Line]:
-    """``partitions`` (int32) and ``sequences`` (int64) of each row."""
+    """Split a batch into lines. ``partitions`` (int32) and ``sequences`` (int64) have an entry for each row."""
     order, present, starts, firsts, whole = kernels.grouped(partitions, sequences, topic_partitions)
     assert whole, "partitions are those of the topic, and their numbers have no gaps"
     records = Records(keys, values, headers, times, order if len(present) > 1 else None)
@@ -99,14 +100,14 @@ def by_partition(
 
 
 def make_together(lines: Sequence[Line], batch_bytes: int, transactional: bool) -> None:
-    """The record batches of lines that have begun, all at once, where each is one of at most ``batch_bytes`` and begins with the
-    first row. Otherwise each makes its own when it is wanted."""
+    """Make the record batches of lines that have begun, all at once, if each line fits a record batch of at most
+    ``batch_bytes`` and begins with its first row. Otherwise each line makes its own when it is wanted."""
     if any(line.sent for line in lines):
         return
     records, who = lines[0].records, lines[0].who
     columns, kept = views(records.keys, records.values, records.headers, len(records.times))
     order = np.arange(len(records.times)) if records.order is None else records.order
-    # Not each from the end of the one before: the broker may have all of a line, which is not among them then.
+    # Each line has its own start, not the end of the line before: lines that the broker has already are missing here.
     starts = np.array([line.start for line in lines])
     stops = np.array([line.start + line.rows for line in lines])
     sequences = np.array([line.who.sequence for line in lines])
@@ -115,7 +116,7 @@ def make_together(lines: Sequence[Line], batch_bytes: int, transactional: bool) 
         *columns, records.times, order, starts, stops, attributes_of(None, transactional), who.id, who.epoch, sequences,
         batch_bytes, ends,
     )  # fmt: skip
-    del kept  # the addresses were good until here
+    del kept  # the kernel used its addresses until here
     begin = 0
     for line, end in zip(lines, ends.tolist() if len(out) else (), strict=bool(len(out))):
         line.made_whole(out[begin:end])

@@ -1,7 +1,7 @@
-"""The stage before a topic: which partition of the topic each row goes to, and the how-manieth of this writer it is there.
+"""The stage before a topic: it gives each row its partition of the topic, and its number among this writer's rows there.
 
 Law: both follow from the rows and their order alone. So they are ordered state like any other: all replicas number alike, a
-copy that takes over goes on with the next number, and a broker can tell by the number what it has already.
+replica that takes over goes on with the next number, and a broker can tell by the number whether it has a record already.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from flux.kafka.values import Columns
 from flux.kafka.warm_up import warm_up
 from flux.kafka.writing import partitions_of
 
-#: The columns that it adds: the partition of the topic (int32), and the number of the row there, from 0 (int64).
+#: Added columns: the partition of the topic (int32), and the number of the row there, from 0 (int64).
 PARTITION, SEQUENCE = "_kafka_partition", "_kafka_sequence"
-#: How rows find partitions of the topic when no column says it.
+#: Ways to choose a partition of the topic when no column has it.
 MURMUR2, ROUND_ROBIN = "murmur2", "round_robin"
 
 
 class Numbering(Operator):
-    """``topic_partitions``: of the topic, 1 to 2^31 - 1. ``column``: has the partition of each row; otherwise ``partitioner``
-    says how it is found, and rows without a key take turns."""
+    """Operator that numbers rows. ``topic_partitions`` is the number of partitions of the topic, 1 to 2^31 - 1. ``column`` has
+    the partition of each row; without it ``partitioner`` chooses, and rows without a key take turns."""
 
     snapshot_classes = ()
 
@@ -36,21 +36,21 @@ class Numbering(Operator):
         self._partitioner = partitioner
         self._column = column
         self._counts = np.zeros(topic_partitions, np.int64)
-        self._turn = -1  # of rows without a key; below 0 until there was one
+        self._turn = -1  # partition of the last row without a key; below 0 before the first batch
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         if not batch.num_rows:
             return None
         if self._turn < 0:
             warm_up()
-            self._turn = self.context.partition  # several writers begin with several partitions
+            self._turn = self.context.partition  # so that several writers begin with different partitions
         chosen = self._chosen(batch)
         sequences = np.empty(len(chosen), np.int64)
         self._turn = int(kernels.number(chosen, self._turn, self._counts, sequences))
         return batch.append_column(PARTITION, pa.array(chosen)).append_column(SEQUENCE, pa.array(sequences))
 
     def _chosen(self, batch: pa.RecordBatch) -> np.ndarray:
-        """int32, -1 for rows that take turns."""
+        """Return the partition of each row as int32, -1 for rows that take turns."""
         if self._column is None:
             keys = self._columns.keys(batch) if self._partitioner == MURMUR2 else None
             return np.full(batch.num_rows, -1, np.int32) if keys is None else partitions_of(keys, len(self._counts))
@@ -78,7 +78,7 @@ class Numbering(Operator):
         return schema.append(pa.field(PARTITION, pa.int32())).append(pa.field(SEQUENCE, pa.int64()))
 
     def note_of_output(self) -> list[int]:
-        """Return how many rows have been numbered in each partition of the topic."""
+        """Return the number of rows until now in each partition of the topic."""
         return [int(count) for count in self._counts]
 
     def snapshot(self) -> Any:

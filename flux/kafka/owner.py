@@ -1,4 +1,4 @@
-"""Who reads a partition of a topic, as the thread that fetches for it sees it (see ``fetcher``)."""
+"""The reader of a partition of a topic, as the thread that fetches for it sees it (see ``fetcher``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from flux.kafka.errors import CorruptRecords
 
 
 class Paused(Exception):
-    """Of a reader: it goes on with what it has, after a pause. ``until``: None until it has room, which it says itself."""
+    """Signal of a reader that goes on with the rows it has after a pause. ``until`` is the end of the pause; None: the reader
+    announces when it has room."""
 
     def __init__(self, until: float | None) -> None:
         super().__init__()
@@ -17,21 +18,23 @@ class Paused(Exception):
 
 
 class TakesTime(Exception):
-    """Of a reader: this is to be done beside, because it may wait for somebody."""
+    """Signal of a reader that this work belongs into another thread, because it may wait for another process."""
 
 
 class NothingWhole(CorruptRecords):
-    """Of what has come, no record batch is whole that has the wanted offset or a later one."""
+    """Answer without any whole record batch that has the wanted offset or a later one."""
 
 
 class Owner(Protocol):
-    """Who reads a partition. ``next_offset``: what is to be asked for; ``topic_id``: the topic that it belongs to, UNKNOWN until
-    a broker has told the first one. ``takes_time``: to work off what has come takes long, or waits for somebody. ``full``: it
-    was Paused because it had no room, and has none yet."""
+    """Reader of a partition."""
 
+    #: Name of the topic.
     topic: str
+    #: Number of the partition in its topic.
     partition: int
+    #: Offset to ask for next.
     next_offset: int
+    #: Id of the topic that ``next_offset`` belongs to; UNKNOWN until a broker has given the first one.
     topic_id: str
 
     @property
@@ -41,23 +44,25 @@ class Owner(Protocol):
     def full(self) -> bool: ...
 
     def came(self, answer: Fetched) -> None:
-        """Rows have come. ``work_off`` is called next."""
+        """Take over rows that have come. ``work_off`` is called next."""
 
     def work_off(self, beside: bool) -> bool:
-        """Hand out what has come. Whether the log has more. Paused: it is called again; TakesTime, only if not ``beside``: it is
-        called beside; Passing and OSError: what is left is asked for again; NothingWhole."""
+        """Decode the rows that have come and put them out. Returns whether the log has more.
+
+        Paused: it is called again; TakesTime, only if not ``beside``: it is called in another thread, with ``beside``;
+        Passing and OSError: the rest is asked for again; NothingWhole."""
 
     def nothing(self, end: int) -> None:
-        """Nothing has come, and the log ends there."""
+        """Note that nothing has come, and that the log ends at ``end``."""
 
     def go_on_in_range(self) -> None:
-        """Records that come next are not there. Called beside."""
+        """Find a new place: the records that come next are not in the log. Called in another thread."""
 
     def go_on_in(self, topic_id: str) -> None:
-        """Brokers have another topic of the same name now, with this id. Called beside."""
+        """Go on in another topic of the same name, which brokers have now and whose id this is. Called in another thread."""
 
     def fail(self, error: BaseException) -> None:
-        """The end: for whoever takes."""
+        """End the reading with an error, which the worker gets."""
 
     def over(self) -> None:
-        """It was removed, and nobody calls it any more."""
+        """Release everything: the reader was removed, and is not called any more."""
