@@ -1,1 +1,1 @@
-"""What a user declares: stages, operators, sources, and the plan they become."""
+"""Declarations of users (stages, operators, sources), and the plan made of them."""

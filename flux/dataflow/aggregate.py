@@ -4,12 +4,12 @@
         flights = flux.count()
         delay = flux.mean("arr_delay")
 
-Law: the output depends on the rows and their order alone, not on how they were cut into batches, nor on a
+Law: the output depends on the rows and their order alone, neither on how the rows were cut into batches nor on a
 snapshot and restore in between. Output columns are the key, then the measures in the order of their
 definition.
 
-State is one accumulator per measure over the slots of a key index (``partitioning.keyed_state``). Attributes that a subclass
-sets are state, too (``attributes``), and travel whole with each copy.
+The state is one accumulator per measure over the slots of a key index (``partitioning.keyed_state``). Attributes that a subclass
+sets are state, too (``attributes``), and travel whole with each copy of the state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESULT_ROWS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What to compute: ``kind`` of count, sum, min, max, mean, over ``column`` (None: over rows)."""
+    """One value per key: ``kind`` (count, sum, min, max or mean) of ``column``; None as the column stands for the rows."""
 
     kind: str
     column: str | None = None
@@ -62,48 +62,50 @@ class Measure:
 
 @checked("flux.count")
 def count(column: str | None = None) -> Measure:
-    """Number of rows, also written ``count("*")`` as in Spark, or of values of a column that are not null."""
+    """Count rows, also written ``count("*")`` as in Spark, or the values of a column that are not null."""
     return Measure("count", column)
 
 
 @checked("flux.sum")
 def sum(column: str) -> Measure:
-    """Sum of integers (bigint), floats (double) or decimals; overflow is an error."""
+    """Sum integers (to bigint), floats (to double) or decimals; overflow is an error."""
     return Measure("sum", column)
 
 
 @checked("flux.min")
 def min(column: str) -> Measure:
-    """Least value; NaN is greater than any number, strings compare byte by byte."""
+    """Take the least value; NaN is greater than any number, strings compare byte by byte."""
     return Measure("min", column)
 
 
 @checked("flux.max")
 def max(column: str) -> Measure:
-    """Greatest value; NaN is greater than any number, strings compare byte by byte."""
+    """Take the greatest value; NaN is greater than any number, strings compare byte by byte."""
     return Measure("max", column)
 
 
 @checked("flux.mean")
 def mean(column: str) -> Measure:
-    """Mean as double, of decimals as a decimal with four more digits."""
+    """Take the mean as a double; the mean of decimals is a decimal with four more digits."""
     return Measure("mean", column)
 
 
 class Aggregate(Operator):
-    """Base class: subclasses list their measures as class attributes, and inherit those of their bases."""
+    """Base class of aggregates: a subclass lists its measures as class attributes, and inherits the measures of its bases."""
 
-    #: "complete" or "update", where the decorator does not say it.
+    #: "complete" or "update"; None leaves the choice to the decorator.
     output_mode: str | None = None
     restores_in_background = True
     snapshot_classes = ()
     _made_in_open = ("_accumulators",)
     _measures: dict[str, Measure] = {}
-    #: Changes of more than this part of the keys are not told: the whole snapshot is not much more.
+    #: ``changes`` gives nothing if more than this part of the keys has changed: the whole snapshot is not much larger then.
     _told_share = 1 / 2
+    #: None if the stage has no key.
     _index: KeyIndex | None
+    #: The number of keys at the last call of ``changes``.
     _told: int
-    #: Attributes that this class sets itself. A subclass's own are state beside the groups.
+    #: Attributes that this class sets itself. A subclass's own attributes are state beside the groups.
     _set_here = frozenset((
         "schema", "_output", "_updates", "_keys_at", "_columns_at", "_accumulators", "_index", "_size", "_changed", "_told",
         "_marks", "_mark", "_places",
@@ -124,12 +126,12 @@ class Aggregate(Operator):
         for name in own:
             if name.startswith("_") or name == "context" or hasattr(Aggregate, name):
                 raise UsageError(f"{cls.__name__}: {name!r} cannot be a measure, Aggregate uses that name; rename it")
-        # An attribute that a subclass sets to something else is no measure any more.
+        # An inherited measure whose name a subclass gives to something else is no measure any more.
         kept = {name: measure for name, measure in inherited.items() if name not in cls.__dict__}
         cls._measures = kept | own
 
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> pa.Schema:
-        """Key fields, then measures. Raises SchemaError, KeyTypeError or ColumnTypeError for unfit
+        """Return the key fields, then the measures. Raises SchemaError, KeyTypeError or ColumnTypeError for unfit
         columns."""
         name = type(self).__name__
         if not self._measures:
@@ -166,7 +168,7 @@ class Aggregate(Operator):
         return {f"measure {name}": said(measure) for name, measure in self._measures.items()}
 
     def check_case(self, schema: pa.Schema) -> None:
-        """SchemaError where a measure names a column by other letters: for sessions that tell upper and lower case apart."""
+        """Raise SchemaError if a measure spells a column with other capitals. Used in sessions that are case sensitive."""
         for measure in self._measures.values():
             if measure.column is not None and not positions(schema, measure.column, case_sensitive=True):
                 raise SchemaError(
@@ -208,17 +210,17 @@ class Aggregate(Operator):
         if self._updates:
             return None
         if self._index is None and self._size == 0 and self.context.partition == 0:
-            self._reserve(1)  # like Spark: the aggregate of no rows is one row
+            self._reserve(1)  # as in Spark, the aggregate of no rows is one row
         return self._all_results()
 
     def snapshot(self) -> pa.Table | dict[str, Any]:
-        """One row per key: its columns, then the state of each measure. With attributes of a subclass that defines no
-        ``snapshot``: a dictionary of both."""
+        """Return one row per key: its columns, then the state of each measure. If a subclass has attributes and defines no
+        ``snapshot``, return a dictionary of the rows and the attributes."""
         own = self._own_attributes()
         return self._groups() if own is None else {"groups": self._groups(), "attributes": own}
 
     def _own_attributes(self) -> Any:
-        """Those of a subclass. None: it has none, or gives its state in its own way."""
+        """Return the attributes of a subclass. None: it has no attributes, or a ``snapshot`` of its own gives its state."""
         return state_of(self, self._set_here) if type(self).snapshot is Aggregate.snapshot else None
 
     def _groups(self) -> pa.Table:
@@ -253,8 +255,8 @@ class Aggregate(Operator):
         self._size = snapshot.num_rows
 
     def changes(self) -> dict[str, Any] | None:
-        """Of slots that were there: their numbers and the state of each measure; of new ones the key too. All in all a row per
-        slot. None: they are too many."""
+        """Return the slots that changed since the last call: for older slots their numbers and the state of each measure, for new
+        slots the key too. The state has one row per slot. None: too many slots have changed."""
         whole = not self._changed.noting
         first = self._told
         slots = self._changed.take()
@@ -298,10 +300,10 @@ class Aggregate(Operator):
         self._index = KeyIndex([self._output.field(i) for i in range(len(key))]) if key else None
         self._size = 0
         self._changed = ChangedSlots()
-        self._told = 0  # keys at the last call of ``changes``
+        self._told = 0
         self._marks = np.zeros(0, np.int64)
         self._mark = 0
-        self._places: Any = None  # of all these arrays, for calls that are for several partitions (together)
+        self._places: Any = None  # addresses of all these arrays, for calls that serve several partitions (together)
 
     def _new_accumulators(self, schema: pa.Schema) -> list[Accumulator]:
         return [
@@ -315,7 +317,7 @@ class Aggregate(Operator):
         self._size = size
 
     def _next_mark(self, size: int) -> int:
-        """A mark that none of so many slots has yet."""
+        """Return a mark that none of the first ``size`` slots has yet."""
         if size > len(self._marks):
             self._marks, self._mark = np.zeros(2 * size, np.int64), 0
         self._mark += 1
@@ -338,7 +340,7 @@ class Aggregate(Operator):
 
 
 def keeps_attributes(operator: Operator) -> bool:
-    """Whether what its attributes hold is its state, or part of it."""
+    """Return whether the attributes of an operator are its state, or part of it."""
     kind = type(operator)
     if isinstance(operator, Aggregate):
         return kind.snapshot is Aggregate.snapshot and _has_methods(type(operator))
@@ -346,8 +348,8 @@ def keeps_attributes(operator: Operator) -> bool:
 
 
 def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Positions of the columns of an input that the operator looks at, at least one, because rows are counted by it (design:
-    columns-read). None: perhaps of all, because it is no aggregate, or one with methods of its own."""
+    """Return the positions of the columns of an input that the operator reads. There is at least one, because rows are counted by
+    it (design: columns-read). None: the operator may read all columns, because it is no aggregate or has methods of its own."""
     if not isinstance(operator, Aggregate) or _has_methods(type(operator)):
         return None
     named = [*key, *(measure.column for measure in operator._measures.values() if measure.column is not None)]
@@ -357,7 +359,7 @@ def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) ->
 
 
 def _has_methods(kind: type[Aggregate]) -> bool:
-    """Whether a class defines more than measures and settings, itself or in a base on the way to Aggregate."""
+    """Return whether a class, or a base on the way to Aggregate, defines more than measures and settings."""
     below = kind.__mro__[: kind.__mro__.index(Aggregate)]
     own = [value for each in below for value in vars(each).values()]
     return any(callable(value) or isinstance(value, property | classmethod) for value in own)
@@ -372,6 +374,6 @@ def _field(schema: pa.Schema, column: str, who: str) -> pa.Field:
 
 
 def _nullable(schemas: Sequence[pa.Schema], column: str) -> pa.Field:
-    """The key field of the output, named as the user names it: nullable if it is so in any input."""
+    """Return the key field of the output, with the user's spelling of its name; it is nullable if it is so in any input."""
     fields = [schema.field(position(schema, column)) for schema in schemas]
     return pa.field(column, fields[0].type, any(field.nullable for field in fields), fields[0].metadata)

@@ -1,7 +1,7 @@
-"""A reader that may block, in a thread of its own, ahead of the worker that takes what it gives.
+"""A thread that reads ahead of a worker from a reader that may block.
 
-Law: no method blocks. What was read and not taken has at most ``bytes_max``, and one batch. The thread ends soon after
-``close``, as soon as the reader gives something or says that it has nothing.
+Law: no method blocks. Batches that were read and not taken have at most ``bytes_max`` bytes, and one batch more. After ``close``
+the thread ends as soon as the reader gives something or says that it has nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from flux.dataflow.sources import Positioned
 
-#: Some hundredths of a second of work.
+#: Some hundredths of a second of work for a worker.
 AHEAD_BYTES = 16 << 20
-#: Of small batches that are taken together: what one costs hardly depends on how few rows it has.
+#: The most rows and bytes of small batches that are joined: the cost of a small batch hardly depends on the number of its rows.
 JOINED_ROWS, JOINED_BYTES = 65_536, 4 << 20
 
 
 def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max: int) -> tuple[Positioned, int]:
-    """Takes what waits first, and small batches of the same schema behind it as far as they fit. ``ready``: each with its bytes,
-    which are returned, too."""
+    """Take the first batch, joined with the small batches of the same schema behind it as far as they fit. ``ready`` holds each
+    batch with its bytes; the bytes of the result are returned, too."""
     first, nbytes = ready.popleft()
     rows, parts = first.batch.num_rows, [(first, nbytes)]
     while ready:
@@ -46,17 +46,17 @@ def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max:
 
 
 class Ahead:
-    """``items``: rows with their positions; a number of seconds to wait before it is asked again, where there is nothing just
-    now. One that has nothing for long says 0 seconds now and then, because only between two items it can be closed. It is
-    begun, asked and closed by the thread. ``gather_s``: how long what is ready may wait for more, where it is less
-    than half of what may be taken together."""
+    """A thread that reads ahead. ``items`` gives rows with their positions or, if it has nothing now, the number of seconds
+    until it is to be asked again. A reader that has nothing for long gives 0 seconds now and then, because it can be closed only
+    between two items. The thread begins, asks and closes the reader. ``gather_s`` is the time that batches may wait for more
+    batches, while there is less than half of the amount that may be joined."""
 
     def __init__(self, items: Callable[[], Iterator[Positioned | float]], name: str, gather_s: float = 0.0) -> None:
         self._items = items
         self._gather_s = gather_s
         self._ready: deque[tuple[Positioned, int]] = deque()
         self._rows_ready = self._bytes = 0
-        self._since = 0.0  # what is ready waits
+        self._since = 0.0  # the time since when the first ready batch waits
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._pauses = 0
@@ -70,7 +70,7 @@ class Ahead:
         return self
 
     def __next__(self) -> Positioned | None:
-        """The next rows; None if there are none yet. Raises what ended the reading once everything before is taken."""
+        """Return the next rows; None if there are none yet. Raises the reader's error once everything before it is taken."""
         with self._changed:
             if self._ready and not self._gathers():
                 taken, nbytes = first_joined(self._ready, JOINED_ROWS, JOINED_BYTES)
@@ -90,11 +90,11 @@ class Ahead:
         return few and not over and time.monotonic() < self._since + self._gather_s
 
     def when_ready(self, ring: Callable[[], None]) -> None:
-        """``ring`` is called when something has come after there was nothing."""
+        """Have ``ring`` called when rows have come after ``__next__`` had none."""
         self._ring = ring
 
     def pauses(self) -> int:
-        """How often there was nothing just now. It may have been before what has not been taken yet."""
+        """Return how often the reader had nothing. Such a pause may lie before rows that have not been taken yet."""
         return self._pauses
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Ahead:
             with self._changed:
                 self._ended = True
             self._tell_ready()
-        except BaseException as error:  # for whoever takes
+        except BaseException as error:  # raised again in the worker's thread, by ``__next__``
             with self._changed:
                 self._error = error
             self._tell_ready()
@@ -123,7 +123,7 @@ class Ahead:
                 close()
 
     def _put(self, item: Positioned | float) -> bool:
-        """Whether more is wanted; waits for room, or as long as the reader wants to."""
+        """Keep an item, after waiting for room, or wait as long as the reader asks. Return whether more items are wanted."""
         with self._changed:
             if not isinstance(item, Positioned):
                 self._pauses += item > 0

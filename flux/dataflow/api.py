@@ -1,7 +1,7 @@
-"""What the user holds: the decorator, and the flow that decorated stages build up (design: public-api).
+"""The decorator ``flux.stage``, and the flow that is built of decorated stages (design: public-api).
 
-Nothing here runs anything. A flow is a description; ``controller.dag`` turns it into a plan and
-``spark_integration`` runs that.
+Nothing here runs anything. A flow is a description; ``controller.dag`` turns it into a plan, and
+``spark_integration`` runs the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flux.dataflow.user_code import text_of
 from flux.errors import NoSuchAttribute, UsageError
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
-#: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import what lies above it.
+#: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.
 DataFrame = Any
 SparkSession = Any
 Query = Any
@@ -50,30 +50,30 @@ class FunctionOperator(Operator):
         return given
 
     def snapshot(self) -> None:
-        """No state."""
+        """Return nothing, as a function has no state."""
 
     def restore(self, snapshot: Any) -> None:
-        """No state."""
+        """Do nothing, as a function has no state."""
 
     def needs_from(self) -> int:
-        """No earlier row matters."""
+        """Return the step after this one: a function needs no earlier row."""
         return self.context.step + 1
 
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
-        """Without a declaration the output has the schema of the input."""
+        """Return the declared schema; without a declaration the output has the schema of the input."""
         return self.schema if self.schema is not None else schemas[0]
 
 
 class Stage:
-    """A decorated class or function. Called with inputs it adds a stage to a flow; called with anything else it is the
+    """A decorated class or function. A call with inputs adds a stage to a flow. A call with anything else is a call of the
     class or function itself, so that it can be tested without Spark.
 
-    A class that takes arguments is called with them first: ``Sessions(gap=30)`` makes an operator, as ever, and the
-    operator called with inputs adds a stage whose operators are all made with these arguments."""
+    A class that takes arguments is called with its arguments first: ``Sessions(gap=30)`` makes an operator as without Flux, and a
+    call of that operator with inputs adds a stage whose operators are all made with these arguments."""
 
-    #: Of the operators, as they are written in a call.
+    #: The arguments of the operators, as they are written in a call.
     _arguments = ""
-    #: Whether its operator works in the steps of the stage before, where that feeds no other (design: chained).
+    #: Whether the operator works in the steps of the stage before, where that stage feeds no other (design: chained).
     chained = False
 
     def __init__(
@@ -100,7 +100,7 @@ class Stage:
         self._schema = schema
 
     def make(self) -> Operator:
-        """A fresh operator: an instance of the class, or the function wrapped."""
+        """Make a fresh operator: an instance of the class, or the function in a FunctionOperator."""
         return self._made((), {})
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operator:
@@ -129,7 +129,7 @@ class Stage:
         return made
 
     def in_mode(self, output_mode: str) -> Stage:
-        """The same stage with another output mode."""
+        """Return the same stage with another output mode."""
         return Stage(
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
             self.durable,
@@ -149,7 +149,7 @@ class Stage:
         )
 
     def _refuse_tables(self, inputs: tuple[Any, ...]) -> None:
-        """UsageError: a function is called with what is no batch, and often taken for an input."""
+        """Raise UsageError if a function is called with a value that is no batch and is often mistaken for an input."""
         for given in inputs:
             if wrong := _no_input(given, tables=False):
                 raise UsageError(f"stage {self.name}: {wrong}")
@@ -160,7 +160,7 @@ class Stage:
             raise UsageError(f"stage {self.name}: {wrong}")
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """Called where a class names the stage among its bases."""
+        """Raise UsageError. Python calls this method if a class names the stage among its bases."""
         raise UsageError(
             f"stage {self.name} is no class any more, so no other can derive from it: derive from the class before it is "
             f"decorated, or from {self.name}.target, and decorate the new class"
@@ -172,8 +172,8 @@ class Stage:
         return getattr(self.target, attribute)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By reference where the module can be imported, as any class or function is shipped. By value the class would
-        be a copy, with methods taken from the module's own class, and their super() would not know the copy."""
+        """Pickle the stage by reference where its module can be imported, as any class or function is shipped. By value the class
+        would be a copy whose methods come from the module's own class, and their super() would not know the copy."""
         return self.__qualname__ if _importable(self) else super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class StageWith(Stage):
         return StageWith(self._stage.in_mode(output_mode), self._args, self._kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """The stage by itself, which knows how it is to be shipped, and the arguments."""
+        """Pickle the stage, which decides itself how it is shipped, and the arguments."""
         return StageWith, (self._stage, self._args, self._kwargs)
 
     def __repr__(self) -> str:
@@ -243,17 +243,17 @@ def stage(
     key          column or columns by which rows find their partition; nulls form one group. None: batches go to
                  partitions in rotation
     partitions   1 to 4096; default ``spark.flux.partitions``
-    replicas     copies of each partition, all counted
-    schema       of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
-    output_mode  of an Aggregate: "complete", the default, gives the result once, at the end of the input; "update" gives the
+    replicas     number of replicas of each partition, the primary included
+    schema       schema of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
+    output_mode  for an Aggregate: "complete", the default, gives the result once, at the end of the input; "update" gives the
                  changed groups after every step. The class may say it, too: ``output_mode = "update"``
     name         default: the name of the class or function
-    recovery     what the replicas beside the primary do: "active" ones apply every step and go on at once when the primary is
-                 lost; a "standby" keeps a checkpoint, and repeats what came after it: slower then, cheaper until then;
-                 "upstream" ones keep nothing but the order: the rows since the last replay point come once more from where they
-                 came from. For functions, and operators that define ``needs_from``
-    durable      whether a query with a ``checkpointLocation`` keeps the stage there. It keeps all of its stages or none: with
-                 False it does not start, and says why
+    recovery     work of the replicas beside the primary: "active" ones apply every step and go on at once when the primary is
+                 lost; a "standby" keeps a checkpoint and repeats the steps after it: slower then, cheaper until then;
+                 "upstream" ones keep nothing but the order: the rows since the last replay point are sent once more by their
+                 producers. For functions, and operators that define ``needs_from``
+    durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
+                 with False it does not start, and says why
     """
     if recovery not in RECOVERIES:
         raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
@@ -280,7 +280,7 @@ def stage(
 
 
 def _output_mode(decorated: Any, given: Any) -> str:
-    """What the decorator says, or else the class of an aggregate."""
+    """Return the output mode of the decorator, or else that of the class of an aggregate."""
     own = getattr(decorated, "output_mode", None) if inspect.isclass(decorated) else None
     if given is not None and own is not None and given != own:
         raise UsageError(
@@ -293,7 +293,7 @@ def _output_mode(decorated: Any, given: Any) -> str:
 
 
 def _key_columns(key: Any) -> tuple[str, ...]:
-    """As a tuple of names; UsageError says what is wanted."""
+    """Return the key as a tuple of names. Raises UsageError with the form that is wanted."""
     columns = () if key is None else (key,) if isinstance(key, str) else key
     if isinstance(key, list | tuple) and not key:
         raise UsageError(f"key={key!r} names no column: leave key out, and batches go to partitions in rotation")
@@ -335,7 +335,7 @@ def _check_decorated(decorated: Any) -> None:
 
 
 def _check_both(decorated: type[Operator]) -> None:
-    """UsageError: a class defines one of two methods that need each other."""
+    """Raise UsageError if a class defines only one of two methods that need each other."""
     gives, takes_ = decorated.snapshot is not Operator.snapshot, decorated.restore is not Operator.restore
     if gives != takes_:
         has, lacks = (
@@ -359,7 +359,7 @@ _GROUPS = "@flux.stage(key=...) over a class derived from flux.Aggregate groups 
 _WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
 _LOOKS = "flow.explain() shows its stages and keys"
 _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
-#: Names of DataFrame's that a flow does not have, and what there is.
+#: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
 _OF_DATAFRAMES: dict[str, str] = {
     **dict.fromkeys(("select", "selectExpr"), _STEP.format("select([...])")),
     **dict.fromkeys(("filter", "where"), _STEP.format("filter(pc.field(...) > 0)")),
@@ -400,7 +400,7 @@ class Flow(Outputs):
         self.inputs = inputs
 
     def connect(self, *inputs: Any) -> Flow:
-        """Add inputs after the fact; returns the flow itself."""
+        """Add inputs to the flow that is there already; return the flow itself."""
         self.inputs.extend(node(given) for given in inputs)
         return self
 
@@ -418,7 +418,7 @@ class Flow(Outputs):
         return flux.to_df(self, spark=spark, progress=progress, **options)
 
     def collect(self, spark: SparkSession | None = None, **options: Any) -> list[Any]:
-        """Run to the end of the input; the output as a list of Spark's Rows. Options as for ``start``."""
+        """Run to the end of the input and return the output as a list of Spark's Rows. Options as for ``start``."""
         return list(self.toDF(spark=spark, **options).collect())
 
     def show(
@@ -434,8 +434,8 @@ class Flow(Outputs):
         self.toDF(spark=spark, **options).show(n, truncate, vertical)
 
     def explain(self, spark: SparkSession | None = None, **options: Any) -> None:
-        """Print what would run: sources, stages with keys, partitions and replicas, and policies. Options as for
-        ``start``; raises what that would raise for a flow that does not fit."""
+        """Print a description of the query: sources, stages with keys, partitions and replicas, and policies. Options as for
+        ``start``; raises the errors that ``start`` would raise for a flow that does not fit."""
         print(flux.explain(self, spark=spark, **options))
 
     def __getattr__(self, name: str) -> Any:
@@ -451,7 +451,7 @@ class Flow(Outputs):
 
 
 def _importable(stage: Stage) -> bool:
-    """Whether another process finds this very stage by module and name."""
+    """Return whether another process finds this very stage by module and name."""
     name = str(stage.__module__)
     by_value: set[str] = set()
     for pickler in ("cloudpickle", "pyspark.cloudpickle"):
@@ -474,12 +474,12 @@ def _is_dataframe(given: Any) -> bool:
 
 
 def is_input(given: Any) -> bool:
-    """Whether a stage can be called with it to make a flow."""
+    """Return whether a value can be an input of a stage: a flow, a source or a DataFrame."""
     return isinstance(given, Flow | Source) or _is_dataframe(given)
 
 
 def node(given: Any) -> Flow | Source:
-    """An input as part of a flow; UsageError says what to make of what cannot be one."""
+    """Return an input as part of a flow. Raises UsageError for any other value, with the way to make an input of it."""
     if isinstance(given, Flow | Source):
         return given
     if _is_dataframe(given):
@@ -503,7 +503,7 @@ def _kind(given: Any) -> str:
 
 
 def _no_input(given: Any, tables: bool = True) -> str | None:
-    """What to do with something that is often taken for an input; None: nothing is known about it."""
+    """Return the remedy for a value that is often mistaken for an input; None: there is none to name."""
     kind = type(given)
     wanted = "an input must be a DataFrame, a flow or a source, got "
     if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":

@@ -1,14 +1,15 @@
 """State of operators that define neither ``snapshot`` nor ``restore``: the values of their attributes (design: attribute-state).
 
-Law: a fresh operator that has been opened, and has got the attributes of another one, gives for the same rows what the other
-one would give.
+Law: a fresh operator that has been opened and has got the attributes of another operator gives the same output for the same
+rows as that other operator.
 
-Some attributes do not travel: the context, those that the class names in ``transient``, and those that still have the number,
-text or function that ``__init__`` gave them. The last kind is what the arguments of an operator end in: a query that is started
+Some attributes do not travel: the context, attributes that the class names in ``transient``, and attributes that still have the
+number, text or function that ``__init__`` gave them. The last kind holds the arguments of an operator: a query that is started
 again with other arguments works with the new ones.
 
 Attributes may refer to their operator and its context, as ``self.handlers = {"a": self.on_a}`` does. A pickle names both by
-place, and the reader puts its own there: a copy of the operator would have a state of its own, which nobody would see.
+place, and the reader puts its own operator and context there. A copy of the operator would have a second state, and changes of
+that state would be lost.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from flux.errors import SnapshotError, UsageError
 from flux.tracebacks import OURS
 from flux.wire.unpickle import dumps, loads
 
-#: Set by Flux on an operator.
+#: Attributes of an operator that Flux sets.
 _OURS = frozenset(("context", "_flux_stage", "_flux_opened"))
 #: Types of values that nothing changes in place.
 _CONSTANT = (
     types.NoneType, bool, int, float, complex, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
     uuid.UUID, Enum, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
 )  # fmt: skip
-#: Types of values that are often meant as the first state of each operator, and made once for all of them.
+#: Types of values that are often meant as the first state of each operator, but made once, in the class, for all operators.
 _CONTAINERS = (dict, list, set, deque, bytearray)
-#: Begins attributes as bytes within another snapshot.
+#: First bytes of attributes that are kept as bytes within another snapshot.
 _MAGIC = b"flux attributes\n"
 _ABSENT = object()
 _PICKLER = os.path.dirname(cloudpickle.__file__) + os.sep
@@ -50,16 +51,16 @@ _PICKLER = os.path.dirname(cloudpickle.__file__) + os.sep
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The attributes of an operator when its ``open`` had returned. ``constants``: those that ``__init__`` had set, which
-    do not travel while they are the same objects."""
+    """The attributes of an operator when its ``open`` had returned."""
 
     context: Any
     names: frozenset[str]
+    #: Attributes that ``__init__`` had set. They do not travel while they are the same objects.
     constants: dict[str, Any]
 
 
 def open_operator(operator: Any, context: Any) -> None:
-    """Call ``open``. The context is there before it, so that an ``open`` without ``super().open(context)`` does no harm."""
+    """Call ``open``. The context is set before the call, so that an ``open`` without ``super().open(context)`` does no harm."""
     made = {
         name: value for name, value in attributes(operator).items() if isinstance(value, _CONSTANT) or name == "schema"
     }
@@ -76,13 +77,13 @@ def open_operator(operator: Any, context: Any) -> None:
 
 
 def attributes(operator: Any) -> dict[str, Any]:
-    """The values of all attributes of an object, those in slots included, without those that Flux sets."""
+    """Return the values of all attributes of an object, including attributes in slots, without the attributes that Flux sets."""
     found = {name: member.__get__(operator) for name, member in _slots(type(operator)) if _is_set(member, operator)}
     return {name: value for name, value in (found | vars(operator)).items() if name not in _OURS}
 
 
 def attribute_count(operator: Any) -> int:
-    """Cheap: to see whether there are new ones."""
+    """Return the number of attributes outside slots: a cheap way to notice new attributes."""
     return len(vars(operator))
 
 
@@ -102,8 +103,8 @@ def _is_set(member: types.MemberDescriptorType, operator: Any) -> bool:
 
 
 class AttributeState:
-    """The state of an operator, as it is now: it refers to the values. ``gone``: attributes that ``open`` makes and that have
-    been deleted since."""
+    """The state of an operator as it is now: a reference to the values, not a copy. ``gone`` names attributes that ``open`` makes
+    and that have been deleted since."""
 
     __slots__ = ("gone", "operator", "values")
 
@@ -111,15 +112,15 @@ class AttributeState:
         self.operator, self.values, self.gone = operator, values, gone
 
     def pickled(self, keep: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
-        """For ``PickledAttributes``. ``keep``: see ``dumps``; None: large arrays are part of the pickle. SnapshotError names
-        the attribute that cannot be pickled."""
+        """Pickle the state for ``PickledAttributes``. ``keep``: see ``dumps``; None: large arrays are part of the pickle. Raises
+        SnapshotError with the name of the attribute that cannot be pickled."""
         try:
             return self._dumps((self.values, self.gone), keep)
         except BaseException as error:
             raise self._error(error, self._dumps) from error
 
     def check(self) -> None:
-        """SnapshotError: an attribute can be pickled, and the pickle cannot be read."""
+        """Raise SnapshotError if an attribute can be pickled, but its pickle cannot be read."""
         classes, places = self.operator.snapshot_classes, places_of(self.operator)
 
         def comes_back(value: Any, _: Any) -> Any:
@@ -134,7 +135,7 @@ class AttributeState:
         return dumps(value, self.operator.snapshot_classes, keep, places_of(self.operator))
 
     def _error(self, error: BaseException, call: Callable[[Any, Any], Any]) -> SnapshotError:
-        """Look for the first attribute that fails alone."""
+        """Make the error for the first attribute that fails alone."""
         for name, value in self.values.items():
             try:
                 call(value, None)
@@ -153,7 +154,7 @@ class AttributeState:
         )
 
     def __reduce__(self) -> Any:
-        """As bytes, where it is part of another snapshot."""
+        """Pickle as bytes, for a state that is part of another snapshot."""
         return bytes, (_MAGIC + self.pickled(None),)
 
     def __repr__(self) -> str:
@@ -161,7 +162,7 @@ class AttributeState:
 
 
 class PickledAttributes:
-    """The state of an operator as it has come. It is read when there is an operator for it."""
+    """The state of an operator as it was received. It is unpickled once there is an operator for it."""
 
     __slots__ = ("_arrays", "_data")
 
@@ -169,7 +170,7 @@ class PickledAttributes:
         self._data, self._arrays = data, arrays
 
     def read(self, operator: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Values and names of what is gone."""
+        """Return the values, and the names of deleted attributes."""
         values, gone = loads(self._data, operator.snapshot_classes, self._arrays, places_of(operator))
         return values, gone
 
@@ -178,19 +179,19 @@ class PickledAttributes:
 
 
 def _frames(error: BaseException) -> str:
-    """Return the traceback where a line of the user's has failed; empty where only the pickler has."""
+    """Return the traceback if a line of the user's code has failed; an empty text if the pickler alone has failed."""
     named = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return "" if all(name.startswith((*OURS, _PICKLER)) for name in named) else user_traceback(error)
 
 
 def places_of(operator: Any) -> tuple[Any, ...]:
-    """The objects that a pickle names by place: those that each operator has of its own."""
+    """Return the objects that a pickle names by place: objects of which each operator has its own."""
     context = getattr(operator, "context", None)
     return (operator,) if context is None else (operator, context, context.timers)
 
 
 def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeState | None:
-    """None: it has no attributes. ``without``: names that are not part of it."""
+    """Return the attributes of an operator as its state; None: it has none. ``without``: names that are not part of the state."""
     _check_shared(operator)
     opened = getattr(operator, "_flux_opened", None)
     left_out = without | transient_names(type(operator))
@@ -204,7 +205,7 @@ def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeS
 
 
 def put_state(operator: Any, state: Any) -> None:
-    """Give an operator the attributes of ``state``, in any form in which ``state_of`` arrives."""
+    """Give an operator the attributes of ``state``, in any form that the result of ``state_of`` takes on its way."""
     if isinstance(state, bytes) and state.startswith(_MAGIC):
         state = PickledAttributes(memoryview(state)[len(_MAGIC) :])
     if isinstance(state, AttributeState):
@@ -230,12 +231,12 @@ def put_state(operator: Any, state: Any) -> None:
 
 
 def transient_names(kind: type) -> frozenset[str]:
-    """Those that a class and its bases name."""
+    """Return the names that a class and its bases list in ``transient``."""
     return frozenset(name for base in kind.__mro__ for name in vars(base).get("transient", ()))
 
 
 def check_transient(kind: type) -> None:
-    """UsageError: what a class gives as ``transient`` is no tuple of names."""
+    """Raise UsageError if a class has a ``transient`` that is no tuple of names."""
     given = vars(kind).get("transient", ())
     if not isinstance(given, tuple | list | set | frozenset) or not all(isinstance(name, str) for name in given):
         one = given if isinstance(given, str) else "connection"
@@ -245,12 +246,12 @@ def check_transient(kind: type) -> None:
 
 
 def empty_containers(kind: type) -> tuple[str, ...]:
-    """Names of the empty dictionaries, lists and sets that a class has just been made with."""
+    """Return the names of the empty dictionaries, lists and sets in the body of a class, when it has just been made."""
     return tuple(name for name, value in vars(kind).items() if isinstance(value, _CONTAINERS) and not value)
 
 
 def _check_shared(operator: Any) -> None:
-    """SnapshotError: the operator fills a container of its class."""
+    """Raise SnapshotError if the operator fills a container of its class."""
     kind = type(operator)
     for base in kind.__mro__:
         for name in vars(base).get("_flux_empty", ()):

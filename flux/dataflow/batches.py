@@ -13,13 +13,13 @@ from flux.dataflow.exact_cast import cast_exactly
 from flux.dataflow.plain import plain_batch, plain_column, typed_nulls
 from flux.errors import SchemaError
 
-#: What a small batch costs beside its rows, wherever batches are kept up to a bound in bytes.
+#: Cost of a small batch beside its rows, wherever the kept batches are limited in bytes.
 BATCH_BYTES = 256
 
-#: Buffers that several columns share are counted once by Arrow where it is quick.
+#: A safe factor for ``is_tiny``: the quick size of Arrow counts a buffer once, however many columns share it.
 TINY = 64
 
-#: Bytes of each value of the types that most columns have, by the number of the type.
+#: Bytes of each value of the commonest types, by the number of the type.
 _WIDTHS = {
     kind.id: kind.bit_width / 8
     for kind in (
@@ -27,19 +27,19 @@ _WIDTHS = {
         pa.float32(), pa.float64(), pa.date32(), pa.date64(), pa.timestamp("us"),
     )
 }  # fmt: skip
-#: Where the values of strings and binaries end.
+#: Type of the offsets at which the values of strings and binaries end.
 _OFFSETS = {
     kind.id: np.dtype(np.int32 if kind in (pa.string(), pa.binary()) else np.int64)
     for kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 }
 
-#: What can be looped over, and is meant as a whole.
+#: Types that can be looped over, but are one output as a whole.
 _ONE = (pa.RecordBatch, pa.Table, pa.Array, pa.ChunkedArray, str, bytes, dict)
 
 
 def given_batches(output: Any) -> Iterator[Any]:
-    """What an operator's method gave, one by one and still to be checked: yielded, or returned, also as a single batch or
-    table."""
+    """Yield the output of an operator's method one by one, still unchecked. The method may have yielded or returned it, also as a
+    single batch or table."""
     if output is None:
         return
     if isinstance(output, _ONE) or not isinstance(output, Iterable) or _of(output, "pandas."):
@@ -53,7 +53,7 @@ def given_batches(output: Any) -> Iterator[Any]:
 
 def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatch:
     """Return the batch with exactly the schema's fields: columns are found by name, dictionaries and views decoded, nulls without
-    a type given one, and numbers cast where no value changes. SchemaError names what was declared and what came."""
+    a type given one, and numbers cast where no value changes. Raises SchemaError with the declared and the given schema."""
     if not isinstance(batch, pa.RecordBatch):
         raise SchemaError(f"{what}: expected a pyarrow.RecordBatch, got {_kind(batch)}{_remedy(batch)}")
     if schema is None:
@@ -66,8 +66,8 @@ def conform(batch: object, schema: pa.Schema | None, what: str) -> pa.RecordBatc
 
 
 def _matched(batch: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBatch:
-    """The batch by the names of the schema. Nothing is left out: a column that is not declared may be a schema that was
-    forgotten."""
+    """Return the batch in the order of the names of the schema. An undeclared column is an error and not left out: the user may
+    have forgotten to declare it."""
     names = batch.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     missing = [name for name in schema.names if name not in names]
@@ -90,7 +90,7 @@ def _matched(batch: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBa
 
 
 def _as_declared(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
-    """The column with the type of the field."""
+    """Return the column with the type of the field."""
     plain = plain_column(column)
     if not _casts(plain.type, field.type):
         raise SchemaError(
@@ -107,9 +107,9 @@ def _as_declared(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
 
 
 def _casts(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast that nobody asked for is in order, as long as it changes no value: numbers to others that are at least of
-    their kind, and the same type in another unit or with longer offsets. A number that is cast to an integer, or text that
-    is parsed, may be a mistake."""
+    """Return whether an implicit cast is allowed, as long as it changes no value: from a number to a number type that is as
+    general, and from a type to the same type in another unit or with longer offsets. A cast of a float to an integer, or of text
+    that would have to be parsed, may be a mistake."""
     types = pa.types
     if given == wanted:
         return True
@@ -143,7 +143,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _columns(names: list[str]) -> str:
-    """ "columns a, b are", for a sentence."""
+    """Return "columns a, b are", for a sentence."""
     return f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
 
 
@@ -168,7 +168,7 @@ def _ddl(schema: pa.Schema) -> str:
 
 
 def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Views of at most so many rows, and about so many bytes, in order; the same for the same rows."""
+    """Yield views of at most ``rows_max`` rows and about ``bytes_max`` bytes, in order; the same views for the same rows."""
     rows = batch.num_rows
     if rows == 0:
         return
@@ -181,13 +181,13 @@ def split(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.R
 
 
 def is_tiny(batch: pa.RecordBatch, bytes_max: int) -> bool:
-    """Whether it has fewer bytes beyond doubt, however often a buffer counts: ``nbytes`` takes fifty times as long."""
+    """Return whether a batch certainly has fewer bytes, however often buffers are shared. ``nbytes`` takes 50 times as long."""
     return bool(batch.get_total_buffer_size() * max(TINY, batch.num_columns) <= bytes_max)
 
 
 def logical_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the values, the same for the same rows. ``nbytes`` is not: it counts what lies in buffers, and
-    these differ between replicas. It is hardly ever less."""
+    """Return the bytes of the values, the same for the same rows. ``nbytes`` is not the same: it counts the contents of buffers,
+    and these differ between replicas. The result is hardly ever less than ``nbytes``."""
     return int(sum([_bytes(column) for column in batch.columns]))
 
 
@@ -196,9 +196,9 @@ def _bytes(values: Any) -> float:
     width = _WIDTHS.get(kind.id)
     if width is not None:
         return float(count * width)
-    if not count:  # and there need be no offsets
+    if not count:  # there may be no buffer of offsets at all
         return 0.0
-    if kind.id in _OFFSETS and not values.null_count:  # what lies under a null may be anything
+    if kind.id in _OFFSETS and not values.null_count:  # bytes under a null may be anything
         offsets, whole = values.buffers()[1], _OFFSETS[kind.id]
         ends = np.frombuffer(offsets, whole, count + 1, values.offset * whole.itemsize)
         return 4.0 * count + int(ends[-1]) - int(ends[0])
@@ -215,5 +215,5 @@ def _bytes(values: Any) -> float:
         return 0
     try:
         return float(count * kind.bit_width / 8)
-    except ValueError:  # what Spark has no type for
+    except ValueError:  # a type that Spark does not have
         return float(values.nbytes)

@@ -1,7 +1,7 @@
-"""Two operators in one stage: what the first gives goes to the second in the same step (design: chained).
+"""Two operators in one stage: the output of the first goes to the second in the same step (design: chained).
 
-A stage behind another costs an exchange, with replicas and an order of its own. Where the second one needs neither other keys nor
-other partitions, it works in the steps of the first.
+A stage behind another costs an exchange, with replicas and an order of its own. If the second operator needs neither other keys
+nor other partitions, it works in the steps of the first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from flux.errors import SchemaError, UserCodeError
 
 
 class Chained(Operator):
-    """``first`` is the user's. ``then`` is one of Flux's own: it sets no timers, gives nothing at the end, and its state is small
-    enough to travel whole with all changes of the first. ``schema``: of what ``first`` gives."""
+    """An operator made of two. ``first`` is the user's operator. ``then`` belongs to Flux: it sets no timers, gives nothing at
+    the end, and its state is small enough to travel whole with all changes of the first. ``schema`` is that of the output of
+    ``first``."""
 
     def __init__(self, first: Operator, then: Operator, schema: pa.Schema) -> None:
         self.first, self.then = first, then
@@ -44,7 +45,7 @@ class Chained(Operator):
         return self.through(self.first.finish())
 
     def through(self, output: Batches) -> Iterator[pa.RecordBatch]:
-        """What the second gives for what the first has given."""
+        """Yield the output of the second operator for an output of the first."""
         for batch in given_batches(output):
             try:
                 checked = conform(batch, self._given, f"output of stage {self.context.stage}")
@@ -76,7 +77,7 @@ class Chained(Operator):
 
 
 class ChainedWithChanges(Chained):
-    """The same where the first one knows what has changed."""
+    """A chained operator whose first operator tells the changes of its state."""
 
     def changes(self) -> Any:
         changed = self.first.changes()
@@ -89,7 +90,7 @@ class ChainedWithChanges(Chained):
 
 @dataclass(frozen=True)
 class Chain:
-    """Makes the operators of a stage that has two in one."""
+    """Factory of the operators of a stage that has two in one."""
 
     first: Callable[[], Operator]
     then: Callable[[], Operator]
@@ -102,11 +103,11 @@ class Chain:
 
 
 def chain_of(operator: Operator) -> list[Operator]:
-    """The operators that work in one stage, in order."""
+    """Return the operators that work in one stage, in order."""
     return [operator.first, operator.then] if isinstance(operator, Chained) else [operator]
 
 
 def note_of_output(operator: Operator) -> Any:
-    """Return what the last operator of a stage says of all output so far, for a sink behind it; None if it says nothing."""
+    """Return the note of a stage's last operator on the whole output until now, for a sink behind it; None if it has none."""
     tell = getattr(chain_of(operator)[-1], "note_of_output", None)
     return None if tell is None else tell()

@@ -13,14 +13,15 @@ import pyarrow as pa
 
 from flux.dataflow.operator import Batches, Context, Operator
 
-#: Of an Arrow IPC stream.
+#: End of an Arrow IPC stream.
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class Part(NamedTuple):
-    """Some bytes of the output, and the size of the whole."""
+    """A piece of the output."""
 
     data: bytes
+    #: Bytes of the whole output.
     total: int
 
 
@@ -32,7 +33,7 @@ class Collect(Operator):
         self._file: IO[bytes] | None = None
         self._writer: pa.RecordBatchStreamWriter | None = None
         self._size: int | None = None
-        self._told = -1  # bytes at the last call of ``changes``; -1: there was none
+        self._told = -1  # bytes at the last call of ``changes``; -1: there was no call
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -52,7 +53,7 @@ class Collect(Operator):
         return None
 
     def read(self, offset: int, nbytes: int) -> Part | None:
-        """Bytes from ``offset`` on; None while input still comes."""
+        """Return bytes from ``offset`` on; None while input still comes."""
         if self._size is None:
             return None
         assert self._file is not None
@@ -61,14 +62,14 @@ class Collect(Operator):
 
     def snapshot(self) -> Any:
         assert self._file is not None
-        end = self._file.tell() if self._size is None else self._size  # who reads it leaves the file somewhere
+        end = self._file.tell() if self._size is None else self._size  # a reader leaves the file at any place
         self._file.seek(0)
         data = self._file.read(end)
         self._file.seek(end)
         return {"data": data, "size": self._size}
 
     def restore(self, snapshot: Any) -> None:
-        """Replays the batches: a stream's writer cannot be opened half-way."""
+        """Replay the batches: a stream's writer cannot be opened half-way."""
         assert self._writer is not None
         data = snapshot["data"]
         if not data:
@@ -82,7 +83,7 @@ class Collect(Operator):
             self.finish()
 
     def changes(self) -> Any:
-        """What was appended."""
+        """Return the bytes that were appended since the last call."""
         start, self._told = self._told, self.state_bytes()
         if start < 0:
             return None
@@ -93,7 +94,7 @@ class Collect(Operator):
         return {"data": data, "size": self._size}
 
     def apply_changes(self, changes: Any) -> None:
-        """Batches without their schema, but where nothing came before them."""
+        """Append batches. They come without their schema, unless nothing came before them."""
         if self._size is not None:
             return  # nothing comes behind the end
         assert self._file is not None
@@ -101,7 +102,7 @@ class Collect(Operator):
         self.restore({**changes, "data": self._schema() + changes["data"]} if begun else changes)
 
     def _schema(self) -> bytes:
-        """How a stream begins."""
+        """Return the first bytes of a stream: its schema."""
         empty = pa.BufferOutputStream()
         with pa.ipc.new_stream(empty, self.context.schemas[0]):
             pass

@@ -1,4 +1,4 @@
-"""Columns found by name, as Spark finds them: by the exact name first, else by the only one that differs in case alone."""
+"""Columns found by name, as Spark finds them: by the exact name first, else by the only name that differs in case alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partitioning.hashing import check_key_type
 
 
 def positions(schema: pa.Schema, column: str, case_sensitive: bool = False) -> list[int]:
-    """Where a column of that name is. One position is what a caller wants; none or several are the caller's error to word."""
+    """Return the positions of the columns of that name. Callers expect one position, and word the error for none or several."""
     exact: list[int] = schema.get_all_field_indices(column)
     if exact or case_sensitive:
         return exact
@@ -20,18 +20,18 @@ def positions(schema: pa.Schema, column: str, case_sensitive: bool = False) -> l
 
 
 def position(schema: pa.Schema, column: str) -> int:
-    """Of a column that is known to be there once."""
+    """Return the position of a column that is known to be there once."""
     (at,) = positions(schema, column)
     return at
 
 
 def picked(batch: pa.RecordBatch, columns: Sequence[int] | None) -> pa.RecordBatch:
-    """The batch with these of its columns alone, a view; None: all."""
+    """Return a view of the batch with these of its columns alone; None: with all."""
     return batch if columns is None else batch.select(columns)
 
 
 def check_key(key: Sequence[str], schema: pa.Schema, case_sensitive: bool = False) -> None:
-    """SchemaError or KeyTypeError unless each key column is there once and can be hashed."""
+    """Raise SchemaError or KeyTypeError unless each key column is there once and can be hashed."""
     for column in key:
         found = positions(schema, column, case_sensitive)
         if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Schemas in Spark's DDL without Spark: for trying a stage where there is no session.
+"""Schemas in Spark's DDL, read without Spark, so that a stage can be tried where there is no session.
 
 schema  = field {"," field}
 field   = name [":"] type ["NOT NULL"] ["COMMENT" string]
@@ -40,7 +40,7 @@ _DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """The pyarrow schema that Spark makes of it in a session whose time zone is UTC. SchemaError shows the place."""
+    """Return the pyarrow schema that Spark makes of a text in a session whose time zone is UTC. SchemaError shows the place."""
     parser = _Parser(text)
     fields = parser.fields()
     parser.end()
@@ -48,8 +48,8 @@ def parse_ddl(text: str) -> pa.Schema:
 
 
 class _Parser:
-    """``word``: the next token as it is written, in upper case but for strings and names in backquotes; "" at the end.
-    ``name``: the same as the name of a column; "" where it cannot be one."""
+    """Parser of one text. ``word`` is the next token as it is written, in upper case but for strings and names in backquotes; ""
+    at the end. ``name`` is the same token as the name of a column; "" if it cannot be one."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self._start = text, 0, 0

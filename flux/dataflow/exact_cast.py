@@ -4,7 +4,7 @@ Law: each value of the result equals the value that it was made of, or ``cast_ex
 integers and decimals, but round a double to a float, cut the time off a date, and take any number but zero for true. So
 the result is cast back and compared.
 
-Text is parsed: 0.1 becomes the nearest double, as everywhere. A number says no unit of time, so numbers and times are not cast
+Text is parsed: 0.1 becomes the nearest double, as everywhere. A number has no unit of time, so numbers and times are not cast
 to each other. Fields of a struct are found by name.
 """
 
@@ -19,7 +19,7 @@ from pyarrow import types as is_
 
 from flux.dataflow.plain import plain_column, with_child
 
-#: Finds columns: from the names that are there and the names that are wanted, to a dict from wanted to there.
+#: Matches columns by name: given the existing and the wanted names, returns a dict from wanted to existing names.
 FindNames = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
 
 
@@ -79,7 +79,7 @@ def _struct(column: pa.Array, type_: pa.DataType, find: FindNames) -> pa.Array:
             children.append(cast_exactly(child, field.type, find))
         except ValueError as error:
             raise ValueError(f"field {field.name} is {child.type}, not {field.type}: {error}") from error
-    # Entries of a map may have no mask, even of no nulls: pyarrow before 26 ends the process.
+    # Entries of a map may have no mask, not even one without nulls: pyarrow before 26 ends the process.
     mask = column.is_null() if column.null_count else None
     return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 

@@ -1,9 +1,8 @@
-"""Parquet files as a sink: where a file ends is decided by ordered steps, so every replica would write the same files (design:
-files).
+"""Parquet files as a sink: ordered steps decide where a file ends, so every replica would write the same files (design: files).
 
-A stage of its own passes rows on and ends a file with a batch without rows, when it has its size or its time is over. The
+A stage of its own passes rows on, and ends a file with a batch without rows when the file has its size or its time is over. The
 sink collects the rows of a file, writes them under a hidden name, and renames it: a file appears whole. Its name has the
-positions of its rows, which is how a new primary knows where to go on.
+positions of its rows, so that a new primary knows where to go on.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ def to_parquet(
     roll_bytes: int | str = "32m",
     roll_every: float | str = "10s",
 ) -> FlowTo:
-    """Write the output of a flow as parquet files into a folder, each row once, whatever is lost meanwhile. Spark may read
-    the folder at any moment: files appear whole. A query that is started again adds files of its own.
+    """Write the output of a flow as parquet files into a folder, each row once, even if processes are lost meanwhile. Spark may
+    read the folder at any moment: files appear whole. A query that is started again adds files of its own.
 
     path        an absolute path that all workers reach, or a URI that pyarrow.fs knows
-    partitions  how many write at the same time, 1 to 4096
-    roll_bytes  a file ends when it has so many bytes before compression
-    roll_every  a file ends so long after its first row, in seconds or as "10s", also if nothing more comes
+    partitions  number of partitions that write at the same time, 1 to 4096
+    roll_bytes  size of a file before compression, at which the file ends
+    roll_every  time from the first row of a file to its end, in seconds or as "10s", also if nothing more comes
     """
     from flux.dataflow.api import StageWith, stage
 
@@ -64,21 +63,21 @@ def to_parquet(
         raise UsageError(f"to_parquet cannot write to {path!r}: {error}") from error
     files = stage(partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.files")(Files)
     ended = StageWith(files, (size, seconds), {})(flow)
-    return FlowTo(ended, ParquetFiles(where, 2 * size))  # a file may be smaller than that by one byte, and get a part
+    return FlowTo(ended, ParquetFiles(where, 2 * size))  # a file that lacks one byte gets one more part
 
 
 class Files(Operator):
-    """Passes rows on. A batch without rows says that a file ends."""
+    """The operator that passes rows on. A batch without rows marks the end of a file."""
 
     snapshot_classes = ()
 
     def __init__(self, roll_bytes: int, roll_s: float) -> None:
         self._roll_bytes = roll_bytes
         self._roll_s = roll_s
-        self._bytes = 0  # of the file that is open; 0: none is
+        self._bytes = 0  # bytes of the open file; 0: no file is open
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        # In parts, each with the end of its file: the sink writes one while the next waits for room.
+        # In parts, each with the end of its file: the sink writes one file while the next waits for room.
         for part in split(batch, batch.num_rows, self._roll_bytes):
             if not self._bytes:
                 self.context.set_timer(self.context.now + self._roll_s, _ROLL)
@@ -111,10 +110,10 @@ class Files(Operator):
 
 
 class ParquetFiles(Sink):
-    """``path``: a folder. A file has the rows of the positions from ``first`` to below ``next``, as its name says."""
+    """The sink of files in the folder ``path``. The name of a file tells its positions, from ``first`` to below ``next``."""
 
     exactly_once = True
-    committed_changes = True  # it removes what a writer who was lost has not finished
+    committed_changes = True  # it removes the unfinished files of lost writers
     takes_empty = True
 
     def __init__(self, path: str, holds_bytes: int) -> None:
@@ -142,10 +141,10 @@ class ParquetFiles(Sink):
         self._fs, self._folder = fs.FileSystem.from_uri(self.path)
         self._fs.create_dir(self._folder, recursive=True)
         self._rows: list[pa.RecordBatch] = []
-        self._first = 0  # position of the first of these
+        self._first = 0  # position of the first of ``_rows``
 
     def committed(self, partition: int) -> int:
-        """Through the files of this query that follow each other from the start."""
+        """Return the position after the files of this query that follow each other from the start."""
         name = re.compile(rf"(\.?)part-{partition:05}-{self._whose}-(\d+)-(\d+)\.parquet(?:\.\w+)?")
         spans = {}
         for info in self._fs.get_file_info(fs.FileSelector(self._folder)):
@@ -153,7 +152,7 @@ class ParquetFiles(Sink):
             if found is not None and found[1]:
                 self._delete(
                     info.path
-                )  # of a writer that was lost; where he only was slow, he has nothing to say any more
+                )  # a file of a lost writer; if that writer is only slow, its writes do not count any more
             elif found is not None:
                 spans[int(found[2])] = int(found[3])
         at = 0
@@ -200,7 +199,7 @@ class ParquetFiles(Sink):
 
 
 def _to_disk(path: str) -> None:
-    """What is renamed next is forgotten by the replicas: it must be there after a power failure, too."""
+    """Force a file or a folder to disk. The replicas forget the rows of a renamed file, so it must survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What users give: functions with their arguments, schemas with their columns."""
+"""Checks of values that users give: functions with their arguments, schemas with their columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def named(function: Any) -> str:
 
 
 def signature(function: Any) -> inspect.Signature | None:
-    """None: it does not say, as some that are written in C."""
+    """Return the signature of a function; None: it is unknown, as for some functions that are written in C."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -25,7 +25,7 @@ def signature(function: Any) -> inspect.Signature | None:
 
 
 def takes(signature: inspect.Signature, arguments: int) -> bool:
-    """Whether a function can be called with so many."""
+    """Return whether a function can be called with this number of arguments."""
     try:
         signature.bind(*[None] * arguments)
     except TypeError:
@@ -34,11 +34,11 @@ def takes(signature: inspect.Signature, arguments: int) -> bool:
 
 
 def gives_nothing(function: Any) -> bool:
-    """Whether it is known that a function returns None from each call: it has no ``return`` with a value, and no ``yield``. A
-    function that does not return at all, but raises, is none of these."""
+    """Return whether a function certainly returns None from each call: it has no ``return`` with a value, and no ``yield``. A
+    function that always raises is not among them."""
     while isinstance(function, functools.partial):
         function = function.func
-    if not hasattr(function, "__code__"):  # methods have their function's
+    if not hasattr(function, "__code__"):  # a method has the code of its function
         function = vars(type(function)).get("__call__")
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or code.co_flags & _GIVES_LATER:
@@ -48,12 +48,12 @@ def gives_nothing(function: Any) -> bool:
     return bool(returns) and all(_is_none(found, at) for at in returns)
 
 
-#: Flags of code that gives something when it is asked for it.
+#: Flags of code that gives its values later: generators and coroutines.
 _GIVES_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def _is_none(found: list[dis.Instruction], at: int) -> bool:
-    """Whether the value that is returned there is None whatever came before."""
+    """Return whether a return instruction returns None in any case, whichever instructions came before."""
     if found[at].opname == "RETURN_CONST":
         return found[at].argval is None
     before = found[at - 1]
@@ -61,12 +61,12 @@ def _is_none(found: list[dis.Instruction], at: int) -> bool:
 
 
 def check_columns(what: str, declared: Any) -> None:
-    """No name twice, where that can be told without a session."""
+    """Raise SchemaError if a column name is there twice, as far as that can be told without a session."""
     if isinstance(declared, str):
         try:
             declared = parse_ddl(declared)
         except SchemaError:
-            return  # Spark may read it, and is asked when there is one
+            return  # Spark may be able to read it, and is asked once there is a session
     given: Any = getattr(declared, "names", ())
     names = given if isinstance(given, list) else []
     for name in names:

@@ -1,14 +1,14 @@
-"""What readers of a source have decided, one entry after another, in a folder that all workers reach (design: ledger).
+"""Decisions of the readers of a source, one entry after another, in a folder that all workers reach (design: ledger).
 
-Some sources do not say by themselves which rows come in which order: files appear in a folder at any moment, a stream has a
-new end whenever it is asked. Whoever reads such a source writes down what comes next before the first row of it goes out. A
-reader in a later life finds it here, and gives the same rows in the same order.
+Some sources have no order of rows of their own: files appear in a folder at any moment, a stream has a new end whenever it is
+asked. A reader of such a source writes down its next rows as an entry before the first of these rows goes out. A reader in a
+later life finds the entry here, and gives the same rows in the same order.
 
-Law: entry n is decided once, by whoever is first, and never changes. Several processes may write at the same time, a worker
-that was given up among them: a file appears whole, under a name that nobody else can take (a hard link), and no lock is held
-that a stopped process could keep.
+Law: entry n is decided once, by the first writer, and never changes. Several processes may write at the same time, a worker
+that was given up among them: a file appears whole, under a name that only one process can take (a hard link), and there is no
+lock that a stopped process could keep.
 
-Left to others: what an entry means.
+Left to others: the meaning of an entry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 
 from flux.errors import FluxError, UsageError
 
-#: So many entries are put together in one file, once as many are newer as ``_APART``. A process that is stopped for as long as
-#: it takes to write those was given up before it wakes: what it then writes at an older place is not looked at.
+#: Number of entries that are put together in one file, once ``_APART`` newer entries are there. A process that is stopped for the
+#: time that it takes to write the newer ones was given up before it wakes: entries that it then writes at an older place are not
+#: looked at.
 TOGETHER, _APART = 256, 1024
 #: While entries are put together, one look at the folder may see neither the old names nor the new one.
 _LOOKS = 5
@@ -32,19 +33,20 @@ _NAME = re.compile(r"(\d{12})(?:-(\d{12}))?\.json")
 
 
 class LedgerBroken(FluxError):
-    """The entries of a ledger cannot be read or written, or some are gone."""
+    """A ledger whose entries cannot be read or written, or are gone in part."""
 
 
 class Ledger:
-    """``folder``: of this source in this query alone; it is made by the first entry. For one thread at a time."""
+    """The entries of one source of one query, in a ``folder`` of their own, which the first entry makes. For one thread at a
+    time."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        #: How many entries this process knows.
+        #: The number of entries that this process knows.
         self.known = 0
 
     def news(self) -> list[Any]:
-        """Entries that have been decided since the last call, in order."""
+        """Return the entries that have been decided since the last call, in order."""
         for _ in range(_LOOKS):
             found, missing = self._news()
             if not missing:
@@ -56,13 +58,13 @@ class Ledger:
         )
 
     def _news(self) -> tuple[list[Any], bool]:
-        """Whether one is missing, too."""
+        """Return the new entries, and whether one is missing between them and later ones."""
         single, together = self._there()
         found: list[Any] = []
         while True:
             at = self.known + len(found)
             block = next(((first, behind) for first, behind in together.items() if first <= at < behind), None)
-            if block is not None:  # before a single one, which may be that of a process that has slept
+            if block is not None:  # before a single file, which may come from a process that was stopped
                 entries = self._read(_together(*block))
                 if len(entries) != TOGETHER:
                     raise LedgerBroken(
@@ -75,7 +77,7 @@ class Ledger:
                 return found, any(number > at for number in (*single, *together))
 
     def add(self, entry: Any) -> bool:
-        """Decides entry number ``known``, and knows it. False: it had been decided already, ``news`` says how."""
+        """Decide entry number ``known``, and know it. False: another process has decided it already; ``news`` gives it."""
         number = self.known
         hidden = self._hidden([entry])
         try:
@@ -90,7 +92,7 @@ class Ledger:
         finally:
             hidden.unlink(missing_ok=True)
         if any(first <= number < behind for first, behind in self._there()[1].items()):
-            return False  # long decided, and put together with others: this process must have slept
+            return False  # decided long ago, and put together with others: this process must have been stopped
         _to_disk(self.folder)
         self.known += 1
         if self.known % TOGETHER == 0 and self.known > _APART:
@@ -98,7 +100,7 @@ class Ledger:
         return True
 
     def _put_together(self, before: int) -> None:
-        """All that are single and whose block ends before a number. Whoever does it writes the same."""
+        """Put together all whole blocks of single entries before a number. Every process that does it writes the same."""
         single, _ = self._there()
         for first in sorted(single):
             block = range(first, first + TOGETHER)
@@ -110,14 +112,14 @@ class Ledger:
                     (self.folder / _single(number)).unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Nobody will ask any more. A reader that is ending may write at this moment."""
+        """Remove the ledger, which is needed no more. A reader that is ending may write at this moment."""
         for _ in range(_LOOKS):
             shutil.rmtree(self.folder, ignore_errors=True)
             if not self.folder.exists():
                 return
 
     def _there(self) -> tuple[set[int], dict[int, int]]:
-        """Numbers of single entries, and of those that are together the first, with the one behind the last."""
+        """Return the numbers of single entries; for entries put together, the first number with the number after the last."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -136,7 +138,7 @@ class Ledger:
             try:
                 return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             except FileNotFoundError as error:
-                # Put together with others a moment ago.
+                # The entry may have been put together with others a moment ago.
                 match = _NAME.fullmatch(name)
                 assert match is not None
                 number = int(match[1])
@@ -149,12 +151,13 @@ class Ledger:
         raise AssertionError
 
     def _hidden(self, entries: list[Any]) -> Path:
-        """Whole and on disk, under a name that nobody looks for: rows go out after it, and a power failure must not forget it."""
+        """Write entries to disk under a name that no reader looks for. Their rows go out later, so a power failure must not lose
+        them."""
         path = self.folder / f".{uuid.uuid4().hex}"
         try:
             if (
                 not self.known
-            ):  # later it is there, or was forgotten, and a reader that is ending must not bring it back
+            ):  # later the folder exists, or was forgotten, and a reader that is ending must not bring it back
                 self.folder.mkdir(parents=True, exist_ok=True)
             with open(path, "x", encoding="utf-8") as out:
                 out.writelines(json.dumps(entry) + "\n" for entry in entries)
@@ -169,9 +172,9 @@ class Ledger:
 
 
 class HasLedger:
-    """Where the ledger of a source is: ``ledgers`` has those of all queries, and a query's is named by an id that is settled when
-    it starts for the first time. ``own``: whether the folder is there for ledgers alone. Readers that have one derive from it
-    (see ``flux.source`` for ``prepare`` and ``forget``)."""
+    """Base of readers that have a ledger (see ``flux.source`` for ``prepare`` and ``forget``). The folder ``ledgers`` has the
+    ledgers of all queries; that of one query is named by an id that is settled at the query's first start. ``own``: the folder
+    is there for ledgers alone."""
 
     def __init__(self, ledgers: str, own: bool = False) -> None:
         self.ledgers, self.own, self.id = ledgers, own, ""
@@ -190,7 +193,7 @@ class HasLedger:
             try:
                 os.rmdir(self.ledgers)
             except OSError:
-                pass  # other queries have theirs in it, or it was never made
+                pass  # ledgers of other queries are in it, or it was never made
 
 
 def ledger_folder(given: Any, what: str) -> str:

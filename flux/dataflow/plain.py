@@ -1,8 +1,8 @@
 """Columns as they travel: plain Arrow types, without dictionaries and views.
 
-Rows come in batches, and a batch travels without its schema: what an encoding keeps beside the rows (a dictionary, the
+Rows come in batches, and a batch travels without its schema: data that an encoding keeps beside the rows (a dictionary, the
 buffers behind a view) would have to travel along. So columns are decoded where they enter, at a source or in the output of
-a stage, also inside lists, structs and maps, and whoever reads them sees the plain type. What cannot be decoded is
+a stage, also inside lists, structs and maps, and every reader sees the plain type. A column that cannot be decoded is
 refused when the plan is made.
 
     dictionary<T>                    T
@@ -22,7 +22,7 @@ from flux.errors import SchemaError
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """The type that columns of ``type_`` have after decoding."""
+    """Return the type that columns of ``type_`` have after decoding."""
     if is_.is_dictionary(type_):
         return plain_type(type_.value_type)
     if is_.is_string_view(type_):
@@ -43,7 +43,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: pa.Schema, what: str) -> pa.Schema:
-    """The schema after decoding; SchemaError names the first column that cannot be taken. ``what`` has these columns."""
+    """Return the schema after decoding. SchemaError names the first column that cannot be decoded. ``what`` has these columns."""
     for field in schema:
         reason = _unfit(plain_type(field.type))
         if reason:
@@ -52,8 +52,8 @@ def plain_schema(schema: pa.Schema, what: str) -> pa.Schema:
 
 
 def typed_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with columns of type null, which is what pyarrow makes of values that all are null, as columns of nulls of the
-    schema's types; else as it came."""
+    """Return the batch with nulls of the schema's types in place of columns of type null, which pyarrow makes of values that all
+    are null. A batch without such columns is returned as it came."""
     given = batch.schema
     if given.names != schema.names:
         return batch
@@ -69,7 +69,7 @@ def typed_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with its columns decoded, where that gives the columns of ``schema``; else as it came."""
+    """Return the batch with its columns decoded, where that gives the columns of ``schema``; else as it came."""
     given = batch.schema
     if given.equals(schema) or given.names != schema.names:
         return batch
@@ -85,7 +85,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _unfit(type_: pa.DataType) -> str | None:
-    """Why columns of this type, which is as plain as it can be, cannot travel."""
+    """Return the reason why columns of a type, which is as plain as it can be, cannot travel; None: they can."""
     if is_.is_run_end_encoded(type_):
         return "run-end-encoded columns do not travel; decode it with pyarrow.compute.run_end_decode"
     if isinstance(type_, pa.BaseExtensionType):
@@ -102,12 +102,12 @@ def _unfit(type_: pa.DataType) -> str | None:
 
 
 def plain_column(column: pa.Array) -> pa.Array:
-    """The column, decoded."""
+    """Return the column, decoded."""
     return _plain(column, plain_type(column.type))
 
 
 def _plain(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The same rows as ``type_``, which is the plain type of the array's."""
+    """Return the same rows as ``type_``, which is the plain type of the array's."""
     kind = array.type
     if kind == type_:
         return array
@@ -117,7 +117,7 @@ def _plain(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return _plain_list_view(array, type_)
     if is_.is_struct(kind):
         children = [_plain(array.field(i), type_.field(i).type) for i in range(kind.num_fields)]
-        # Entries of a map may have no mask, even of no nulls: pyarrow before 26 ends the process.
+        # Entries of a map may have no mask, not even one without nulls: pyarrow before 26 ends the process.
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
     if is_.is_map(kind):
@@ -135,7 +135,7 @@ def with_child(array: pa.Array, type_: pa.DataType, child: pa.Array) -> pa.Array
 
 
 def _plain_list_view(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Arrow's own cast reads offsets that views do not have."""
+    """Make a list of a list view. Arrow's own cast reads offsets that views do not have."""
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(), out=offsets[1:])
     values = _plain(array.flatten(), type_.value_type)

@@ -1,6 +1,6 @@
 """The dataflow as workers see it: sources, stages and edges, frozen and shipped with the task (design: plan).
 
-Built and checked by ``controller.dag``; everything here is data that any process may read.
+The plan is made and checked by ``controller.dag``; everything here is data that any process may read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from flux.dataflow.sink import Sink
 from flux.settings import Settings
 from partitioning.ids import ACTIVE
 
-#: Numbers of rows travel as one column more, the last one (design: numbered-rows).
+#: The column of the numbers of rows, which travels behind the other columns (design: numbered-rows).
 NUMBER = pa.field("number of the row", pa.int64(), nullable=False)
 
-#: Reads one partition of a source inside the workers. A ``None`` means "nothing just now, ask again".
+#: Reads one partition of a source inside the workers. A ``None`` means "no rows now, ask again".
 Reader = Callable[..., Iterable[pa.RecordBatch | None]]
 
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """Where rows come from: one of the two classes below."""
+    """An origin of rows. Each of the classes below is one kind of it."""
 
     id: int
     name: str
@@ -33,22 +33,23 @@ class SourcePlan:
 
     @property
     def worker_partitions(self) -> int:
-        """How many partitions workers read: none of a DataFrame."""
+        """Return the number of partitions that workers read: 0 for a DataFrame."""
         raise NotImplementedError
 
     seeks = False
     positions = False
-    #: Whether it is known that it has no last row.
+    #: Whether it is certain that the source has no last row.
     endless = False
 
 
 @dataclass(frozen=True)
 class DataFrameSourcePlan(SourcePlan):
-    """Read by the tasks of a Spark job. How many partitions it has shows when that runs. ``columns``: those of the DataFrame
-    that are read, by position, which are all in ``schema``; None: all. ``cut_by``: settings of Spark by which it is cut into
-    partitions in every life of the query (design: cuts); None: those of the session."""
+    """A source that the tasks of a Spark job read. The number of its partitions is known only when that job runs."""
 
+    #: The columns of the DataFrame that are read, by position; all of them are in ``schema``. None: all.
     columns: tuple[int, ...] | None = None
+    #: Settings of Spark by which the DataFrame is cut into partitions in every life of the query (design: cuts); None: the
+    #: settings of the session.
     cut_by: Mapping[str, str | None] | None = None
 
     @property
@@ -58,8 +59,8 @@ class DataFrameSourcePlan(SourcePlan):
 
 @dataclass(frozen=True)
 class StreamSourcePlan(SourcePlan):
-    """Micro-batches of Structured Streaming: each is read by the tasks of a Spark job of its own, and goes on with the same
-    streams. Rows are numbered, so that a batch that is read again may be cut elsewhere."""
+    """Micro-batches of Structured Streaming: the tasks of a Spark job of its own read each batch, and all batches go through the
+    same streams. Rows are numbered, so that a batch that is read again may be cut elsewhere."""
 
     endless: bool = True
 
@@ -72,17 +73,18 @@ class StreamSourcePlan(SourcePlan):
 
 @dataclass(frozen=True)
 class WorkerSourcePlan(SourcePlan):
-    """Read inside the workers. ``seeks``: ``read`` takes the position to begin with as its second argument; ``positions``: it
-    gives positions of its own with its batches."""
+    """A source that is read inside the workers."""
 
     partitions: int
     read: Reader
+    #: Whether ``read`` takes the position to begin with as its second argument.
     seeks: bool = False
+    #: Whether ``read`` gives positions of its own with its batches.
     positions: bool = False
 
     @property
     def own_numbers(self) -> bool:
-        """Whether its rows bring their numbers, as offsets of a log are."""
+        """Return whether the rows bring their numbers, as the offsets of a log are."""
         return self.positions and bool(getattr(self.read, "row_numbers", False))
 
     @property
@@ -96,8 +98,7 @@ class WorkerSourcePlan(SourcePlan):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """``edges_in`` in the order of the stage's inputs. ``collects``: keeps its output for egress tasks to fetch; ``sink``: takes
-    the output of a last stage, a copy of it for each partition; ``recovery``: the kind of the replicas beside the primary."""
+    """A stage, with the edges that feed it and those that it feeds."""
 
     id: int
     name: str
@@ -107,29 +108,33 @@ class StagePlan:
     make: Callable[[], Operator]
     schemas: tuple[pa.Schema, ...]
     output_schema: pa.Schema | None
+    #: In the order of the stage's inputs.
     edges_in: tuple[int, ...]
     edges_out: tuple[int, ...]
     output_mode: str = "complete"
+    #: Whether the stage keeps its output for egress tasks to fetch.
     collects: bool = False
+    #: The sink that takes the output of a last stage; each partition has a copy of it.
     sink: Sink | None = None
+    #: The kind of the replicas beside the primary.
     recovery: str = ACTIVE
 
 
 @dataclass(frozen=True)
 class EdgePlan:
-    """To input number ``input`` of a stage. Where it comes from is its class, one of those below.
-
-    ``key`` has the positions of the key columns in ``schema``; empty: whole batches go to partitions in rotation.
-    ``producers``: streams that the plan knows of; all there are, if ``producers_known``. ``columns``: those of the origin's rows
-    that travel, by position; None: all."""
+    """The way of rows to input number ``input`` of the stage ``consumer``. The class of an edge, one of those below, tells its
+    origin."""
 
     id: int
     consumer: int
     input: int
+    #: Positions of the key columns in ``schema``; empty: whole batches go to partitions in rotation.
     key: tuple[int, ...]
     schema: pa.Schema
     partitions: int
+    #: The number of streams that the plan knows of: the number of all streams, if ``producers_known``.
     producers: int
+    #: The columns of the origin's rows that travel, by position; None: all.
     columns: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     from_stage: ClassVar[bool] = False
@@ -138,27 +143,27 @@ class EdgePlan:
 
 @dataclass(frozen=True)
 class FromSource(EdgePlan):
-    """From a source that workers read."""
+    """An edge from a source that workers read."""
 
     source: int
 
 
 @dataclass(frozen=True)
 class FromDataFrame(FromSource):
-    """How many streams there are is known when the Spark job that reads has ended (``EdgeComplete``)."""
+    """An edge from a DataFrame. The number of its streams is known when the Spark job that reads has ended (``EdgeComplete``)."""
 
     producers_known: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class FromMicroBatches(FromDataFrame):
-    """One stream for each partition that any batch had. Between batches nobody sends. ``EdgeComplete`` says that no more
-    batches come, and names no streams: none of them has a last element."""
+    """An edge with one stream for each partition that any batch had. Nothing is sent between batches. ``EdgeComplete`` tells that
+    no more batches come, and names no streams: none of them has a last element."""
 
 
 @dataclass(frozen=True)
 class FromStage(EdgePlan):
-    """Every replica of a partition of the stage offers the same stream."""
+    """An edge from another stage. Every replica of a partition of that stage offers the same stream."""
 
     stage: int
 
@@ -169,9 +174,9 @@ class FromStage(EdgePlan):
 class Forgotten:
     """A new beginning of the output of a stage, after ``flux checkpoints --forget-output`` (design: forgotten-output)."""
 
-    #: The name under which the sink of a stage keeps positions since then.
+    #: The name under which the sink of a stage has kept positions since then.
     query: str
-    #: By partition, the position in the output that the sink counts as 0.
+    #: By partition, the position in the output that counts as 0 for the sink.
     first: tuple[int, ...]
 
     def first_of(self, partition: int) -> int:
@@ -180,8 +185,7 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Plan:
-    """``durable``: each partition has a replica in a directory besides, at the vault (design: vault). ``began_with``: workers
-    that it had when the directory was new; 0: as many as it has now."""
+    """The dataflow of one query."""
 
     query: str
     sources: tuple[SourcePlan, ...]
@@ -189,19 +193,21 @@ class Plan:
     edges: tuple[EdgePlan, ...]
     settings: Settings
     secret: bytes = field(repr=False, default=b"")
+    #: Whether each partition has a further replica in a directory, at the vault (design: vault).
     durable: bool = False
+    #: The number of workers when the directory was new; 0: the present number.
     began_with: int = 0
     #: The checkpoint location, as errors name it.
     location: str = ""
-    #: By stage, where positions of its sink count anew; those of others count from the start of the query.
+    #: By stage, the new beginnings of sinks. Positions of other sinks count from the start of the query.
     forgotten: Mapping[int, Forgotten] = field(default_factory=dict)
 
     def log_share(self, edge: EdgePlan, workers: int) -> int:
-        """Bytes of log for each stream that a worker has of an edge.
+        """Return the bytes of log for each stream of an edge on a worker.
 
-        The streams of sources, which are few and fast, have one half and those of stages the other, counting one for
-        every replica. The same for every replica of a stream, always: what one of them had room for another must have
-        room for, or a replica that reads from the other may wait for ever for rows that its primary has."""
+        The streams of sources, which are few and fast, share one half and the streams of stages the other half, counting one for
+        every replica. The share is the same for every replica of a stream, always: if one replica had room for an element,
+        another must have room for it too, or a replica that reads from the second may wait for ever for rows of its primary."""
         counts = {True: 0, False: 0}  # streams of stages, and of sources
         for each in self.edges:
             replicas = self.stages[each.stage].replicas if isinstance(each, FromStage) else 1
@@ -216,20 +222,20 @@ class Plan:
         return [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source]
 
     def numbered(self, edge: EdgePlan) -> bool:
-        """Whether its rows carry their numbers (design: numbered-rows)."""
+        """Return whether the rows of an edge carry their numbers (design: numbered-rows)."""
         return isinstance(edge, FromSource) and self.sources[edge.source].positions
 
     def brings_numbers(self, edge: int) -> bool:
-        """Whether the rows of an edge bring their numbers (design: row-numbers)."""
+        """Return whether the reader of an edge's source gives the numbers of its rows (design: row-numbers)."""
         origin = self.origin(self.edges[edge]) if isinstance(self.edges[edge], FromSource) else None
         return isinstance(origin, WorkerSourcePlan) and origin.own_numbers
 
     def travels(self, edge: EdgePlan) -> pa.Schema:
-        """The schema of what is sent."""
+        """Return the schema of the rows as they are sent."""
         return edge.schema.append(NUMBER) if self.numbered(edge) else edge.schema
 
     def origin(self, edge: EdgePlan) -> SourcePlan | StagePlan:
-        """Where an edge comes from."""
+        """Return the source or the stage from which the rows of an edge come."""
         match edge:
             case FromStage():
                 return self.stages[edge.stage]
@@ -239,7 +245,7 @@ class Plan:
 
     @property
     def terminal(self) -> list[StagePlan]:
-        """Stages that feed no other: when these have finished, so has the query."""
+        """Return the stages that feed no other: once they have finished, the query has finished."""
         return [stage for stage in self.stages if not stage.edges_out]
 
     def describe_stream(self, edge_id: int, producer: int) -> str:

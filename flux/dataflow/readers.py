@@ -1,4 +1,4 @@
-"""Readers as the end of a flow: the output is kept in the workers until it is read from outside (design: readers)."""
+"""Readers as the end of a flow: the workers keep the output until it is read from outside (design: readers)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def to_readers(flow: Flow, *, max_bytes: int | str = "128m") -> FlowTo:
-    """See ``Outputs.to_readers``."""
+    """Keep the output in the workers; see ``Outputs.to_readers``."""
     most = parse_bytes("max_bytes", max_bytes)
     if most < 1:
         raise UsageError(f"max_bytes must be above zero, got {max_bytes!r}")
@@ -24,8 +24,8 @@ def to_readers(flow: Flow, *, max_bytes: int | str = "128m") -> FlowTo:
 
 
 class Readers(Sink):
-    """Marks a stage whose output is kept for readers, up to ``max_bytes`` by all partitions together. No method of it is called:
-    readers come for the output themselves."""
+    """Mark of a stage whose output is kept for readers, up to ``max_bytes`` in all partitions together. No method of it is
+    called: readers fetch the output themselves."""
 
     exactly_once = True
 
@@ -33,7 +33,7 @@ class Readers(Sink):
         self.max_bytes = max_bytes
 
     def kept_max(self, partitions: int) -> int:
-        """Bytes that one of so many partitions keeps."""
+        """Return the bytes that one of ``partitions`` partitions keeps."""
         return max(self.max_bytes // partitions, 1)
 
     def write(self, batch: pa.RecordBatch, position: Position) -> None:
@@ -44,7 +44,7 @@ class Readers(Sink):
 
 
 def offered(plan: Plan, stage: str | None) -> StagePlan:
-    """The stage whose output is kept for readers: the one of that name, or the only one."""
+    """Return the stage whose output is kept for readers: the one of that name, or the only one."""
     found = [each for each in plan.stages if isinstance(each.sink, Readers)]
     names = ", ".join(each.name for each in found)
     if not found:

@@ -1,4 +1,4 @@
-"""Where the output of a flow goes outside: the contract of a sink, and the flow that ends in one (design: sink).
+"""Sinks, which bring the output of a flow outside: their contract, and the flow that ends in one (design: sink).
 
 Every replica runs an operator, so an effect on the outside would happen once per replica. A sink is the exception: only the
 primary calls it, and only with committed output.
@@ -23,113 +23,118 @@ if TYPE_CHECKING:
     from flux.dataflow.api import Flow
     from flux.dataflow.write_stream import FlowWriter
 
-#: What ``Sink.is_transient`` takes for transient unless it says otherwise.
+#: Errors that ``Sink.is_transient`` takes for transient by default.
 TRANSIENT = (ConnectionError, TimeoutError, InterruptedError)
 
 
 class Position(NamedTuple):
-    """Of a batch in the output of a stage: the same on every replica, and after every take-over. ``sequence`` counts the
-    batches of the partition from 0."""
+    """The position of a batch in the output of a stage: the same on every replica, and after every take-over. ``sequence`` counts
+    the batches of the partition from 0."""
 
     partition: int
     sequence: int
 
 
 class SinkAhead(Exception):
-    """Raised by a sink that finds output outside which this query cannot have made yet. The text says what is there."""
+    """Output outside that this query cannot have made yet. A sink that finds it raises this error, with a text that names it."""
 
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink is opened with. ``query``: the id of the query, another one for each start
-    without a ``checkpointLocation``, and after ``flux checkpoints --forget-output``; ``number``: of the stage in the
-    query, whose output it takes; ``partitions``: of that stage. Query, number and partition name a place for positions."""
+    """The place of a sink, given to ``open``. Query, number and partition together name a place for positions."""
 
+    #: The id of the query: another one for each start without a ``checkpointLocation``, and after
+    #: ``flux checkpoints --forget-output``.
     query: str
+    #: The number, in the query, of the stage whose output the sink takes.
     number: int
     stage: str
     partition: int
+    #: The number of partitions of that stage.
     partitions: int
 
 
 class Sink:
-    """Takes the committed output of the last stage of a flow: derive from it, define ``write``, and give an instance to
-    ``flow.to``. The instance is a pattern: each partition works with a copy of its own, in a thread besides the worker's.
+    """The end of a flow, which takes the committed output of its last stage: derive from it, define ``write``, and give an
+    instance to ``flow.to``. The instance is a pattern: each partition works with a copy of its own, in a thread besides the
+    worker's.
 
     A primary that was given up may still have a ``write`` under way while its successor asks ``committed``. Output is
     therefore exactly once only if such a late write cannot land behind that answer: because the rows and their position are
-    stored in one transaction that checks the position, or because both write the same. A sink that sees to it sets
+    stored in one transaction that checks the position, or because both primaries write the same. A sink that ensures this sets
     ``exactly_once``; any other is at least once."""
 
-    #: Whether each row lands once, also after a take-over. Said in ``query.status``.
+    #: Whether each row lands once, also after a take-over. Shown in ``query.status``.
     exactly_once: ClassVar[bool] = False
-    #: Whether ``committed`` changes something outside, as one does that cleans up after earlier writers. Then each primary calls
+    #: Whether ``committed`` changes something outside, as in a sink that cleans up after earlier writers. Then each primary calls
     #: it once; otherwise it is asked again when a write has failed: the outside may have got that batch from an earlier primary.
     committed_changes: ClassVar[bool] = False
-    #: Bytes that ``write`` may leave unwritten at most (it has returned a sequence number): they are kept by the replicas.
+    #: The most bytes that ``write`` may leave unwritten (it has returned a sequence number): the replicas keep them.
     holds_bytes: int = 0
-    #: Batches that wait are given to ``write`` as one of up to so many bytes, under the position of the first; None means that
-    #: all of them are there. 0: one at a time.
+    #: Batches that wait are given to ``write`` as one batch of up to this many bytes, under the position of the first; the result
+    #: None means that all of them are outside. 0: one at a time.
     joins_bytes: ClassVar[int] = 0
-    #: Whether ``send`` may be called before ``write``. Then writing what is there already must change nothing.
+    #: Whether ``send`` may be called before ``write``. Then a write of output that is outside already must change nothing.
     sends_ahead: ClassVar[bool] = False
     #: Whether ``write`` is called for batches without rows, too.
     takes_empty: ClassVar[bool] = False
 
     def destination(self) -> str | None:
-        """Name the place to which the output goes, alike in each life of a query while it is the same place. If it is another
-        one at a start on a checkpoint location, the sink begins anew there. None: not known."""
+        """Name the place to which the output goes. The name is the same in each life of a query while the place is the same. If
+        the name differs at a start on a checkpoint location, the sink begins anew there. None: not known."""
         return None
 
     def check(self, schema: pa.Schema) -> None:
-        """Called before the query starts, in the program that starts it. What it raises refuses the schema of the output."""
+        """Check the schema of the output; any error refuses it. Called before the query starts, in the program that starts it."""
 
     def prepare(self, partitions: int, kept: Any) -> Any:
-        """Called on a copy of the pattern, in the program that starts the query, before it starts: settle what all primaries
-        of the ``partitions`` and all later lives of the query need alike, and remember it. ``kept``: None, or what this
-        returned when a query with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold."""
+        """Settle everything on which all primaries of the ``partitions`` and all later lives of the query must agree, and
+        remember it. Called on a copy of the pattern, in the program that starts the query, before it starts. ``kept``: None, or
+        the result of this call when a query with the same ``checkpointLocation`` was started for the first time. Returns data
+        for JSON."""
         return None
 
     def open(self, context: SinkContext) -> None:
-        """Called before everything else, when a replica of the partition becomes primary."""
+        """Prepare for writing. Called before everything else, when a replica of the partition becomes primary."""
 
     def committed(self, partition: int) -> int | None:
-        """The sequence number of the first batch of this query (``SinkContext.query``: each begins at 0) that the outside
+        """Return the sequence number of the first batch of this query (``SinkContext.query``: each begins at 0) that the outside
         does not have yet. None: the outside cannot tell; then batches may come again after a take-over."""
         return None
 
     def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
         """Bring a batch outside. Returns None when it is there; a sink that collects returns the sequence number of the first
         batch that the outside does not have yet. Batches come in order, without gaps. A write at a position that the outside
-        has already, which may be that of a primary that was given up, must change nothing. It may raise: ``committed`` is asked
-        again a second later, and what the outside has got meanwhile counts as written."""
+        has already, perhaps from a primary that was given up, must change nothing. It may raise: ``committed`` is asked again a
+        second later, and batches that have reached the outside meanwhile count as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
 
     def recovered(self, sequence: int) -> None:
-        """Called after a restart from a checkpoint location, before ``write`` of the first batch that no earlier primary can have
-        written, which is the one with this sequence number. All earlier ones were given to ``write``, or were outside before.
-        Raises SinkAhead if the outside has more than those though ``committed`` cannot tell: the location is an older copy."""
+        """Hear which batch is the first that no earlier primary can have written. Called after a restart from a checkpoint
+        location, before ``write`` of that batch, which has this sequence number. All earlier ones were given to ``write``, or
+        were outside before. Raises SinkAhead if the outside has later ones though ``committed`` cannot tell: the location is an
+        older copy."""
 
     def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
-        """Begin what ``write`` of the same batch completes, without waiting: one thread does so for several partitions. Returns
-        the numbers of the files that the outside will answer to; None: it would have had to wait. What it raises is forgotten,
-        because ``write`` comes all the same."""
+        """Begin the ``write`` of the same batch without waiting: one thread does so for several partitions. Returns the numbers
+        of the files on which the outside will answer; None: it would have had to wait. An error is forgotten, because ``write``
+        comes all the same."""
         return None
 
     def is_transient(self, error: Exception) -> bool:
-        """Whether a call that raised this is repeated, with growing pauses, for up to ``spark.flux.sink.retryTimeout``. Any
-        other error ends the query."""
+        """Return whether a call that raised this error is repeated, with growing pauses, for up to
+        ``spark.flux.sink.retryTimeout``. Any other error ends the query."""
         return isinstance(error, TRANSIENT)
 
     def close(self) -> None:
-        """Called once: the partition has moved, or the query has ended."""
+        """Release resources. Called once: the partition has moved, or the query has ended."""
 
     def __repr__(self) -> str:
         return type(self).__name__
 
 
 class FunctionSink(Sink):
-    """Calls a function for each batch; see ``Outputs.foreach_batch``."""
+    """A sink that calls a function for each batch; see ``Outputs.foreach_batch``."""
 
     def __init__(self, function: Callable[..., Any], transient: tuple[type[Exception], ...] = ()) -> None:
         self._function = function
@@ -146,7 +151,7 @@ class FunctionSink(Sink):
 
 
 class CommittedFunctionSink(FunctionSink):
-    """One that stores positions with its rows, and tells them again."""
+    """A function sink that stores positions with its rows, and tells them again."""
 
     exactly_once = True
 
@@ -169,7 +174,7 @@ class CommittedFunctionSink(FunctionSink):
         self._function(batch, position, self._context)
 
 
-#: Of a flow, and not of what it goes to.
+#: Names of methods of a flow that a flow with a sink does not have.
 _OF_FLOWS = (
     "toDF",
     "show",
@@ -185,7 +190,7 @@ _OF_FLOWS = (
 
 
 class FlowTo:
-    """A flow whose output goes into a sink: what there is left to do is to start it."""
+    """A flow whose output goes into a sink. It only has to be started."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_FLOWS:
@@ -204,7 +209,7 @@ class FlowTo:
         return flux.start(self, queryName=queryName, spark=spark, **options)
 
     def explain(self, spark: Any = None, **options: Any) -> None:
-        """Print what would run, as ``Flow.explain`` does."""
+        """Print a description of the query, as ``Flow.explain`` does."""
         print(flux.explain(self, spark=spark, **options))
 
     def __repr__(self) -> str:
@@ -212,7 +217,7 @@ class FlowTo:
 
 
 def ahead(where: str, what: str, location: str) -> str:
-    """Say that the outside has output which the checkpoint location knows nothing of, and what to do."""
+    """Return a text for output outside that is unknown to the checkpoint location, with the remedy."""
     place = location or "LOCATION"
     return (
         f"{where}: {what}. So the checkpoint location {location} is an older copy, or has lost the end of its journal: to go on "
@@ -231,11 +236,11 @@ def flow_of(given: Flow | FlowTo) -> Flow:
 
 
 class Outputs:
-    """What a flow can end in."""
+    """The possible ends of a flow, as methods of it."""
 
     @checked("flow.to")
     def to(self, sink: Sink) -> FlowTo:
-        """The flow with its output going into a sink: partition p of its last stage writes partition p. Start it with
+        """Return the flow with its output going into a sink: partition p of its last stage writes partition p. Start it with
         ``start()``, or several with ``flux.start``."""
         if not isinstance(sink, Sink):
             hint = ""
@@ -250,7 +255,7 @@ class Outputs:
 
     @property
     def writeStream(self) -> FlowWriter:  # noqa: N802
-        """The same sinks under the names of Structured Streaming: ``flow.writeStream.format("parquet").option(...).start()``."""
+        """Return a writer that has Structured Streaming's names: ``flow.writeStream.format("parquet").option(...).start()``."""
         from flux.dataflow.write_stream import FlowWriter
 
         return FlowWriter(self)  # type: ignore[arg-type]
@@ -271,7 +276,7 @@ class Outputs:
                    does not have, and the function, which is called with the batch, its position and the context, stores rows and
                    position in one transaction that changes nothing if the outside has that position already. context: as for
                    ``flux.Sink.open``; query, number and partition name the place of a position
-        transient  errors after which a call is repeated, beside those of connections and time-outs"""
+        transient  errors after which a call is repeated, beside errors of connections and time-outs"""
         wanted = 2 if committed is None else 3
         if not callable(function):
             raise UsageError(f"foreach_batch wants a function of a batch and its position, got {function!r}")
@@ -308,8 +313,8 @@ class Outputs:
     @checked("to_readers")
     def to_readers(self, *, max_bytes: int | str = "128m") -> FlowTo:
         """Keep the output in the workers until it is read: with ``query.rows()`` in the program of the query, or as a stream of
-        Spark's with ``spark.readStream.format("flux")``. ``max_bytes``: of output that is not read yet, all partitions together;
-        from there on the query waits for its reader."""
+        Spark's with ``spark.readStream.format("flux")``. ``max_bytes`` limits the unread output of all partitions together: at
+        the limit the query waits for its reader."""
         from flux.dataflow.readers import to_readers
 
         return to_readers(self, max_bytes=max_bytes)  # type: ignore[arg-type]

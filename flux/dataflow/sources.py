@@ -1,4 +1,4 @@
-"""Where rows come from: DataFrames, and functions that workers call (design: position)."""
+"""Origins of rows: DataFrames, and functions that workers call (design: position)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class Positioned(NamedTuple):
-    """Rows of a source, and where a reader goes on behind them: a number, text, bytes, or lists and dicts of these. It comes
-    back as it was, but tuples as lists. ``numbers``: int64 of each row, for readers with ``row_numbers`` (see ``source``)."""
+    """Rows of a source, with the position from which a reader goes on behind them: a number, text, bytes, or lists and dicts of
+    these. The position comes back as it was, but with lists in place of tuples. ``numbers``: int64 for each row, for readers with
+    ``row_numbers`` (see ``source``)."""
 
     batch: pa.RecordBatch
     position: Any
@@ -28,8 +29,8 @@ class Positioned(NamedTuple):
 
 class RowStart(NamedTuple):
     """The start of a reader whose rows bring their numbers: the ``number`` of the first row that is wanted. ``position``: the
-    newest one that was given before this row; ``newest``: the newest one that is known, which may lie behind rows that are to
-    come again. None: there is none."""
+    newest position that was given before this row; ``newest``: the newest known position, which may lie behind rows that are to
+    come again. None: there is no such position."""
 
     number: int
     position: Any = None
@@ -37,10 +38,10 @@ class RowStart(NamedTuple):
 
 
 class Source:
-    """Where rows come from: a Spark DataFrame, or a Python function that workers call (``flux.source``)."""
+    """An origin of rows: a Spark DataFrame, or a Python function that workers call (``flux.source``)."""
 
     def __init__(self, name: str, declared: Any) -> None:
-        """``declared``: what tells its schema."""
+        """Name the source. ``declared`` tells its schema."""
         self.name = name
         self.declared = declared
 
@@ -56,7 +57,7 @@ class Source:
 
 
 class DataFrameSource(Source):
-    """Read by the tasks of a Spark job."""
+    """A source that the tasks of a Spark job read."""
 
     def __init__(self, name: str, dataframe: DataFrame) -> None:
         super().__init__(name, dataframe)
@@ -65,16 +66,17 @@ class DataFrameSource(Source):
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How the streaming query runs that feeds a source: ``checkpoint`` is Spark's, None: beside that of the query itself;
-    ``trigger`` and ``output_mode`` as ``DataStreamWriter`` takes them."""
+    """Options of the streaming query that feeds a source."""
 
+    #: Spark's checkpoint location; None: beside that of the query itself.
     checkpoint: str | None = None
+    #: As ``DataStreamWriter`` takes it, like ``output_mode``.
     trigger: tuple[tuple[str, Any], ...] = ()
     output_mode: str = "append"
 
 
 class WorkerSource(Source):
-    """Read inside the workers; see ``source``."""
+    """A source that is read inside the workers; see ``source``."""
 
     def __init__(
         self,
@@ -93,8 +95,8 @@ class WorkerSource(Source):
 
 
 class StreamSource(Source):
-    """Micro-batches of Spark's Structured Streaming; see ``stream``. Without a DataFrame, a streaming query that somebody else
-    starts writes into it."""
+    """Micro-batches of Spark's Structured Streaming; see ``stream``. Without a DataFrame, the user starts a streaming query that
+    writes into the source."""
 
     def __init__(self, name: str, declared: Any, dataframe: DataFrame | None = None, how: StreamOptions | None = None):
         super().__init__(name, declared)
@@ -110,18 +112,18 @@ def source(
     name: str | None = None,
     positions: bool = False,
 ) -> Source:
-    """A source read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
+    """Make a source that is read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
 
     ``read`` is shipped with the task and called once per life of the worker that reads the partition. It must not
-    block: yield None for "nothing just now". When that worker is lost, another calls ``read`` again and must get the
+    block: yield None for "no rows now". When that worker is lost, another calls ``read`` again and must get the
     same batches from the start; a function of two arguments, ``read(p, start)``, may leave out the first ``start``
-    batches (those without rows not counted), and its batches must stay within ``spark.flux.batch.*``. schema: DDL
+    batches (not counting batches without rows), and its batches must stay within ``spark.flux.batch.*``. schema: DDL
     string, StructType or pyarrow schema of the batches.
 
     positions: ``read(p, start)`` has positions of its own, as a file or a topic has. It yields ``flux.Positioned(batch,
     position)``, where the position says from where a later reader goes on behind the batch; ``start`` is None, or a position that
-    was given before. The same rows must then come again in the same order, but their batches may be cut elsewhere, and have any
-    size. Some batches may come without a position, or with None: nobody begins behind them. A position behind a batch without
+    was given before. It must then give the same rows in the same order, but the batches may be cut elsewhere, and have any
+    size. Some batches may come without a position, or with None: no reader begins behind them. A position behind a batch without
     rows is not kept.
 
     Rows are counted, so a source with positions must give them all again behind a position. A log that may lose rows, as by
@@ -130,32 +132,34 @@ def source(
     life. ``start`` is then None or a ``flux.RowStart``: all rows from its number on that are still there are wanted.
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
-    query, before it starts, and settles where all lives of the query begin. ``kept``: None, or what it returned when a query
-    with the same ``checkpointLocation`` was started for the first time. Returns what JSON can hold. ``forget()`` is called there
-    when a query without a ``checkpointLocation`` has ended. ``partition_name(partition)`` says how reports name a partition.
+    query, before it starts, and settles where all lives of the query begin. ``kept``: None, or the result of ``prepare`` when a
+    query with the same ``checkpointLocation`` was started for the first time. The result must be data for JSON. ``forget()`` is
+    called there when a query without a ``checkpointLocation`` has ended. ``partition_name(partition)`` is the name of a partition
+    in reports.
 
-    If it has an attribute ``may_grow`` that is true, a later start may have more partitions than the checkpoint location knows;
-    those that were there must keep their numbers, and ``kept`` is what the last start has returned. If it has a method
-    ``unread()``, this is called every few seconds in a thread of the program that started the query, and may take some: names
-    of what has come meanwhile and is not read. ``lastProgress``, ``flux status`` and the log show them.
+    If ``read`` has an attribute ``may_grow`` that is true, a later start may have more partitions than the checkpoint location
+    knows; the older partitions must keep their numbers, and ``kept`` is the result of the last start. If it has a method
+    ``unread()``, this is called every few seconds in a thread of the program that started the query, and may take some seconds:
+    it returns the names of things that have come meanwhile and are not read. ``lastProgress``, ``flux status`` and the log show
+    them.
 
-    ``endless``, an attribute that is true, says that the source never ends: what would wait for its end is refused. If
+    ``endless``, an attribute that is true, says that the source never ends: calls that would wait for its end are refused. If
     ``keeps_partitions`` is true, a query that goes on from a checkpoint location has as many partitions as at its first start,
-    whatever ``partitions`` is by then, and ``prepare(kept)`` sees to it that these are the same.
+    whatever value ``partitions`` has by then, and ``prepare(kept)`` must ensure that these are the same.
 
     The iterator that ``read`` returns may have methods, too. All are called by the worker's thread and must not block:
-      close()  nobody takes more from it
-      when_ready(ring)  once, before the first batch is taken: a function without arguments, which any thread may call and which
-               does not wait. Who takes it must call it whenever something has come after the iterator has yielded None, also an
-               error or the end; it is asked then, and only now and then otherwise
-      pauses() how often it had nothing just now, so far. Without it, each None counts; a reader that reads ahead gives None also
-               while rows are on their way, and ``processAllAvailable`` would not wait for them
-      lag()    two whole numbers: of the record that comes next, and of the one behind the last that there is. None: not known
+      close()  no more batches are taken from it
+      when_ready(ring)  called once, before the first batch is taken. ``ring`` is a function without arguments, which any thread
+               may call and which does not wait. An iterator with this method must call ``ring`` whenever something has come after
+               it has yielded None, also an error or the end; it is asked then, and only now and then otherwise
+      pauses() the number of times that it had no rows until now. Without it, each None counts; a reader that reads ahead gives
+               None also while rows are on their way, and ``processAllAvailable`` would not wait for them
+      lag()    two whole numbers: that of the next record, and the one behind the last existing record. None: not known
                yet. ``lastProgress``, ``flux status`` and the metrics show the difference
-      bad_records()  how many records this reader has met that it could not read and left out or put aside. ``lastProgress``,
+      bad_records()  the number of records that this reader could not read and left out or put aside. ``lastProgress``,
                ``flux status`` and the metrics show the sum
-      done(position)  about once a second, if there is news: every replica of every consumer has applied all rows before this
-               position, which the iterator has given. A later reader may be asked to begin somewhat before it"""
+      done(position)  called about once a second, if there is news: every replica of every consumer has applied all rows before
+               this position, which the iterator has given. A later reader may be asked to begin somewhat before it"""
     if not callable(read):
         raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
     if not isinstance(partitions, int) or not 1 <= partitions <= 4096:

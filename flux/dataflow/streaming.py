@@ -11,7 +11,7 @@ from flux.dataflow.given import check_columns
 from flux.dataflow.sources import Source, StreamOptions, StreamSource
 from flux.errors import UsageError
 
-#: Of ``DataStreamWriter.trigger``. ``continuous`` and ``realTime`` run no Python sink.
+#: Kinds of ``DataStreamWriter.trigger``. ``continuous`` and ``realTime`` run no Python sink.
 TRIGGERS = ("processingTime", "availableNow")
 OUTPUT_MODES = ("append", "update", "complete")
 
@@ -25,8 +25,8 @@ def stream(
     output_mode: str = "append",
     name: str | None = None,
 ) -> Source:
-    """The rows of a streaming query of Spark as a source. Each row counts once: by batch, partition and row, also where Spark
-    tries a task again, repeats a batch after a restart, or cuts batches into other numbers of partitions.
+    """Make a source of the rows of a streaming query of Spark. Each row counts once: by batch, partition and row, also where
+    Spark tries a task again, repeats a batch after a restart, or cuts batches into other numbers of partitions.
 
     streaming    a streaming DataFrame (``spark.readStream...``). It is started and stopped together with the flow. Or a
                  schema (DDL, StructType, pyarrow): then start a streaming query yourself that writes into the flow,
@@ -37,7 +37,7 @@ def stream(
     trigger      as for ``DataStreamWriter.trigger``: {"processingTime": "1 second"} or {"availableNow": True}. Default: the next
                  batch begins when the one before has ended
     output_mode  "append", "update" or "complete", where the streaming DataFrame aggregates
-    name         of the source in reports, and for ``option("input", name)``"""
+    name         name of the source in reports, and for ``option("input", name)``"""
     called = _name(name)
     if _is_dataframe(streaming):
         if not streaming.isStreaming:

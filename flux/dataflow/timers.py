@@ -1,10 +1,10 @@
 """Timers that the operator of one partition has set: part of the replica's state (design: timers).
 
-Law: what is set follows from the steps applied and nothing else, so it is the same on every replica at the same step.
-Each name has one timer. They are few: an operator with a deadline per key keeps those in its own state, as columns,
+Law: the set of timers follows from the applied steps and nothing else, so it is the same on every replica at the same step.
+Each name has one timer. Timers are few: an operator with a deadline per key keeps the deadlines in its own state, as columns,
 and sets one timer for the earliest.
 
-Left to others: when a timer is due for all replicas (replica), waking up in time (stage_worker).
+Left to others: deciding when a timer is due for all replicas (replica), waking up in time (stage_worker).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import math
 
 from flux.errors import UsageError
 
-#: Timers of one partition at most. More is a timer per key, for which this is the wrong place.
+#: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024
 
 
 class Timers:
-    """``pending``: name -> time in seconds since the epoch; ``next``: the earliest of these, infinite if there is none."""
+    """The timers of one partition. ``pending``: name -> time in seconds since the epoch; ``next``: the earliest of these times,
+    infinite if there is none."""
 
     def __init__(self) -> None:
         self.pending: dict[str, float] = {}
@@ -46,11 +47,12 @@ class Timers:
         self._note_next()
 
     def due(self, now: float) -> list[str]:
-        """Names of those whose time has come, the earliest first."""
+        """Return the names of the due timers, the earliest first."""
         return [name for at, name in sorted((at, name) for name, at in self.pending.items() if at <= now)]
 
     def take(self, name: str, now: float) -> bool:
-        """It fires now. False: it is no longer due, because another one that has just fired cancelled it or put it off."""
+        """Take off a timer that fires now. False: it is no longer due, because a timer that has just fired cancelled it or put it
+        off."""
         if self.pending.get(name, math.inf) > now:
             return False
         self.cancel(name)

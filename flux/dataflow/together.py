@@ -1,8 +1,8 @@
 """Aggregates of several partitions of a stage that apply their rows in one call (design: together).
 
-Small batches cost what is called for them, and a batch touches most partitions. So the rows of all partitions go through each
-kernel together: how many partitions there are is no multiplier of Python work, but for a look at what has grown. Law: state and
-results are those of ``process`` of each partition with its own rows.
+The cost of a small batch is call overhead, and a batch touches most partitions. So the rows of all partitions go through each
+kernel together: Python work does not grow with the number of partitions, except for a check of which arrays have grown. Law:
+state and results are those of ``process`` of each partition with its own rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from partitioning.several import keys_each, result_each, slots_each, update_each
 
 
 class Results(NamedTuple):
-    """Of all partitions, one behind the other: those of partition k are rows ``ends[k - 1]`` to ``ends[k]``, exclusive."""
+    """Results of all partitions, one behind the other: rows ``ends[k - 1]`` to ``ends[k]``, exclusive, belong to partition k."""
 
     batch: pa.RecordBatch
     ends: list[int]
 
 
 class Places(NamedTuple):
-    """Where the state of an operator is: int64[2 + measures, 5] (see ``kernels``), as long as there is room for so much."""
+    """Addresses of the state of an operator: int64[2 + measures, 5] (see ``kernels``). They are valid while ``rooms``, the
+    capacities of the arrays, stay the same."""
 
     rooms: tuple[int, ...]
     at: np.ndarray
@@ -42,7 +43,7 @@ TABLE, MARKS, MEASURES = 0, 1, 2
 
 
 class FailedPartition(Exception):
-    """The rows of one partition cannot be applied; ``at``: where it is in what was given."""
+    """Rows of one partition cannot be applied; ``at`` is the index of the partition among those of the call."""
 
     def __init__(self, at: int, error: Exception) -> None:
         super().__init__(at, error)
@@ -50,14 +51,14 @@ class FailedPartition(Exception):
 
 
 def aggregate_of(operator: Operator) -> Aggregate | None:
-    """The aggregate that gets the rows of an operator; what it gives may go through a second one of the same stage."""
+    """Return the aggregate that gets the rows of an operator; its output may go through a second operator of the same stage."""
     first = operator.first if isinstance(operator, Chained) else operator
     return first if isinstance(first, Aggregate) else None
 
 
 def goes_together(of_stage: Operator) -> bool:
-    """Whether it can apply its rows in one call with others of its stage: an aggregate with a key whose rows nobody else
-    looks at, of measures that have a kernel for it."""
+    """Return whether an operator can apply its rows in one call with others of its stage: an aggregate with a key, of measures
+    that have a kernel for it, without methods of a subclass that look at the rows."""
     operator = aggregate_of(of_stage)
     if operator is None or operator._index is None:
         return False
@@ -67,9 +68,9 @@ def goes_together(of_stage: Operator) -> bool:
 
 
 def process_each(operators: Sequence[Aggregate], batch: pa.RecordBatch, rows: Sequence[int]) -> Results | None:
-    """``process`` of each, with so many rows of the batch, one partition behind the other; each has some. All are of one stage,
-    and the rows of the same input of it. None: they give nothing now. FailedPartition where a sum, or a key, does
-    not fit."""
+    """Do ``process`` of each operator with its share of the batch: ``rows[k]`` rows, at least one, for operator k, one operator
+    behind the other. All are of one stage, and the rows are of the same input of it. None: the stage gives no output now. Raises
+    FailedPartition if a sum, or a key, does not fit."""
     first, which = operators[0], operators[0].context.input
     indexes = [_index(operator) for operator in operators]
     row_ends = list(accumulate(rows))
@@ -103,8 +104,8 @@ def _index(operator: Aggregate) -> KeyIndex:
 
 
 def _ready_for(operators: Sequence[Aggregate], at: int, rows: int) -> np.ndarray:
-    """Where it keeps its state, as kernels take it, with room for so many new keys: table of keys, marks, measure by measure.
-    Looked up again only when something has grown: an address of an array takes longer than all the rest."""
+    """Return the addresses of an operator's state, as kernels take them, with room for ``rows`` new keys: table of keys, marks,
+    then each measure. They are looked up again only if an array has grown: an array's address takes longer than all the rest."""
     operator = operators[at]
     index, size = _index(operator), operator._size + rows
     words = index.words

@@ -16,7 +16,7 @@ from flux.tracebacks import OURS
 
 log = logging.getLogger("flux")
 
-#: Longer ones are cut in the middle: they travel in a message, and people read them.
+#: Longer texts are cut in the middle: they travel in a message, and people read them.
 TRACEBACK_CHARS_MAX = 8_000
 
 
@@ -26,10 +26,10 @@ def encodable(text: str) -> str:
 
 
 def text_of(value: Any, render: Callable[[Any], str] = str) -> str:
-    """Return what ``render``, ``str`` or ``repr``, makes of an object of the user's. If it raises, say so instead."""
+    """Return the text that ``render``, ``str`` or ``repr``, makes of an object of the user's. If it raises, say so instead."""
     try:
         return encodable(render(value))
-    except BaseException as error:  # the user's, also sys.exit()
+    except BaseException as error:  # an error of the user's code, also sys.exit()
         return f"<no text: {render.__name__}() of this {type(value).__name__} raised {type(error).__name__}>"
 
 
@@ -39,19 +39,19 @@ def described(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback as Python prints it, with its causes, but only the frames of others than this project. Empty where
-    there are none: then the message says all."""
+    """Return the traceback as Python prints it, with its causes, but without the frames of this project. Empty if no frames are
+    left: then the message says all."""
     try:
         shown = traceback.TracebackException.from_exception(error, compact=True)
         if not _keep_others(shown):
             return ""
         return shortened(encodable("".join(shown.format()).rstrip()))
-    except BaseException as failed:  # a chain of causes that is too deep, attributes of the user's that raise
+    except BaseException as failed:  # a chain of causes that is too deep, or attributes of the user's that raise
         return f"<no traceback: formatting it raised {type(failed).__name__}>"
 
 
 def raised_by_user(error: BaseException) -> bool:
-    """Whether a frame of others than this project was on the way of the exception, its causes aside."""
+    """Return whether a frame outside this project was on the way of the exception, its causes aside."""
     return any(not frame.filename.startswith(OURS) for frame in traceback.extract_tb(error.__traceback__))
 
 
@@ -63,7 +63,7 @@ def shortened(text: str) -> str:
 
 
 def _keep_others(shown: traceback.TracebackException | None) -> bool:
-    """Whether any frame is left."""
+    """Remove the frames of this project, also from the causes. Return whether any frame is left."""
     if shown is None:
         return False
     shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not f.filename.startswith(OURS)])
@@ -72,7 +72,7 @@ def _keep_others(shown: traceback.TracebackException | None) -> bool:
 
 
 def closed(what: str, close: Callable[[], Any], level: int = logging.WARNING) -> None:
-    """Close something of the user's at the end of its life. What it raises is logged: nothing depends on it any more."""
+    """Close something of the user's at the end of its life. An error is logged: nothing depends on the object any more."""
     try:
         close()
     except BaseException as error:

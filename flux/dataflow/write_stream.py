@@ -1,7 +1,7 @@
 """``flow.writeStream``: the sinks of a flow under the names that Structured Streaming has for them (design: public-api).
 
-A thin layer. What Spark has and Flux has not is refused by name, with what there is instead: a program that is carried over
-must not run with another meaning.
+A thin layer. Features of Spark that Flux does not have are refused by name, with their replacement: a program that is carried
+over must not run with another meaning.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FORMATS = {
         "partitioner", "guarantee", "compression", "partitions", "topic_partitions", "timeout",
     ),
 }  # fmt: skip
-#: Options that are numbers where they are given as text, as Spark's often are.
+#: Options that are numbers. They may be given as text, as Spark's often are.
 NUMBERS = ("partitions", "topic_partitions")
 SERVERS = "kafka.bootstrap.servers"
-#: Formats of Spark's, and what there is in their place.
+#: Formats of Spark that Flux does not have, and their replacements.
 OTHERS = {
     "console": "flow.show() prints the output of a flow that ends; foreachBatch(function) gets each batch",
     "memory": "flow.to_readers() and query.rows() give the output while the query runs; where the input ends, flow.toDF() does",
@@ -44,7 +44,7 @@ OTHERS = {
 
 
 class FlowWriter:
-    """Builds up what ``start()`` runs. Each call returns the writer itself, as Spark's do."""
+    """A builder of the query that ``start()`` runs. Each call returns the builder itself, as in Spark."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -57,7 +57,7 @@ class FlowWriter:
         self._options: dict[str, Any] = {}
 
     def format(self, source: str) -> FlowWriter:
-        """ "parquet" or "kafka"."""
+        """Choose the format: "parquet" or "kafka"."""
         if source not in FORMATS:
             instead = OTHERS.get(source, "") if isinstance(source, str) else ""
             raise UsageError(
@@ -68,7 +68,7 @@ class FlowWriter:
         return self
 
     def option(self, key: str, value: Any) -> FlowWriter:
-        """An option of the format, ``checkpointLocation``, or a setting of Flux such as ``spark.flux.workers``."""
+        """Set an option of the format, ``checkpointLocation``, or a setting of Flux such as ``spark.flux.workers``."""
         if not isinstance(key, str) or not key:
             raise UsageError(f"writeStream.option: the name of an option must be text, got {key!r:.100}")
         self._options[key] = value
@@ -86,8 +86,8 @@ class FlowWriter:
         return self
 
     def outputMode(self, outputMode: str) -> FlowWriter:  # noqa: N802, N803
-        """What an aggregate at the end of the flow gives: "update", or "complete": all groups once, at the end of the input. Rows
-        of any other stage are appended."""
+        """Choose the output of an aggregate at the end of the flow: "update", or "complete": all groups once, at the end of the
+        input. Rows of any other stage are appended."""
         if outputMode not in ("append", "update", "complete"):
             raise UsageError(f"writeStream.outputMode: expected append, update or complete, got {outputMode!r:.100}")
         aggregates = isinstance(self._flow.stage.make(), Aggregate)
@@ -105,14 +105,14 @@ class FlowWriter:
         return self
 
     def trigger(self, **trigger: Any) -> FlowWriter:
-        """When Spark makes the next batch for ``flux.stream(streaming_df)``: processingTime="10 seconds" or
+        """Choose when Spark makes the next batch for ``flux.stream(streaming_df)``: processingTime="10 seconds" or
         availableNow=True. Rows of other sources flow all the time."""
         self._trigger = checked_trigger(trigger, "writeStream.trigger")
         return self
 
     def foreachBatch(self, func: Callable[..., Any], **exactly: Any) -> FlowWriter:  # noqa: N802
-        """``func(batch, position)`` is called in the workers with a pyarrow.RecordBatch and its position: at least once, with the
-        same position when it comes again; exactly once with ``committed=...``. As ``flow.foreach_batch``."""
+        """Call ``func(batch, position)`` in the workers with a pyarrow.RecordBatch and its position: at least once, with the same
+        position when it comes again; exactly once with ``committed=...``. As ``flow.foreach_batch``."""
         self._function, self._exactly = func, exactly
         return self
 
@@ -152,16 +152,16 @@ class FlowWriter:
                 raise UsageError(
                     f"writeStream: option('path', {given['path']!r:.90}) and start({path!r:.90}) both say where; give one"
                 )
-            given["path"] = path  # of this start alone
+            given["path"] = path  # for this start alone
         ended = self._ended(self._flow_in_mode(), given)
         if self._trigger:
             ended = FlowTo(self._triggered(ended.flow), ended.sink)
         return flux.start(ended, queryName=self._name, checkpointLocation=location, **settings)
 
-    # ---- what start() makes of it
+    # ---- steps of start()
 
     def _sorted_options(self) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Those of the format, settings of Flux by keyword, and the checkpoint location."""
+        """Return the options of the format, the settings of Flux by keyword, and the checkpoint location."""
         keywords = {f"{PREFIX}{setting.key}".lower(): setting.keyword for setting in TABLE}
         given: dict[str, Any] = {}
         settings: dict[str, Any] = {}
@@ -236,8 +236,8 @@ class FlowWriter:
             )
 
     def _triggered(self, flow: Flow) -> Flow:
-        """The flow with the trigger at its streaming DataFrames; the one that was given stays as it is."""
-        copies: dict[int, Any] = {}  # by id: what feeds several stages feeds them as one
+        """Return a copy of the flow with the trigger at its streaming DataFrames; the given flow stays as it is."""
+        copies: dict[int, Any] = {}  # by id: an input that feeds several stages is copied once
 
         def copy(given: Flow | Source) -> Any:
             if id(given) in copies:
