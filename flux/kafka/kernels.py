@@ -1,12 +1,13 @@
 """The loops over records of Kafka, compiled: batches in format 2 to columns and back, checksums, partitions by key.
 
-Law: no byte outside the given ranges is read or written, whatever the bytes say. Every length is checked against the end of
-what surrounds it before it is used; what does not fit is a code (``REASONS``), never an exception and never a crash.
+Law: no byte outside the given ranges is read or written, even if lengths in the bytes are wrong. Every length is checked
+against the end of the surrounding part before it is used; a length that does not fit is a code (``REASONS``), never an
+exception and never a crash.
 
-Bytes come as addresses, because they lie in answers, in decompressed memory and in Arrow buffers alike; numpy arrays are
-what the kernels fill. No policy here: callers choose which batches are read, and sizes. Every kernel releases the
-interpreter lock. They are all in this one file for the same reason as those of ``partitioning.kernels``: the cache on disk
-is renewed when this file changes.
+Bytes come as addresses, because they lie in answers, in decompressed memory and in Arrow buffers alike; kernels fill numpy
+arrays. No policy here: callers choose the batches to read, and sizes. Every kernel releases the interpreter lock. They are
+all in this one file for the same reason as those of ``partitioning.kernels``: the cache on disk is renewed when this file
+changes.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ kernel = njit(cache=True, nogil=True, error_model="numpy")
 
 #: Bytes of a record batch before its records, and before the part that its length counts.
 HEAD, PREFIX = 61, 12
-#: The least a record takes: size, attributes, time, offset, two lengths and the number of headers.
+#: Least size of a record: its size, attributes, time, offset, two lengths and the number of headers.
 RECORD_MIN = 7
 
-# Columns of the table that ``scan`` fills, one row per record batch.
+# Columns of the table that ``scan`` fills, with one row per record batch.
 AT, LENGTH, BASE, LAST_DELTA, ATTRIBUTES, BASE_TIME, MAX_TIME, PRODUCER, EPOCH, SEQUENCE, RECORDS = range(11)
 FIELDS = 11
 
 # Bits of the attributes of a record batch.
 CODEC, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 
-# What ``decode`` copies.
+# Parts of records that ``decode`` copies.
 KEYS, VALUES, HEADERS = 1, 2, 4
 
-# How scan and decode end.
+# Codes with which scan and decode end.
 OK, OLD_FORMAT, BAD_LENGTH, BAD_CHECKSUM, BAD_COUNT, BAD_OFFSETS = range(6)
 BAD_VARINT, BAD_SIZE, BAD_TIME, BAD_REST, HAS_HEADERS = range(6, 11)
 REASONS = {
@@ -55,7 +56,7 @@ REASONS = {
     BAD_REST: "there are bytes behind the last record of the batch",
 }
 
-#: Of milliseconds, so that microseconds fit 64 bits.
+#: Largest time in milliseconds whose microseconds fit 64 bits.
 _TIME_MAX = np.int64(9_223_372_036_854_775)
 _OFFSET_MAX = np.int64(0x7FFF_FFFF_0000_0000)  # room for the delta behind it
 
@@ -92,7 +93,7 @@ _u8 = _loader(types.uint8)
 _u64 = _loader(types.uint64)
 _i32 = _loader(types.int32)
 _i64 = _loader(types.int64)
-# As Kafka writes numbers: the highest byte first.
+# Numbers as Kafka writes them: the highest byte first.
 _big_i16 = _loader(types.int16, swapped=True)
 _big_i32 = _loader(types.int32, swapped=True)
 _big_u32 = _loader(types.uint32, swapped=True)
@@ -106,7 +107,7 @@ _put_big64 = _storer(types.int64, swapped=True)
 
 @intrinsic
 def _move(typing_context: Any, to: Any, at: Any, size: Any) -> Any:
-    """A call of memcpy."""
+    """Call memcpy."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
@@ -118,7 +119,7 @@ def _move(typing_context: Any, to: Any, at: Any, size: Any) -> Any:
 
 @kernel
 def _copy(to: int, at: int, size: int) -> None:
-    """Exactly ``size`` bytes. Short ones without a call: most keys and values are."""
+    """Copy exactly ``size`` bytes. Short pieces, as most keys and values are, take no call."""
     if size > 64:
         _move(to, at, size)
     elif size >= 8:
@@ -139,7 +140,7 @@ _POLYNOMIAL = 0x82F63B78  # of CRC32C, lowest bit first
 
 
 def _tables() -> Array:
-    """Of the checksum of eight bytes at once: row r for a byte with r more behind it."""
+    """Make the tables for the checksum of eight bytes at once. Row r is for a byte with r more bytes behind it."""
     tables = np.zeros((8, 256), np.uint32)
     for byte in range(256):
         state = byte
@@ -180,7 +181,7 @@ def crc32c_by_table(address: int, size: int) -> Any:
 
 
 def _has_instruction() -> bool:
-    """Whether the code that numba makes may use the processor's own instruction for CRC32C."""
+    """Tell whether the code that numba makes may use the processor's own instruction for CRC32C."""
     if config.CPU_NAME or config.CPU_FEATURES:  # code for another processor is asked for
         return "+sse4.2" in (config.CPU_FEATURES or "")
     return bool(llvmlite.binding.get_host_cpu_features().get("sse4.2", False))
@@ -219,7 +220,7 @@ crc32c = crc32c_by_instruction if _has_instruction() else crc32c_by_table
 
 @kernel
 def _varint(at: int, end: int) -> Any:
-    """The number at an address and the address behind it; 0 for that if there is none before ``end``."""
+    """Read the number at an address. Returns it with the address behind it, which is 0 if no number ends before ``end``."""
     if at >= end:
         return np.int64(0), np.int64(0)
     byte = _u8(at)
@@ -268,11 +269,11 @@ def _put_varint(at: int, value: int) -> Any:
 
 @kernel
 def scan(data: int, size: int, chunk_bytes: int, batches: Array) -> Any:
-    """The heads of whole record batches, checked, with their checksums. Fills a row of ``batches`` for each, until it is full,
-    or the batches have ``chunk_bytes``; what is compressed counts four times, as it will have about so much.
+    """Read the heads of whole record batches, and check them and their checksums. Fills a row of ``batches`` for each, until
+    it is full, or the batches have ``chunk_bytes``; a compressed batch counts four times, as it will have about that size.
 
-    Returns how it ended, batches, and bytes up to the end of the last whole one; the last batch of an answer may be cut off.
-    After an error the row behind the last has the base offset of the bad one."""
+    Returns a code, the number of batches, and the bytes up to the end of the last whole one; the last batch of an answer
+    may be cut off. After an error the row behind the last batch has the base offset of the bad one."""
     at = np.int64(0)
     found = 0
     counted = np.int64(0)
@@ -326,15 +327,16 @@ def decode(
     headers: Any,
     rows: Array,
 ) -> Any:
-    """The records of some batches from offset ``start`` on, as columns.
+    """Decode the records of some batches, from offset ``start`` on, to columns.
 
-    ``bodies``, ``sizes``: address and bytes of the records of each batch, decompressed. ``columns``: which are copied: KEYS,
-    VALUES, HEADERS. ``keys`` and ``values``: ends (int32, one more than rows), valid (bool), bytes; they have room for the
-    records that the heads tell of and the bytes of the bodies. ``headers``: ends of the rows, ends and bytes of the names,
-    ends, valid and bytes of the values. ``rows``: rows after each batch.
+    ``bodies`` and ``sizes`` are address and bytes of the records of each batch, decompressed. ``columns`` names the parts
+    to copy: KEYS, VALUES, HEADERS. ``keys`` and ``values`` are ends (int32, one more than rows), valid (bool) and bytes;
+    they have room for the number of records in the heads and the bytes of the bodies. ``headers`` are ends of the rows,
+    ends and bytes of the names, and ends, valid and bytes of the values. ``rows`` is filled with the number of rows after
+    each batch.
 
-    Returns how it ended, the rows, the batch and the record where it ended, null keys, null values, headers. HAS_HEADERS: rows
-    have headers, and there are no arrays for them."""
+    Returns a code, the number of rows, the batch and the record at which it ended, and the numbers of null keys, null
+    values and headers. HAS_HEADERS: rows have headers, and there are no arrays for them."""
     key_ends, key_valid, key_bytes = keys
     value_ends, value_valid, value_bytes = values
     header_ends, name_ends, name_bytes, item_ends, item_valid, item_bytes = headers
@@ -455,7 +457,8 @@ def decode(
 
 @kernel
 def control_kind(body: int, size: int) -> Any:
-    """What the first record of a control batch says: 0 abort, 1 commit, other numbers for other things; -1 if it is malformed."""
+    """Return the kind of the first record in a control batch: 0 abort, 1 commit, other numbers for other kinds; -1 if it is
+    malformed."""
     end = body + size
     length, here = _varint(body, end)
     if here == 0 or length < RECORD_MIN - 1 or length > end - here:
@@ -482,7 +485,7 @@ def _valid(validity: int, i: int) -> bool:
 
 @kernel
 def _span(column: Any, i: int) -> Any:
-    """Address and bytes of value i; -1 bytes for null."""
+    """Return address and bytes of value i; -1 bytes for null."""
     offsets, data, validity, first = column
     at = first + i
     if not _valid(validity, at):
@@ -498,7 +501,7 @@ def _span_size(size: int) -> Any:
 
 @kernel
 def _record_size(keys: Any, values: Any, headers: Any, time: int, i: int, delta: int) -> Any:
-    """Of record i without its own size, and how many headers it has from which on."""
+    """Return the size of record i without the size's own bytes, and the first and the end of its headers."""
     size = 1 + _varint_size(time) + _varint_size(delta)
     size += _span_size(_span(keys, i)[1]) + _span_size(_span(values, i)[1])
     ends, validity, first, names, items = headers
@@ -512,8 +515,8 @@ def _record_size(keys: Any, values: Any, headers: Any, time: int, i: int, delta:
 
 @kernel
 def fitting(keys: Any, values: Any, headers: Any, times: Array, first: int, stop: int, room: int) -> Any:
-    """How many records from ``first`` on, and not beyond ``stop``, take at most so many bytes (one is always taken), and how
-    many bytes they take."""
+    """Return the number of records from ``first`` on, and not beyond ``stop``, that take at most ``room`` bytes (one is always
+    taken), and their bytes."""
     taken = np.int64(0)
     for i in range(first, stop):
         size = _record_size(keys, values, headers, times[i] - times[first], i, i - first)[0]
@@ -526,7 +529,8 @@ def fitting(keys: Any, values: Any, headers: Any, times: Array, first: int, stop
 
 @kernel
 def encode(keys: Any, values: Any, headers: Any, times: Array, first: int, stop: int, out: int) -> int:
-    """Write the records from ``first`` to below ``stop`` to an address with room for what ``fitting`` said. Returns the end."""
+    """Write the records from ``first`` to below ``stop`` to an address, with as much room as ``fitting`` has returned. Returns
+    the end."""
     here = out
     for i in range(first, stop):
         here = _put_record(here, keys, values, headers, times[i] - times[first], i, i - first)
@@ -535,8 +539,9 @@ def encode(keys: Any, values: Any, headers: Any, times: Array, first: int, stop:
 
 @kernel
 def grouped(partitions: Array, sequences: Array, count: int) -> Any:
-    """Rows by partition, stable: their numbers, the partitions that any have, where the rows of each begin and end, the sequence
-    of its first row, and whether all partitions are below ``count`` and all sequences go on from there without a gap."""
+    """Group rows by partition, keeping their order. Returns their numbers, the partitions that have rows, begin and end of
+    each one's rows, the sequence of its first row, and whether all partitions are below ``count`` and all sequences go on
+    from there without a gap."""
     rows = len(partitions)
     ends = np.zeros(count + 1, np.int64)
     for i in range(rows):
@@ -573,8 +578,8 @@ def encode_each(
     keys: Any, values: Any, headers: Any, times: Array, order: Array, starts: Array, stops: Array, attributes: int, producer: int,
     epoch: int, sequences: Array, room: int, ends: Array,
 ) -> Array:  # fmt: skip
-    """One record batch for each line, whose rows are ``order[starts[line]:stops[line]]``, one after the other. Fills where each
-    ends. Nothing at all if one takes more than ``room`` bytes."""
+    """Encode one record batch for each line, whose rows are ``order[starts[line]:stops[line]]``, one after the other. Fills
+    the end of each. Returns nothing if one of them takes more than ``room`` bytes."""
     total = np.int64(0)
     for line in range(len(ends)):
         begin, size = starts[line], np.int64(HEAD)
@@ -641,7 +646,7 @@ def put_head(
     epoch: int,
     sequence: int,
 ) -> None:
-    """The head of a record batch of ``size`` bytes, head included, whose records are behind it already."""
+    """Write the head of a record batch of ``size`` bytes, head included, whose records are behind it already."""
     latest = times[first]
     for i in range(first, stop):
         latest = max(latest, times[i])
@@ -677,7 +682,7 @@ _POSITIVE = np.uint32(0x7FFFFFFF)
 
 @kernel
 def murmur2(at: int, size: int) -> Any:
-    """Of bytes, as in Kafka's Java client (Appleby's MurmurHash2, public domain)."""
+    """Hash bytes as Kafka's Java client does (Appleby's MurmurHash2, public domain)."""
     state = _MURMUR_SEED ^ np.uint32(size)
     whole = size & ~3
     for i in range(0, whole, 4):
@@ -698,7 +703,7 @@ def murmur2(at: int, size: int) -> Any:
 
 @kernel
 def partitions_of(keys: Any, partitions: int, out: Array) -> None:
-    """The partition of each key; -1 for a null, which has none of its own."""
+    """Find the partition of each key; -1 for a null, which has none of its own."""
     for i in range(len(out)):
         at, size = _span(keys, i)
         out[i] = -1 if size < 0 else np.int64(murmur2(at, size) & _POSITIVE) % partitions
@@ -706,8 +711,8 @@ def partitions_of(keys: Any, partitions: int, out: Array) -> None:
 
 @kernel
 def number(partitions: Array, turn: int, counts: Array, sequences: Array) -> int:
-    """Give each row its number in its partition, from ``counts`` on, which are moved on. Rows without a partition (-1) get one
-    in turn. Returns the next turn."""
+    """Give each row its number in its partition, from ``counts`` on, which then count these rows, too. Rows without a
+    partition (-1) get one in turn. Returns the next turn."""
     for i in range(len(partitions)):
         if partitions[i] < 0:
             partitions[i] = turn % len(counts)
@@ -719,17 +724,17 @@ def number(partitions: Array, turn: int, counts: Array, sequences: Array) -> int
 
 # ---- values as text ------------------------------------------------------------------------------
 
-# What ``objects`` says of a value.
+# Kinds of a value, from ``objects`` and ``lines``: empty, one object or row, and broken.
 BLANK, OBJECT, BROKEN = 0, 1, 2
 _QUOTE, _BACKSLASH, _NEWLINE, _RETURN, _MINUS, _ZERO = 34, 92, 10, 13, 45, 48
-#: Parsers call themselves for each bracket inside another.
+#: Most brackets inside each other: parsers call themselves for each.
 DEPTH_MAX = 256
 
 
 @kernel
 def objects(values: Any, out: Array) -> None:
-    """Whether each value has one JSON object, from its first bracket to its last, and nothing else. A parser of many lines
-    would take the end of one value and the beginning of the next for one object. What is inside is not checked."""
+    """Tell for each value whether it is one JSON object, from its first bracket to its last, and nothing else. A parser of
+    many lines would take the end of one value and the beginning of the next for one object. The inside is not checked."""
     for i in range(len(out)):
         at, size = _span(values, i)
         out[i] = _object(at, size)
@@ -771,8 +776,8 @@ def _object(at: int, size: int) -> int:
 
 @kernel
 def lines(values: Any, delimiter: int, out: Array) -> None:
-    """Whether each value is one row of CSV: BLANK, OBJECT (it is) or BROKEN. Newlines may be in quotes only, and quotes must
-    end, because the next value would be taken for the rest of this one."""
+    """Tell for each value whether it is one row of CSV: BLANK, OBJECT (it is) or BROKEN. Newlines may be in quotes only, and
+    quotes must end, because the next value would be taken for the rest of this one."""
     for i in range(len(out)):
         at, size = _span(values, i)
         out[i] = _line(at, size, delimiter)
@@ -804,8 +809,8 @@ def _line(at: int, size: int, delimiter: int) -> int:
 
 @kernel
 def join(values: Any, rows: Array, instead: Array, blank: Array, out: Array) -> Any:
-    """The values of some rows one after the other, each followed by a newline; those that are ``blank`` stand as ``instead``.
-    Returns how many bytes that makes."""
+    """Write the values of some rows one after the other, each followed by a newline, with ``instead`` for rows that are
+    ``blank``. Returns the number of bytes."""
     room = out.ctypes.data
     to = np.int64(0)
     for i in rows:
@@ -824,7 +829,7 @@ def join(values: Any, rows: Array, instead: Array, blank: Array, out: Array) -> 
 
 @kernel
 def ascii_alone(text: int, size: int) -> bool:
-    """Whether no byte is above 127."""
+    """Tell whether no byte is above 127."""
     found = np.int64(0)
     at = np.int64(0)
     while at + 8 <= size:
@@ -841,9 +846,10 @@ def ascii_alone(text: int, size: int) -> bool:
 def csv_fields(
     text: int, size: int, delimiter: int, begins: Array, ends: Array, valid: Array, nulls: Array, out: Array
 ) -> bool:
-    """Fields of rows that each have a newline behind them, column after column in ``out``, without their quotes; ``ends`` of
-    each in there, from where its column begins. Empty ones without quotes are not valid, and ``nulls`` counts them. ``begins`` is
-    for this loop alone. False: the text has other numbers of rows or columns, or something behind a quote."""
+    """Write the fields of rows that each have a newline behind them, column after column, into ``out``, without their quotes.
+    ``ends`` has the end of each field in ``out``, behind the beginning of its column. Empty fields without quotes are not
+    valid, and ``nulls`` counts them. ``begins`` is for this loop alone. False: the text has other numbers of rows or
+    columns, or text behind a quote."""
     columns, rows = valid.shape
     here = np.int64(0)
     for row in range(rows):
@@ -898,7 +904,7 @@ def csv_fields(
 
 @kernel
 def integers(data: Array, ends: Array, valid: Array, digits: int, out: Array) -> bool:
-    """Numbers of at most so many digits, perhaps with a minus in front. False: one is none."""
+    """Parse numbers of at most ``digits`` digits, perhaps with a minus in front. False: one of them is no such number."""
     for i in range(len(out)):
         at, end, value = ends[i], ends[i + 1], np.int64(0)
         if not valid[i]:
@@ -920,14 +926,14 @@ def integers(data: Array, ends: Array, valid: Array, digits: int, out: Array) ->
 
 # ---- records of Avro that have no types inside each other ----------------------------------------
 
-#: What a field is.
+#: Kinds of a field.
 AVRO_NULL, AVRO_BOOLEAN, AVRO_INT, AVRO_LONG, AVRO_FLOAT, AVRO_DOUBLE, AVRO_BYTES, AVRO_FIXED, AVRO_ENUM = range(9)
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
-#: What a column is of which ``texts`` makes text: integers, text, and what is written already.
+#: Kinds of a column for ``texts``: integers, text, and text that is made already.
 TEXT_INT32, TEXT_INT64, TEXT_STRING, TEXT_MADE = range(4)
-#: Columns of the table of fields that ``texts`` takes: what it is; addresses of an Arrow column, and its first row.
+#: Columns of the table of fields for ``texts``: the kind; addresses of an Arrow column, and its first row.
 TEXT_KIND, TEXT_DATA, TEXT_OFFSETS, TEXT_VALIDITY, TEXT_FIRST = range(5)
 TEXT_FIELDS = 5
 _DIGITS_MAX = 20
@@ -936,12 +942,11 @@ _SPACE, _COMMA = 32, 44
 
 @kernel
 def texts(rows: int, fields: Array, pieces: Array, piece_ends: Array, null: Array, json: bool) -> Any:
-    """One text for each row: the pieces with the fields between them. The ends of the texts, behind a zero, and their bytes; no
-    ends at all if these are too many.
+    """Make one text for each row: the pieces with the fields between them. Returns the ends of the texts, behind a zero, and
+    their bytes; no ends at all if there are too many bytes.
 
-    pieces  uint8: what stands before each field, and behind the last one; ``piece_ends`` of each
-    null    uint8: what stands for a null
-    json    text is in quotes; otherwise as CSV, where only an empty one is"""
+    ``pieces`` (uint8) has the text before each field, and the text behind the last one; ``piece_ends`` has the end of each.
+    ``null`` (uint8) stands for a null. With ``json``, text is in quotes; otherwise, as in CSV, only an empty one is."""
     none = np.empty(0, np.int32), np.empty(0, np.uint8)
     room: Any = rows * (len(pieces) + len(fields) * max(len(null), 2))
     for field in range(len(fields)):
@@ -970,7 +975,7 @@ _TEXT_MAX = (1 << 31) - 1
 
 @kernel
 def are_plain(rows: int, fields: Array, json: bool) -> bool:
-    """Whether all that is text needs no more than quotes around it."""
+    """Tell whether all fields of text need no more than quotes around them."""
     for field in range(len(fields)):
         if rows and fields[field, TEXT_KIND] == TEXT_STRING:
             offsets, first = fields[field, TEXT_OFFSETS], fields[field, TEXT_FIRST]
@@ -1045,7 +1050,7 @@ def _put_digits(here: Any, value: int) -> Any:
 
 @kernel
 def schema_ids(values: Any, out: Array) -> None:
-    """For each value the id of its schema, behind a zero byte; -1 for null or empty, -2 for others."""
+    """Find the id of each value's schema, behind a zero byte; -1 for null or empty values, -2 for values without one."""
     for i in range(len(out)):
         at, size = _span(values, i)
         if size <= 0:
@@ -1061,11 +1066,12 @@ def avro_records(
     values: Any, rows: Array, skip: int, kinds: Array, nulls: Array, sizes: Array, to: Array, numbers: Array, lengths: Array,
     valid: Array, good: Array,
 ) -> None:  # fmt: skip
-    """Some rows, each one record of the fields ``kinds`` behind ``skip`` bytes, which each of them has. ``nulls``: the branch of
-    null in a union of two, -1 for no union; ``sizes``: of fixed fields, and numbers of symbols; ``to``: the column, -1 for none.
+    """Read some rows, each one record of the fields ``kinds`` behind ``skip`` bytes, which each of them has. ``nulls`` has the
+    branch of null in a union of two, -1 for no union; ``sizes`` the bytes of fixed fields, and numbers of symbols; ``to``
+    the column, -1 for none.
 
-    Fills for column and row the number (of bytes: their address, and their length) and whether there is one, and ``good`` for
-    each row: whether its bytes are exactly one such record."""
+    Fills for column and row the number (for bytes their address, and their length) and whether there is one, and ``good``
+    for each row: whether its bytes are exactly one such record."""
     for i in rows:
         at, size = _span(values, i)
         here, end = at + skip, at + size
@@ -1120,10 +1126,11 @@ def avro_records(
 
 # ---- and back ------------------------------------------------------------------------------------
 
-#: What a field can be besides: Avro already, lists and maps of that, decimals as bytes and as fixed.
+#: Further kinds of a field that is written: Avro that is made already, lists and maps of that, decimals as bytes and as
+#: fixed.
 AVRO_MADE, AVRO_LIST, AVRO_DECIMAL, AVRO_FIXED_DECIMAL = range(9, 13)
-#: Columns of the table of fields that ``avro_values`` takes: what it is; the branches of null and of values in a union, the
-#: latter -1 for no union; bytes of a fixed decimal; addresses of an Arrow column, its first row, how many items each row has.
+#: Columns of the table of fields for ``avro_values``: the kind; the branches of null and of values in a union, the latter
+#: -1 for no union; bytes of a fixed decimal; addresses of an Arrow column, its first row, the number of items of each row.
 OUT_KIND, OUT_NULL, OUT_BRANCH, OUT_SIZE, OUT_DATA, OUT_OFFSETS, OUT_VALIDITY, OUT_FIRST, OUT_COUNTS = range(9)
 OUT_FIELDS = 9
 _DECIMAL_BYTES = 16
@@ -1131,8 +1138,9 @@ _DECIMAL_BYTES = 16
 
 @kernel
 def avro_values(validity: int, first: int, frame: Array, fields: Array, ends: Array, out: Array) -> None:
-    """Rows as records of Avro, one after the other, each behind the bytes of ``frame``; nothing for rows that are null. ``ends``
-    is filled, behind its first. ``out`` must have room for the largest that these fields can be. Nulls are in unions."""
+    """Write rows as records of Avro, one after the other, each behind the bytes of ``frame``, and no bytes for rows that are
+    null. ``ends`` is filled, behind its first entry. ``out`` must have room for the largest values of these fields. Nulls
+    are in unions."""
     base = out.ctypes.data
     here = base
     for i in range(len(ends) - 1):
@@ -1187,7 +1195,7 @@ def _put_field(here: Any, fields: Array, field: int, i: int) -> int:
 
 @kernel
 def _put_decimal(here: int, at: int, size: Any) -> int:
-    """The highest byte first; ``size`` 0: as few as it takes, behind their number."""
+    """Write a decimal, the highest byte first. ``size`` 0: with as few bytes as it takes, behind their number."""
     sign = np.uint8(255) if _u8(at + _DECIMAL_BYTES - 1) >= 128 else np.uint8(0)
     if size == 0:
         size = np.int64(_DECIMAL_BYTES)
@@ -1202,7 +1210,7 @@ def _put_decimal(here: int, at: int, size: Any) -> int:
 
 @kernel
 def gather(addresses: Array, lengths: Array, ends: Array, out: Array) -> None:
-    """Bytes from many places one after the other; ``ends`` is filled, behind its first."""
+    """Copy bytes from many places, one piece after the other. ``ends`` is filled, behind its first entry."""
     room = out.ctypes.data
     to = np.int64(0)
     for i in range(len(addresses)):

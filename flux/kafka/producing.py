@@ -1,9 +1,9 @@
-"""A Kafka cluster as a writer needs it: producer ids, record batches to leaders, and how far a producer id has come.
+"""A Kafka cluster as a writer needs it: producer ids, record batches to leaders, and the last sequence of a producer id.
 
-Law: what ``begin`` has sent is answered or lost; whoever sends the same batches again does no harm, because a broker takes
-each sequence of a producer id once. ``reached`` counts only what all replicas of the broker have.
+Law: the record batches that ``begin`` has sent are answered or lost. Sending the same batches again does no harm, because a
+broker takes each sequence of a producer id once. ``reached`` counts only records that all in-sync replicas have.
 
-One attempt each; who asks tries again. It blocks, and belongs to one thread.
+Each call is one attempt; the caller tries again. The client blocks, and belongs to one thread.
 """
 
 from __future__ import annotations
@@ -32,31 +32,35 @@ from flux.kafka.library import error_of, library
 from flux.kafka.security import Security
 from flux.kafka.topic_ids import UNKNOWN, text_of, uuid_of
 
-#: How long a leader may wait for its followers before it answers.
+#: Time for which a leader may wait for its followers before it answers.
 ACKED_S = 10.0
-#: Sequences count modulo this.
+#: Sequences count modulo this number.
 SEQUENCES = 1 << 31
-#: The setting of a topic that limits record batches, by the error of a broker.
+#: Setting of a topic that limits record batches, by the error of a broker.
 TOO_LARGE = {"MessageSizeTooLargeError": "max.message.bytes", "RecordListTooLargeError": "segment.bytes"}
-#: Of a log that is read back: records at first, and then so many times as many.
+#: Records that are read back from the end of a log at first, and the factor by which that number grows each time.
 _BACK, _MORE = 1000, 16
 _FETCH_BYTES = 8 << 20
 _BATCHES = 4096
-#: How long followers may take to get what a leader has, before the question is asked anew, and how often we look.
+#: Time for which followers may lag behind the leader before the question is asked anew, and the time between two looks.
 _FOLLOW_S, _LOOK_S = 0.5, 0.005
-#: The newest version in which a request to write leaves adding a partition to the transaction to a request of its own.
+#: Newest version in which a request to write does not itself add the partition to the transaction: that has a request of
+#: its own.
 _PRODUCE_IN_TRANSACTION = 9
-#: How old the answer may be that a topic is still the expected one, where brokers do not compare its id themselves. A topic is
-#: away for longer while it is made anew, and a write that comes meanwhile shows it, too.
+#: Largest age of the answer that a topic is still the expected one, for brokers that do not compare its id themselves. A
+#: topic is away for longer than this while it is made anew, and a write that comes meanwhile shows it, too.
 CONFIRMED_S = 1.0
-#: To brokers: whoever asks as a consumer hears of what all replicas have, and as this one of everything.
+#: Replica ids of requests for offsets: brokers tell a consumer the end of the records that all in-sync replicas have, and a
+#: debugger the end of all records.
 _CONSUMER, _DEBUGGER = -1, -2
 
 
 class Answer(NamedTuple):
-    """``error``: the class of kafka-python, None if the records are there. ``why``: what the broker said of it."""
+    """Answer of a broker for one partition."""
 
+    #: Error class of kafka-python, None if the records are there.
     error: Any
+    #: Explanation by the broker.
     why: str
 
 
@@ -68,18 +72,19 @@ class Identity(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """``asked``: for each leader its connection, the request, and the partitions in it."""
+    """Requests that are under way."""
 
+    #: For each leader its connection, the request, and the partitions in it.
     asked: list[tuple[Connection, Any, list[int]]]
 
     @property
     def files(self) -> list[int]:
-        """Where the answers come."""
+        """File numbers on which the answers come."""
         return [connection.fileno() for connection, *_ in self.asked]
 
 
 class ProducerClient(Client):
-    #: Of who writes in transactions.
+    #: Transactional id, for a writer of transactions.
     transactional_id: str | None = None
 
     def __init__(self, bootstrap: Sequence[Address], security: Security) -> None:
@@ -88,7 +93,7 @@ class ProducerClient(Client):
         self._parts: dict[int, Any] = {}
 
     def producer_ids(self, count: int, timeout: float) -> list[int]:
-        """New ones, which no other writer has."""
+        """Get new producer ids, which no other writer has."""
         kind = library().InitProducerId
 
         def asked() -> int:
@@ -113,37 +118,37 @@ class ProducerClient(Client):
         return self.keep_trying(asked, f"asking for the ids of the cluster and of topic {topic!r}", timeout)
 
     def may_write(self, topic: str) -> bool:
-        """Tell whether it is known well enough that the topic is the expected one. A broker of Kafka 4.1 or later compares the id
-        with each request to write. For others, and in transactions, which go by name, a broker has to be asked now and then."""
+        """Tell whether the topic is certainly enough the expected one. A broker of Kafka 4.1 or later compares the id with
+        each request to write. Others, and all in transactions, which go by name, have to be asked now and then."""
         by_id = self.transactional_id is None and self._by_id(topic)
         return by_id or self.topic_ids.get(topic) == UNKNOWN or self._is_confirmed(topic, CONFIRMED_S)
 
     def confirm_before_writing(self, topic: str) -> None:
-        """Ask for the id of the topic where ``may_write`` says no. DataLost for another topic than the expected one."""
+        """Ask for the id of the topic if ``may_write`` is false. DataLost: it is another topic than the expected one."""
         if not self.may_write(topic):
             self.confirm(topic, 0.0)
 
     def _by_id(self, topic: str) -> bool:
-        """Tell whether all brokers that are connected find the topic by its id when they are told to write."""
+        """Tell whether all connected brokers find the topic by its id in requests to write."""
         produce = library().Produce
         connected = [connection for connection in self._connections.values() if connection.usable]
         return bool(self.topic_ids.get(topic)) and all(each.knows(produce, PRODUCE_BY_ID) for each in connected)
 
     def lacks(self, topic: str) -> bool:
-        """Whether brokers answer, and know no such topic."""
+        """Tell whether brokers answer, and know no such topic."""
         try:
             return bool(self._learn([topic]))
         except (OSError, Passing):
             return False
 
     def is_connected(self, topic: str, partitions: Iterable[int]) -> bool:
-        """Whether there is a connection to all leaders, as far as is known here."""
+        """Tell whether there are connections to the leaders of all these partitions, as far as leaders are known."""
         leaders = self._leaders.get(topic, {})
         connected = {address for address, connection in self._connections.items() if connection.usable}
         return all(self._brokers.get(leaders.get(partition, -1)) in connected for partition in partitions)
 
     def begin(self, topic: str, batches: Mapping[int, np.ndarray]) -> Sent:
-        """Send one record batch for each partition, to the leaders. What fails is lost as a whole."""
+        """Send one record batch for each partition, to the leaders. On an error everything that was sent counts as lost."""
         by_leader: dict[Address, list[int]] = defaultdict(list)
         for partition in batches:
             by_leader[self._leader(topic, partition)].append(partition)
@@ -164,7 +169,7 @@ class ProducerClient(Client):
         return sent
 
     def _to_write(self, leader: Address, topic: str, batches: Mapping[int, np.ndarray]) -> Any:
-        """The request. Its objects are used again: for few rows, to make them costs more than all the rest."""
+        """Make the request. Its objects are used again: for a few rows, making them costs more than all the rest."""
         kind = library().Produce
         data = kind.TopicProduceData
         topic_id = self.topic_ids.get(topic, UNKNOWN) if self.transactional_id is None else UNKNOWN
@@ -191,12 +196,12 @@ class ProducerClient(Client):
         return message
 
     def _let_go(self, partitions: Iterable[int]) -> None:
-        """Requests are kept, and what was sent with them is not."""
+        """Release record batches after sending: the request objects are kept, and should not keep the data alive."""
         for partition in partitions:
             self._parts[partition].records = None
 
     def finish(self, sent: Sent) -> dict[int, Answer]:
-        """What became of each partition's batch."""
+        """Wait for the answers, and return that of each partition."""
         answers = {}
         try:
             for connection, message, partitions in sent.asked:
@@ -222,11 +227,11 @@ class ProducerClient(Client):
     def reached(
         self, topic: str, partitions: Iterable[int], producer: int, since: Mapping[int, int], look: bool
     ) -> dict[int, int | None]:
-        """For each partition the sequence behind the last one that this producer has there, modulo 2^31; None: the broker
-        knows none, or has forgotten it.
+        """Return for each partition the sequence behind this producer's last record there, modulo 2^31. None: the broker knows
+        no record of it, or has forgotten it.
 
-        since  offsets before which there is nothing of this producer
-        look   search the log where the broker knows none, in case it has forgotten"""
+        ``since`` has offsets before which there is no record of this producer. With ``look`` the log is searched where the
+        broker knows no record, in case it has forgotten them."""
         by_leader = defaultdict(list)
         for partition in partitions:
             by_leader[self._leader(topic, partition)].append(partition)
@@ -257,7 +262,7 @@ class ProducerClient(Client):
         return f"the limit of the topic ({setting}) is {value}"
 
     def _described(self, leader: Address, topic: str, partitions: Sequence[int], producer: int) -> Any:
-        """As ``reached``, of what the leader has by itself. None: the broker does not know the question."""
+        """Answer as ``reached``, with the records that the leader itself has. None: the broker does not know the question."""
         kind = library().DescribeProducers
         message = kind(topics=[kind.TopicRequest(name=topic, partition_indexes=list(partitions))])
         if not self._connection(leader, ATTEMPT_S).knows(message):
@@ -273,7 +278,8 @@ class ProducerClient(Client):
         return found
 
     def _followed(self, leader: Address, topic: str, partitions: Sequence[int]) -> None:
-        """Wait until the replicas of the broker have what the leader has now. What only the leader has goes with it."""
+        """Wait until all in-sync replicas have the records that the leader has now. Records that only the leader has are lost
+        with it."""
         if not partitions:
             return
         ends = self._ends(leader, topic, partitions, _DEBUGGER)
@@ -304,7 +310,7 @@ class ProducerClient(Client):
         return found
 
     def _in_log(self, topic: str, partition: int, producer: int, since: int) -> int | None:
-        """As ``reached``, from the heads of the record batches, the end of the log first."""
+        """Answer as ``reached``, from the heads of the record batches, the end of the log first."""
         end = self._ends(self._leader(topic, partition), topic, [partition], _CONSUMER)[partition]
         back, until = _BACK, end
         while True:
@@ -320,7 +326,7 @@ class ProducerClient(Client):
         while at < until:
             try:
                 got = self.fetch(topic, partition, at, 0.1, _FETCH_BYTES, read_committed=False).records
-            except OutOfRange:  # records from before are gone
+            except OutOfRange:  # older records are gone
                 earliest = self.offsets({(topic, partition): EARLIEST}, ATTEMPT_S)[topic, partition]
                 if earliest <= at:
                     return found
@@ -340,7 +346,7 @@ class ProducerClient(Client):
         return found
 
     def give_up(self, sent: Sent) -> None:
-        """Answers that come later would be taken for those to other requests."""
+        """Close the connections of requests: answers that came later would be taken for those to other requests."""
         for connection, _, _ in sent.asked:
             connection.close()
         self.forget()

@@ -1,10 +1,11 @@
-"""One partition of a topic, for the worker that takes its batches: what ``fetcher`` has brought, ahead of the worker.
+"""The reader of one partition of a topic, for the worker that takes its batches. ``fetcher`` brings the records, ahead of the
+worker.
 
-Law: no method that the worker calls blocks. What has been decoded and not taken has at most about ``AHEAD_BYTES``; beside it
-there is at most one answer of a broker, which waits for room.
+Law: no method that the worker calls blocks. Batches that are decoded and not taken have at most about ``AHEAD_BYTES``;
+beside them there is at most one answer of a broker, which waits for room.
 
-Positions are offsets, with the id of the topic that they belong to: a position says which record comes next, so a reader may go
-on between any two of them.
+Positions are offsets, with the id of the topic that they belong to: a position names the record that comes next, so a
+reader may go on between any two records.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from flux.kafka.transactions import Transactions
 
 log = logging.getLogger("flux.kafka")
 
-#: Rows and bytes of the batches that are given out. A batch of a source must stay within ``spark.flux.batch.*``, because a
-#: larger one is cut where there is no position.
+#: Largest rows and bytes of the batches that are given out. A batch of a source must stay within ``spark.flux.batch.*``,
+#: because a larger one is cut where there is no position.
 ROWS_MAX, BYTES_MAX = 65536, 4 << 20
-#: So much is fetched and decoded before the worker wants it: some hundredths of a second of work.
+#: Bytes that are fetched and decoded before the worker wants them: some hundredths of a second of work.
 AHEAD_BYTES = 16 << 20
-#: Answers for a partition that have at most so many bytes are decoded where they come in.
+#: Largest answer for a partition that the fetching thread decodes itself.
 SMALL_BYTES = 64 << 10
-#: Those that are compressed may be a thousand times as large, so only few bytes of them. The codec stands in the attributes of a
-#: record batch, of which the first speaks for all.
+#: Largest compressed answer that this thread decodes itself: such an answer may be a thousand times as large when
+#: decompressed. The codec stands in the attributes of a record batch, and that of the first batch stands for all.
 SMALL_COMPRESSED_BYTES = 1 << 10
 _CODEC_AT, _CODEC_BITS = 22, 7
-#: Small batches that wait are given out together, up to so many rows: each costs its way through the worker.
+#: Waiting small batches are given out together, up to this number of rows: each one costs its way through the worker.
 JOINED_ROWS = 4096
 NOTHING = Fetched(pa.py_buffer(b""), 0, Transactions())
 #: Bytes of a bad record that a message shows.
@@ -56,19 +57,24 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Reading:
-    """How the partitions of a source are read. Is shipped to the workers. ``dead_letters``: the topic for records that do not fit
-    ``format``, and how many partitions it has; without, they are left out (``drop_bad``), or one ends the reading."""
+    """Settings by which the partitions of a source are read. They are shipped to the workers."""
 
     bootstrap: Sequence[Address]
     security: Security
     schema: pa.Schema
     format: Format | None = None
+    #: Leave out records that do not fit the format.
     drop_bad: bool = False
+    #: Topic for records that do not fit the format, and its number of partitions. Without it and ``drop_bad``, such a
+    #: record ends the reading.
     dead_letters: tuple[str, int] | None = None
     read_committed: bool = True
     fail_on_data_loss: bool = True
+    #: Largest rate of one partition.
     rows_per_second: float | None = None
+    #: Approximate size of an answer.
     fetch_bytes: int = 8 << 20
+    #: Longest time, in seconds, without an answer of any broker for a partition.
     retry_s: float = 300.0
 
     def fetcher(self) -> Fetcher:
@@ -76,7 +82,7 @@ class Reading:
 
     @property
     def goes_on(self) -> bool:
-        """Behind records that do not fit."""
+        """Reading goes on behind records that do not fit."""
         return self.drop_bad or self.dead_letters is not None
 
 
@@ -86,9 +92,11 @@ class _Given(NamedTuple):
 
 
 class PartitionReader:
-    """``start``: the place of the first record that is wanted. ``committer``: of the group that is told what has been applied.
-    ``fetcher``: of all partitions of the source that are read in this process; without, it has its own. ``newest``: the place
-    that earlier lives have come to, as far as it is known."""
+    """Reader of one partition.
+
+    ``start`` is the place of the first wanted record. ``committer`` commits for the consumer group that is told the applied
+    offsets. ``fetcher`` is shared by all partitions of the source that are read in this process; without it, the reader has
+    its own. ``newest`` is the newest place that earlier lives have come to, as far as it is known."""
 
     def __init__(
         self,
@@ -103,7 +111,7 @@ class PartitionReader:
         self._how, self.topic, self.partition = how, topic, partition
         self.next_offset, self.topic_id, self.generation = start
         self._newest = newest
-        self._client = Client(how.bootstrap, how.security)  # for what a fetch cannot say
+        self._client = Client(how.bootstrap, how.security)  # for questions that a fetch does not answer
         kept = [name for name in how.schema.names if name in COLUMNS]
         columns = {*kept, "offset"} | ({"value"} if how.format is not None else set())
         self._dead_letters: DeadLetters | None = None
@@ -116,12 +124,13 @@ class PartitionReader:
         self._decoder = Decoder(topic, partition, sorted(columns))
         self._pace = _Pace(how.rows_per_second)
         self._bad_records = self._pauses = 0
-        self._start = self._taken = start  # behind what was taken
-        self._done: Place | None = None  # all before was applied
-        self._end: int | None = None  # of the log, by the last answer
+        self._start = self._taken = start  # behind the last batch that was taken
+        self._done: Place | None = None  # all records before are applied
+        self._end: int | None = None  # end of the log, by the last answer
         self._ready: deque[tuple[Positioned, int]] = deque()
         self._bytes = 0
-        # What has come and is not ready: its bytes, those that are through, and the batch that waits for room.
+        # The last answer, the number of its bytes that are decoded, and the offset that was asked for; then its remaining
+        # batches, and the batch that waits for room.
         self._answer, self._used, self._begun = NOTHING, 0, self.next_offset
         self._coming: Iterator[_Given] = iter(())
         self._given: _Given | None = None
@@ -141,10 +150,11 @@ class PartitionReader:
     # ---- for the worker
 
     def take(self) -> Positioned | None:
-        """The next batch; None if there is none yet. Raises what ended the reading, once everything before is taken."""
+        """Return the next batch, or None if there is none yet. Raises the error that ended the reading, once every batch
+        before it is taken."""
         if not self._ready:
-            self._asked_in_vain = True  # before it looks again: what comes from now on rings
-            # Whatever ends the reading comes behind the last batch.
+            self._asked_in_vain = True  # set before the second look: a batch that comes from now on rings
+            # An error is set after the last batch was put out, hence the second look.
             if self._error is not None and not self._ready:
                 raise self._error
             if not self._ready:
@@ -166,7 +176,7 @@ class PartitionReader:
     __next__ = take
 
     def when_ready(self, ring: Callable[[], None]) -> None:
-        """``ring`` is called when something has come after ``take`` had nothing."""
+        """Have ``ring`` called when a batch comes after ``take`` had none."""
         self._ring = ring
 
     def _tell_ready(self) -> None:
@@ -175,37 +185,37 @@ class PartitionReader:
             self._ring()
 
     def lag(self) -> tuple[int, int] | None:
-        """The offset that is taken next, and the end of the log as the last answer of a broker says it; None before the first.
-        What stands in the log behind the last row, as the ends of transactions do, is not waited for."""
+        """Return the offset that is taken next, and the end of the log by the last answer of a broker; None before the first
+        answer. Entries of the log behind the last row that are no rows, as the ends of transactions, do not count as lag."""
         with self._lock:
             return None if self._end is None else (self._position().offset, self._end)
 
     def bad_records(self) -> int:
-        """How many did not fit their format, since this reader began."""
+        """Return the number of records that did not fit their format, since this reader began."""
         return self._bad_records
 
     def pauses(self) -> int:
-        """How often the log had no more. It may have been before what has not been taken yet."""
+        """Return how often the log had no more records. The pause may have been before rows that have not been taken yet."""
         return self._pauses
 
     def done(self, position: Any) -> None:
-        """Every consumer has applied what comes before this position."""
+        """Note that every consumer has applied the rows before this position."""
         with self._lock:
             self._done = Place.of(position)
 
     def applied(self) -> int | None:
-        """Return the offset behind all that was applied, for any thread; None: not known yet. Once all is applied that was taken,
-        it is also behind what stands in the log without being a row."""
+        """Return the offset behind all applied records, for any thread; None: not known yet. Once all taken rows are applied,
+        it is also behind entries of the log that are no rows."""
         with self._lock:
             done, at = self._done, self._position()
             if done is None and self._taken == self._start and at.offset > self._start.offset and not self._ready:
-                done = self._start  # what has come since is no rows, as records of aborted transactions are
+                done = self._start  # entries since then were no rows, as records of aborted transactions
             if done is None or differ(done.topic_id, self.topic_id):
                 return None
             return at.offset if done == self._taken else done.offset
 
     def _position(self) -> Place:
-        """Return where whoever has all that was taken goes on."""
+        """Return the place where a reader goes on that has all rows taken here."""
         taken = self._taken
         if self._ready:
             return taken
@@ -213,7 +223,7 @@ class PartitionReader:
         return Place(self.next_offset if ahead else taken.offset, self.topic_id, self.generation)
 
     def close(self) -> None:
-        """Does not wait for what is under way, which may be connecting: the worker has other things to do."""
+        """Close without waiting for work under way, which may be a connection attempt: the worker has other things to do."""
         if self._closed:
             return
         if self._committer is not None:
@@ -236,7 +246,7 @@ class PartitionReader:
         return waits or records.size > (SMALL_COMPRESSED_BYTES if compressed else SMALL_BYTES)
 
     def came(self, answer: Fetched) -> None:
-        """What has come before is through, or is in this answer again."""
+        """Take over an answer. The one before is decoded, or its rest is in this answer again."""
         self._answer, self._used, self._begun, self._end = answer, 0, self.next_offset, answer.end
         self._coming, self._given = self._rows_of_answer(), None
 
@@ -245,7 +255,7 @@ class PartitionReader:
         self._pauses += 1
 
     def work_off(self, beside: bool) -> bool:
-        """What has come becomes ready, while there is room. Whether the log has more."""
+        """Put out batches of the answer while there is room. Returns whether the log has more."""
         self._beside = beside
         while not self._closed:
             if self._given is None:
@@ -272,7 +282,7 @@ class PartitionReader:
         return lags
 
     def _has_room(self) -> bool:
-        """For what comes next."""
+        """Tell whether there is room for the batch that waits."""
         return not self._ready or self._given is None or self._bytes + self._given.size <= AHEAD_BYTES
 
     def fail(self, error: BaseException) -> None:
@@ -286,7 +296,8 @@ class PartitionReader:
             self._dead_letters.close()
 
     def _rows_of_answer(self) -> Iterator[_Given]:
-        """Chunk by chunk. Who begins again, after an error, goes on behind the last chunk that is through."""
+        """Decode the answer chunk by chunk. A new iterator, after an error, goes on behind the last chunk that was put out
+        whole."""
         answer, size = self._answer, self._answer.records.size
         while self._used < size:
             transactions = answer.transactions.copy() if answer.transactions else answer.transactions
@@ -298,7 +309,7 @@ class PartitionReader:
             self._used, self.next_offset = self._used + decoded.used, decoded.next
             answer = self._answer = answer._replace(transactions=transactions)
         if self.next_offset == self._begun:
-            # Asking again would bring the same again, for ever.
+            # Asking again would bring the same answer, for ever.
             raise NothingWhole(
                 f"the broker sent {size} bytes for topic {self.topic!r}, partition {self.partition}, offset {self._begun}, and "
                 "no record batch that has this offset or a later one"
@@ -307,7 +318,7 @@ class PartitionReader:
     # ---- rows
 
     def _batches(self, decoded: Decoded) -> Iterator[Positioned]:
-        """The rows of a chunk as they are wanted, each part with the offset behind it."""
+        """Cut a chunk into batches, each with the position behind it."""
         if decoded.rows is None:
             return
         offsets = decoded.rows.column("offset")
@@ -325,7 +336,7 @@ class PartitionReader:
             yield Positioned(part, place.position, numbers[first:at] + place.first_number)
 
     def _parsed(self, raw: pa.RecordBatch, format_: Format) -> pa.RecordBatch | tuple[pa.RecordBatch, pa.Array]:
-        """Values in their format, beside those of Kafka's columns that were asked for."""
+        """Parse the values, and put the wanted columns of Kafka beside the result."""
         parsed = format_.parse(raw.column("value"), find_all=self._how.goes_on)
         if parsed.bad and not self._how.goes_on:
             raise self._bad(raw, parsed.bad[0])
@@ -351,7 +362,7 @@ class PartitionReader:
         )  # fmt: skip
 
     def _tell_bad(self, raw: pa.RecordBatch, bad: Sequence[Bad]) -> None:
-        """The first of a chunk: a topic full of bad records must not fill the disk with complaints."""
+        """Log the first bad record of a chunk: a topic full of bad records must not fill the disk with messages."""
         self._bad_records += len(bad)
         offset = raw.column("offset")[bad[0].row].as_py()
         to = self._how.dead_letters
@@ -364,7 +375,7 @@ class PartitionReader:
     # ---- records that are gone
 
     def go_on_in_range(self) -> None:
-        """Go on where the log begins or ends. Retention has deleted the records that come next, or the log was cut off."""
+        """Go on where the log begins or ends: retention has deleted the records that come next, or the log was cut off."""
         first, end = self._first_offset(), self._end_offset()
         if first <= self.next_offset <= end:
             return
@@ -380,12 +391,12 @@ class PartitionReader:
                 f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
             )
         if self.next_offset > end:
-            self.generation += 1  # records that come now have offsets that others had
+            self.generation += 1  # the next records have offsets that other records had
         self._go_on_at(first if self.next_offset < first else end, self.topic_id)
         log.warning("%s; reading goes on with offset %d", lost, self.next_offset)
 
     def go_on_in(self, topic_id: str) -> None:
-        """Go on with all that the new topic of this name has, or raise DataLost."""
+        """Go on with all records of the new topic of this name, or raise DataLost."""
         lost = (
             f"topic {self.topic!r} was deleted and made anew: its id was {self.topic_id}, and is {topic_id} now. Records of "
             f"partition {self.partition} from offset {self.next_offset} on are gone with the old topic, if it had any"
@@ -416,7 +427,7 @@ class PartitionReader:
                 self._taken = Place(offset, topic_id, self.generation)
 
     def _first_offset(self, topic_id: str | None = None) -> int:
-        """Look up where the log begins. ``topic_id``: of another topic than the one that has been read."""
+        """Look up the beginning of the log. ``topic_id`` is given for another topic than the one that has been read."""
         return self._offset(EARLIEST, True, topic_id)
 
     def _end_offset(self) -> int:
@@ -433,18 +444,18 @@ class PartitionReader:
 
 
 class _Pace:
-    """Rows per second at the most; None: no limit."""
+    """Limit of rows per second; None: no limit."""
 
     def __init__(self, rows_per_second: float | None) -> None:
         self._rate = rows_per_second
         self._due = 0.0
 
     def rows_at_once(self, most: int) -> int:
-        """A tenth of a second's worth, so that rows come evenly."""
+        """Return the rows of a tenth of a second, so that rows come evenly."""
         return most if self._rate is None else max(1, min(most, int(self._rate / 10)))
 
     def due(self, rows: int) -> float:
-        """When the next ones may come, after so many."""
+        """Return the time at which the next rows may come, after ``rows`` of them."""
         assert self._rate is not None
         self._due = max(self._due, time.monotonic()) + rows / self._rate
         return self._due
@@ -460,5 +471,5 @@ def _begin(raw: pa.RecordBatch, row: int) -> str:
 
 
 def kafka_schema(headers: bool) -> pa.Schema:
-    """Spark's columns."""
+    """Return the schema of Spark's columns."""
     return SCHEMA if headers else pa.schema([field for field in SCHEMA if field.name != "headers"])

@@ -1,10 +1,10 @@
 """Record batches of Kafka (format 2), as a broker sends them, to Arrow columns.
 
 Law: the rows are the records of the bytes from the wanted offset on, in order, without those of control batches and, for
-``read_committed``, of aborted transactions. Nothing is taken from a batch whose checksum does not match. What is malformed is
-CorruptRecords with the offset, and no column is made of it.
+``read_committed``, of aborted transactions. Nothing is taken from a batch whose checksum does not match. Malformed bytes
+are CorruptRecords with the offset, and no column is made of them.
 
-Where records come from, and where they go on, is the reader's business.
+Left to the reader: where records come from, and where reading goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flux.kafka.errors import CorruptRecords
 from flux.kafka.transactions import Transactions
 
 HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-#: As Spark names them, and of its types.
+#: Columns with Spark's names and types.
 SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),
@@ -36,27 +36,32 @@ SCHEMA = pa.schema(
 )
 COLUMNS = tuple(SCHEMA.names)
 
-#: Of one record batch when decompressed: brokers take 1 MiB compressed unless told otherwise, and records of 100 MB are known. As
-#: columns it may take four times as much, if its records are as short as can be.
+#: Largest record batch when decompressed: brokers take 1 MiB compressed unless told otherwise, and records of 100 MB are
+#: known. As columns it may take four times as much, if its records are as short as can be.
 BATCH_BYTES_MAX = 128 << 20
-#: A chunk of columns ends behind the record batch that reaches this: what fits the caches of a processor is decoded fastest.
+#: Size at which a chunk ends, behind the record batch that reaches it: data that fits the caches of a processor is decoded
+#: fastest.
 CHUNK_BYTES = 4 << 20
 #: Heads that are looked at in one go. Compaction and slow producers make batches of one record.
 _BATCHES = 4096
 
 
 class Decoded(NamedTuple):
-    """``rows``: None where nothing is left of the records. ``next``: the offset behind them. ``used``: bytes up to there."""
+    """Rows of one chunk."""
 
+    #: None if none of the records is a wanted row.
     rows: pa.RecordBatch | None
+    #: Offset behind the records.
     next: int
+    #: Bytes up to there.
     used: int
 
 
 class Decoder:
-    """Of the answers for one partition of a topic. ``columns``: which are made, in the order of Spark's.
+    """Decoder of the answers for one partition of a topic. Not for several threads at once.
 
-    ``bytes_max``: of one record batch when decompressed, at most 1 GiB. Not for several threads at once."""
+    ``columns`` names the columns that are made; they come in the order of Spark's. ``bytes_max`` is the largest record
+    batch when decompressed, at most 1 GiB."""
 
     def __init__(
         self,
@@ -82,14 +87,15 @@ class Decoder:
     def decode(
         self, data: pa.Buffer, start: int, transactions: Transactions | None = None, chunk_bytes: int = CHUNK_BYTES
     ) -> Decoded:
-        """The first of the record batches in ``data``: as many as make about ``chunk_bytes``, at least one whole one.
+        """Decode the first record batches in ``data``: as many as make about ``chunk_bytes``, at least one whole one.
 
-        Records before offset ``start`` are left out. A batch that is cut off at the end is not looked at: ``used`` says what
-        to go on with, 0 means that there is no whole batch. ``transactions``: of the whole answer, the same for each part."""
+        Records before offset ``start`` are left out. A batch that is cut off at the end is not looked at: ``used`` is the
+        place to go on from, and 0 means that there is no whole batch. ``transactions`` belongs to the whole answer: it is
+        the same object for each part."""
         code, found, _ = kernels.scan(data.address, data.size, chunk_bytes, self._batches)
         if code != kernels.OK and not found:
             raise self._corrupt(kernels.REASONS[code], int(self._batches[0, kernels.BASE]))
-        # What is wrong behind good batches is found again when they are through.
+        # An error behind good batches is found again when these are through.
         if not found:
             return Decoded(None, start, 0)
         batches = self._batches[:found]
@@ -111,7 +117,8 @@ class Decoder:
         return Decoded(rows, max(following, start), int(last[kernels.AT] + last[kernels.LENGTH]))
 
     def _bodies(self, data: pa.Buffer, batches: np.ndarray, wanted: np.ndarray, chunk_bytes: int) -> Any:
-        """How many batches make a chunk, which of them are wanted, where their records are, and what has to live meanwhile."""
+        """Return the number of batches in the chunk, the wanted ones of them, addresses and sizes of their records, and
+        buffers that must live meanwhile."""
         starts = data.address + batches[:, kernels.AT] + kernels.HEAD
         sizes = batches[:, kernels.LENGTH] - kernels.HEAD
         codecs = batches[:, kernels.ATTRIBUTES] & kernels.CODEC
@@ -162,7 +169,7 @@ class Decoder:
         if np.any(sizes > self._bytes_max):
             why = f"it has more than {self._bytes_max >> 20} MiB, the most that is allowed"
             raise self._corrupt(why, int(batches[np.argmax(sizes), kernels.BASE]))
-        if np.any(counts > sizes // kernels.RECORD_MIN):  # before memory is asked for
+        if np.any(counts > sizes // kernels.RECORD_MIN):  # checked before memory is asked for
             worst = int(np.argmax(counts > sizes // kernels.RECORD_MIN))
             raise self._corrupt(kernels.REASONS[kernels.BAD_COUNT], int(batches[worst, kernels.BASE]))
         room, room_bytes = int(counts.sum()), int(sizes.sum())
@@ -227,7 +234,7 @@ def _validity(valid: np.ndarray, count: int, nulls: int) -> pa.Buffer | None:
 
 
 class _Bytes:
-    """A binary column that a kernel fills."""
+    """Binary column that a kernel fills."""
 
     def __init__(self, rows: int, size: int) -> None:
         ends = np.empty(rows + 1, np.int32)
@@ -238,16 +245,16 @@ class _Bytes:
         ends, valid, data = self.arrays
         used = data[: ends[count]]
         if 2 * used.size < data.size:
-            used = used.copy()  # the rest would live as long as the column
+            used = used.copy()  # otherwise the rest would live as long as the column
         buffers = [_validity(valid, count, nulls), pa.py_buffer(ends[: count + 1]), pa.py_buffer(used)]
         return pa.Array.from_buffers(pa.binary(), count, buffers, nulls)
 
 
 class _Headers:
-    """The column of headers that a kernel fills. ``size``: bytes of the bodies; 0 while no row has shown headers."""
+    """Column of headers that a kernel fills. ``size`` is the number of bytes of the bodies; 0 until a row has shown headers."""
 
     def __init__(self, rows: int, size: int) -> None:
-        most = size // 2 if size else -1  # a header has two lengths at least
+        most = size // 2 if size else -1  # a header has at least two lengths
         self.arrays = (
             np.zeros(rows + 1 if size else 0, np.int32),
             np.zeros(most + 1, np.int32),
@@ -258,7 +265,7 @@ class _Headers:
         )
 
     def column(self, count: int, many: int) -> pa.Array:
-        """Null in rows without headers, as in Spark."""
+        """Make the column, with null in rows without headers, as in Spark."""
         if not many:
             return pa.nulls(count, pa.list_(HEADER))
         ends, name_ends, names, item_ends, valid, items = self.arrays
@@ -284,13 +291,13 @@ def _names(ends: np.ndarray, data: np.ndarray, many: int) -> pa.Array:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        # Clients check nothing, and a name that is no text must not stop what comes behind it.
+        # Clients check nothing, and a name that is not UTF-8 must not hold up the records behind it.
         return pa.array([name.decode("utf-8", "replace") for name in column.view(pa.binary()).to_pylist()], pa.string())
     return column
 
 
 class _Same:
-    """Columns with the same value in each row: made once, and handed out as slices."""
+    """Columns with the same value in each row, made once and handed out as slices."""
 
     def __init__(self, topic: str, partition: int) -> None:
         numbers = [pa.scalar(number, pa.int32()) for number in (partition, 0, 1)]
@@ -304,7 +311,7 @@ class _Same:
         return self._slice(1, count)
 
     def time_types(self, attributes: np.ndarray, rows: np.ndarray, count: int) -> pa.Array:
-        """0: the producer's time, 1: the broker's. ``rows``: after each batch."""
+        """Return 0 for the producer's time, 1 for the broker's. ``rows`` has the number of rows after each batch."""
         types = ((attributes & kernels.APPEND_TIME) != 0).astype(np.int32)
         if types.min() == types.max():
             return self._slice(2 + int(types[0]), count)

@@ -1,8 +1,7 @@
 """Schemas of values by their ids: from a schema registry, or from a function of the user.
 
-Law: an id is looked up once in a process. One that leads nowhere is told as such (a value with it is bad), and looked up again a
-minute later at the earliest, so that a topic full of nonsense is no burden. A registry that does not answer is an error
-that may pass.
+Law: an id is looked up once in a process. An id without a schema makes a value bad, and is looked up again a minute later
+at the earliest, so that a topic full of nonsense is no burden. A registry that does not answer is an error that may pass.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from flux.kafka.asking import Failed, Refused, ask
 from flux.kafka.client import Passing
 from flux.kafka.errors import NotPermitted
 
-#: Ids that are remembered, good ones and others; how long others are.
+#: Most ids that are remembered, with a schema and without, and the time for which the latter are.
 _KEPT_MAX, _AGAIN_S = 4096, 60.0
 
 
 class Registry:
-    """``schemas``: the URL of a registry (http or https), or a function from an id to a schema, as text or a dict, that raises
-    LookupError for ids that it does not know. For several threads."""
+    """Writers' schemas by id. ``schemas`` is the URL of a registry (http or https), or a function from an id to a schema, as
+    text or a dict, that raises LookupError for ids that it does not know. For several threads."""
 
     def __init__(self, schemas: str | Callable[[int], Any]) -> None:
         check_schemas(schemas, "an id to a schema")
@@ -36,7 +35,7 @@ class Registry:
         return self.__dict__ | {"_known": {}, "_unknown": {}}
 
     def writer(self, number: int) -> Any:
-        """The schema as the library takes it, checked; or, as text, why there is none."""
+        """Return the schema as the library takes it, checked; or the reason why there is none, as text."""
         found = self._known.get(number)
         if found is not None:
             return found
@@ -111,11 +110,11 @@ class Registry:
 
 
 class _NoSchema(Exception):
-    """Nobody has it, or it cannot be used."""
+    """Reason why an id has no schema: the registry does not know it, or it cannot be used."""
 
 
 def check_schemas(schemas: Any, of: str) -> None:
-    """UsageError unless it is the URL of a registry, or a function from ``of``."""
+    """Raise UsageError unless ``schemas`` is the URL of a registry, or a function from ``of``."""
     if isinstance(schemas, str):
         try:
             parts = urllib.parse.urlsplit(schemas)

@@ -1,4 +1,4 @@
-"""How to connect to brokers that want TLS or a login: options by the names that kafka-python gives them, checked at once.
+"""Connection options for brokers with TLS or a login, by the names that kafka-python gives them, checked at once.
 
 Law: secrets are in no message and in no ``repr``.
 """
@@ -23,7 +23,7 @@ _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 class Security:
-    """Is shipped to workers as it is: files named here must be there, too."""
+    """Checked options for connections. They are shipped to workers as they are: files named here must be there, too."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         unknown = sorted(set(options) - set(OPTIONS))
@@ -59,7 +59,7 @@ class Security:
             )
 
     def context(self) -> ssl.SSLContext:
-        """For a new connection. UsageError names the file that cannot be read."""
+        """Make the TLS context of a new connection. UsageError names the file that cannot be read."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = bool(self.options.get("ssl_check_hostname", True))
@@ -83,7 +83,7 @@ class Security:
         return context
 
     def who(self) -> str:
-        """For messages."""
+        """Describe the login, for messages."""
         if not self.login:
             return "without a login"
         return f"as {self.options.get('sasl_plain_username', 'the owner of the token')!r} by {self.mechanism}"

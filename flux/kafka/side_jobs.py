@@ -1,4 +1,4 @@
-"""Threads for what would hold up the one that fetches: looking up leaders, connecting, decoding large answers."""
+"""Threads for work that would hold up the fetching thread: looking up leaders, connecting, decoding large answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 log = logging.getLogger("flux.kafka")
 
-#: How long a thread waits for another job before it ends.
+#: Time for which a thread waits for another job before it ends.
 IDLE_S = 1.0
 
 
 class SideJobs:
-    """Each job begins at once, in a thread that has nothing to do or in a new one. Nobody waits for them at the end. A job
-    catches what it raises."""
+    """Pool of threads. Each job begins at once, in an idle thread or in a new one. Closing the pool waits for no job. A job
+    catches its own errors."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,7 +33,7 @@ class SideJobs:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Threads end, once they are through with their jobs."""
+        """Let the threads end, once they are through with their jobs."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

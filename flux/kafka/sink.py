@@ -1,8 +1,8 @@
 """``to_kafka``: a topic as the end of a flow, each record there once (design: kafka-sink).
 
 The stage before the sink numbers the rows of each partition of the topic. These numbers are the sequences of an idempotent
-producer, whose id all replicas share. So the broker itself refuses what it has already, whoever sends it: nobody is fenced,
-nothing waits for checkpoints or transactions, and a primary that was given up can only write the same records.
+producer, whose id all replicas share. So the broker itself refuses records that it has already, from any sender: no writer
+is fenced, nothing waits for checkpoints or transactions, and a primary that was given up can only write the same records.
 """
 
 from __future__ import annotations
@@ -32,40 +32,45 @@ from flux.kafka.writing import BATCH_BYTES, NOBODY, Producer
 
 log = logging.getLogger("flux.kafka")
 
-#: Of one request, about: brokers take 100 MiB unless told otherwise, and work on one request of a connection at a time.
+#: Approximate size of one request: brokers take 100 MiB unless told otherwise, and work on one request of a connection at a
+#: time.
 REQUEST_BYTES = 8 << 20
-#: Of a batch that is sent before its answer is waited for: sockets take that much at once.
+#: Largest batch that ``send`` sends ahead of ``write``: sockets take that much at once.
 SMALL_BYTES = 64 << 10
-#: How long a topic that was there may be unknown before the query ends: brokers that start again do not know all at once.
+#: Time for which a topic that was there may be unknown before the query ends: restarted brokers do not know all topics at
+#: once.
 GONE_S = 10.0
-#: How long the start of a query waits for brokers.
+#: Time for which the start of a query waits for brokers.
 START_S = 15.0
 #: Headers of records that may be there twice: number of the writer, and of the record for its writer and partition.
 FLUX_PARTITION, FLUX_SEQUENCE = "flux-partition", "flux-sequence"
 
 
 class Round(NamedTuple):
-    """``sending``: by partition of the topic its line, the record batch that was sent, and its rows."""
+    """Requests with at most one record batch for each partition."""
 
+    #: By partition of the topic: its line, the record batch that was sent, and its number of rows.
     sending: dict[int, tuple[Line, np.ndarray, int]]
     sent: Sent
 
 
 class UnderWay(NamedTuple):
-    """What was sent of a batch of so many rows, and ``write`` has not been called yet."""
+    """Batch that was sent ahead; ``write`` has not been called for it yet."""
 
+    #: Number of rows of the batch.
     rows: int
     position: Position
+    #: Lines with rows that the broker lacks.
     lines: list[Line]
     round: Round
 
 
 class KafkaSink(Sink):
-    """Exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
+    """Sink that writes exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
 
     exactly_once = True
     guarantee = "exactly_once"
-    #: Whether its record batches belong to transactions.
+    #: Its record batches belong to transactions.
     transactional = False
     joins_bytes = REQUEST_BYTES
     sends_ahead = True
@@ -83,13 +88,16 @@ class KafkaSink(Sink):
         self.topic, self._bootstrap, self._security = topic, list(bootstrap), security
         self._columns, self._topic_partitions = columns, topic_partitions
         self._codec, self._batch_bytes = codec, BATCH_BYTES
-        self._timeout = timeout  # of brokers, in seconds, where a query starts
+        self._timeout = timeout  # limit for brokers in seconds, when a query starts
+        #: Producer ids, one a partition of the sink.
         self._ids: list[int] = []
+        #: Offsets of the topic's partitions at the first start of the query: records of this query are behind them.
         self._since: dict[int, int] = {}
-        #: The id of the topic when the query first started; UNKNOWN on brokers that give none.
+        #: Id of the topic when the query first started; UNKNOWN on brokers that give none.
         self._topic_id = UNKNOWN
+        #: The query goes on from a checkpoint: brokers may have forgotten sequences of records that are in the log.
         self._again = False
-        self._schema: pa.Schema | None = None  # of the output, when it is known
+        self._schema: pa.Schema | None = None  # schema of the output, when it is known
         self._connected: ProducerClient | None = None
         self._under_way: UnderWay | None = None
 
@@ -108,7 +116,7 @@ class KafkaSink(Sink):
     # ---- in the program that starts the query
 
     def destination(self) -> str:
-        """The topic alone: brokers may be named otherwise, and another cluster is found by its id."""
+        """Name the topic alone: brokers may be named otherwise, and another cluster is noticed by its id."""
         return f"topic {self.topic} of Kafka"
 
     def check(self, schema: pa.Schema) -> None:
@@ -116,8 +124,8 @@ class KafkaSink(Sink):
         self._schema = schema
 
     def prepare(self, partitions: int, kept: Any) -> Any:
-        """Called before a query starts. ``kept``: what it returned at the first start, where the query goes on from a
-        checkpoint; its lives must share producer ids, and choose partitions of the topic alike."""
+        """Settle ids and offsets before a query starts. ``kept`` is the result of the first start, if the query goes on from a
+        checkpoint: its lives must share producer ids, and choose partitions of the topic alike."""
         client = ProducerClient(self._bootstrap, self._security)
         try:
             cluster, topic_id = client.identity(self.topic, self._timeout)
@@ -170,7 +178,7 @@ class KafkaSink(Sink):
             )
 
     def _made_anew(self, topic_id: str) -> str:
-        """Tell that the topic with this id is no more."""
+        """Say that the topic with this id is no more."""
         return (
             f"topic {self.topic!r} was deleted and made anew since this query first wrote it: its id was {topic_id}. Records "
             "that were written before are gone with the old topic, and the numbers of this query mean nothing in the new one. "
@@ -181,13 +189,14 @@ class KafkaSink(Sink):
     # ---- in the worker
 
     def open(self, context: SinkContext) -> None:
-        """Read back how far whoever wrote before has come. It must be before the first write: a broker that has forgotten a
-        producer takes any sequence."""
+        """Connect, and read back how far earlier writers have come. That must be before the first write: a broker that has
+        forgotten a producer takes any sequence."""
         if self.exactly_once and len(self._ids) != context.partitions:
             raise UsageError(f"{self!r} was not prepared for {context.partitions} partitions")
         self._partition = context.partition
         self._producer = self._ids[context.partition] if self.exactly_once else None
-        # Of partitions of the topic: the next sequence; what it is modulo 2^31 where it was read back and not used yet.
+        # By partition of the topic: the next sequence, and the sequence modulo 2^31 that was read back and is not used yet;
+        # then the sequence behind the last record that was acknowledged.
         self._next: dict[int, int] = {}
         self._told: dict[int, int | None] = {}
         self._acked: dict[int, int] = {}
@@ -199,8 +208,8 @@ class KafkaSink(Sink):
         self._read_back(range(self._topic_partitions))
 
     def recovered(self, sequence: int, note: Any = None) -> None:
-        """Compare how many records of this writer each partition has with ``note``, which says how many rows there can be by what
-        the checkpoint location knows (design: ahead)."""
+        """Compare the number of this writer's records in each partition with ``note``, the number of rows that there can be by
+        the checkpoint location (design: ahead)."""
         for partition, made in enumerate(note or ()):
             has = self._next.get(partition)
             has = self._resolved(partition, made) if has is None else has
@@ -211,7 +220,8 @@ class KafkaSink(Sink):
                 )
 
     def send(self, batch: pa.RecordBatch, position: Position) -> Collection[int] | None:
-        """Only where it is soon done: of what is large, much waits for the broker to take it."""
+        """Send a small batch before ``write`` is called, if that is soon done. A large batch would wait for the broker to take
+        it."""
         if batch.get_total_buffer_size() > SMALL_BYTES and logical_bytes(batch) > SMALL_BYTES:
             return None
         lines = self._lines(batch)
@@ -263,7 +273,7 @@ class KafkaSink(Sink):
             self._connected.close()
 
     def _lines(self, batch: pa.RecordBatch) -> list[Line]:
-        """Rows of a partition of the topic keep their order."""
+        """Split a batch by partition of the topic. Rows of a partition keep their order."""
         columns = self._columns
         return by_partition(
             np.asarray(batch.column(PARTITION)), np.asarray(batch.column(SEQUENCE)), self._topic_partitions,
@@ -275,7 +285,7 @@ class KafkaSink(Sink):
         return self._columns.header_entries(batch)
 
     def _begin_round(self, lines: list[Line]) -> Round:
-        """One record batch of each line, as far as they fit a request. The next ones are made while the brokers work."""
+        """Send one record batch of each line, as far as they fit a request. The next ones are made while the brokers work."""
         sending: dict[int, tuple[Line, np.ndarray, int]] = {}
         size = 0
         for line in lines:
@@ -298,7 +308,7 @@ class KafkaSink(Sink):
                 self._answered(line, data, rows, answer)
             except (KafkaError, Passing, OSError) as error:
                 problems.append(error)
-        problems.sort(key=self.is_transient)  # what will not pass goes first
+        problems.sort(key=self.is_transient)  # errors that will not pass go first
         if problems:
             raise problems[0]
 
@@ -320,7 +330,7 @@ class KafkaSink(Sink):
             self._refused(line, rows, answer)
 
     def _make_smaller(self, line: Line, data: np.ndarray, rows: int, sent: int, error: str) -> None:
-        """Make record batches smaller, for this line and others; KafkaError if there is only one record in it."""
+        """Make record batches smaller, for this line and others. KafkaError if there is only one record in it."""
         if rows == 1:
             raise KafkaError(
                 f"partition {line.partition} of topic {self.topic!r}: a record takes {data.size:,} bytes with its key and head; "
@@ -347,7 +357,7 @@ class KafkaSink(Sink):
             self._next.pop(partition, None)
 
     def _go_on(self, line: Line) -> None:
-        """Leave out what the broker has."""
+        """Leave out the rows that the broker has."""
         sent = self._has(line) - line.first
         if sent < 0:  # a broker that is no longer the leader may have answered
             self._client.forget()
@@ -372,7 +382,8 @@ class KafkaSink(Sink):
         return self._next[line.partition]
 
     def _resolved(self, partition: int, first: int) -> int:
-        """The next sequence. Brokers tell it modulo 2^31: it is the one nearest to ``first``, before which all are there."""
+        """Return the next sequence. Brokers tell it modulo 2^31: it is the number nearest to ``first``, because all rows
+        before ``first`` are there."""
         told = self._told.get(partition)
         acked = self._acked.get(partition, 0)
         if told is None:
@@ -382,7 +393,7 @@ class KafkaSink(Sink):
         return first + (told - first + SEQUENCES // 2) % SEQUENCES - SEQUENCES // 2
 
     def _check_there(self, error: Passing) -> None:
-        """A topic that stays away ends the query."""
+        """End the query if the topic stays away."""
         if not self._client.lacks(self.topic):
             self._gone_since = None
             return
@@ -396,8 +407,8 @@ class KafkaSink(Sink):
 
 
 class KafkaSinkAtLeastOnce(KafkaSink):
-    """Without producer ids: for brokers that have none, and writers that may not read. Readers can tell by the headers what came
-    twice."""
+    """Sink without producer ids, at least once: for brokers that have none, and writers that may not read. Headers show
+    readers the duplicates."""
 
     exactly_once = False
     guarantee = "at_least_once"
@@ -406,7 +417,7 @@ class KafkaSinkAtLeastOnce(KafkaSink):
         return []
 
     def _read_back(self, partitions: Sequence[int] | range) -> None:
-        """Nothing is known of writers without an id."""
+        """Do nothing: brokers know nothing of writers without an id."""
 
     def _headers(self, batch: pa.RecordBatch) -> pa.Array:
         rows = batch.num_rows

@@ -1,8 +1,8 @@
 """``flux.kafka``: topics as a source of a flow, read inside the workers.
 
-What a query begins with is decided once, in the program that starts it: partitions, and the first offset of each. A worker that
-reads a partition again later, in another process, begins with the same one, whatever has been written meanwhile; so does a
-query that is started again on its checkpoint location.
+The beginning of a query is settled once, in the program that starts it: partitions, and the first offset of each. A worker
+that reads a partition again later, in another process, begins with the same offset, even if more has been written
+meanwhile; so does a query that is started again on its checkpoint location.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from flux.kafka.topic_ids import UNKNOWN, Place, differ
 from flux.kafka.warm_up import warm_up
 from flux.settings import parse_bytes, parse_seconds
 
-#: What ``starting`` may be, for one partition or for all.
+#: Values of ``starting``, for one partition or for all.
 Start = str | int | datetime.datetime
-#: Names in order, or what names must match.
+#: Names in order, or the pattern that names must match.
 Topics = list[str] | re.Pattern[str]
 BAD_RECORDS = ("fail", "drop")
 DEAD_LETTER = "dead_letter:"
 ISOLATION = ("read_committed", "read_uncommitted")
-#: How long brokers may take when they are asked, now and then, for what has come.
+#: Time that brokers may take when they are asked, now and then, for new partitions.
 UNREAD_S = 5.0
 _ENDS = {"earliest": EARLIEST, "latest": LATEST}
-#: By what rows are known in the streams of a query; checkpoint locations say it.
+#: Kind of the row numbers in the streams of a query, as checkpoint locations note it.
 _NUMBERS = "offsets"
-#: Of brokers: an answer holds one record batch at least, however small this is.
+#: Least and largest ``fetch_bytes``. A broker's answer holds one record batch at least, however small this is.
 _FETCH_MIN, _FETCH_MAX = 1 << 10, 1 << 28
 
 
 class KafkaReader:
-    """``read(partition, start)`` of a source. Number i stands for the i-th of ``partitions``, topic and partition, in order;
-    ``starts`` has the first offset of each, as ``starting`` says. Can be pickled; connections are made where it is called.
+    """Callable ``read(partition, start)`` of a source. It can be pickled; connections are made where it is called.
 
-    timeout: of brokers in ``prepare``, in seconds."""
+    Number i stands for the i-th of ``partitions``, topic and partition, in order. ``starts`` has the first offset of each,
+    by ``starting``. ``timeout`` is the limit of brokers in ``prepare``, in seconds."""
 
     may_grow = True
     endless = True
@@ -70,16 +70,16 @@ class KafkaReader:
         # Shared by the partitions that are read in a process.
         self._committer: Committer | None = None
         self._fetcher: Fetcher | None = None
-        # Wrong ones are refused at once.
+        # Wrong values of ``starting`` are refused at once.
         self.starts, self.topic_ids = self._first_offsets(partitions, starting)
 
     def prepare(self, kept: Any) -> Any:
-        """Settles where all lives of a query begin: at its first start, and not when the flow was written. A query that goes on
-        from a checkpoint keeps the numbers of its partitions and the ids of its topics; what a topic has got since is read from
-        its beginning.
+        """Settle the beginning for all lives of a query: at its first start, and not when the flow was written. A query that
+        goes on from a checkpoint keeps the numbers of its partitions and the ids of its topics; partitions that have been
+        added since are read from their beginning.
 
-        A topic that was made anew is noticed where its partitions are read: only their positions tell which topic they were in
-        last."""
+        A topic that was made anew is noticed where its partitions are read: only their positions tell the topic that they
+        were in last."""
         if kept is None:
             self.starts, self.topic_ids = self._first_offsets(self.partitions, self.starting)
         else:
@@ -93,7 +93,7 @@ class KafkaReader:
             known_ids = kept.get("topics", {})  # none in locations of releases before 0.4
             self._check_kept(began, known_ids)
             new = [each for each in self.partitions if each not in began]
-            if not self.how.fail_on_data_loss:  # positions of the old topic say so themselves
+            if not self.how.fail_on_data_loss:  # positions in the old topic carry its id
                 anew = {
                     topic for topic, known in known_ids.items() if differ(known, self.topic_ids.get(topic, UNKNOWN))
                 }
@@ -125,7 +125,8 @@ class KafkaReader:
             )
 
     def unread(self) -> list[str]:
-        """Partitions that have come since the query was started, those of new topics included. The next start reads them."""
+        """Return partitions that have come since the query was started, those of new topics included. The next start reads
+        them."""
         known = set(self.partitions)
         found = _partitions(self.how, self.topics, UNREAD_S)
         return [f"{topic}-{partition}" for topic, partition in found if (topic, partition) not in known]
@@ -152,13 +153,14 @@ class KafkaReader:
         return self.__dict__ | {"_committer": None, "_fetcher": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A worker gets it before it joins: there is time to load the kernels, or to compile them where they are not yet."""
+        """Load the kernels. A worker unpickles the reader before it joins: there is time to load them, or to compile them
+        where they are not yet."""
         self.__dict__.update(state)
         warm_up()
 
     def __call__(self, partition: int, start: Any) -> PartitionReader:
-        """Read a partition, without end. ``start``: where the rows begin that some replica needs; None: at the start of the
-        query. Yields None for "nothing just now"."""
+        """Read a partition, without end. ``start`` is the beginning of the rows that some replica needs; None: the start of
+        the query. The iterator yields None for "nothing just now"."""
         topic, number = self.partitions[partition]
         first = Place(self.starts[partition], self.topic_ids.get(topic, UNKNOWN))
         newest = Place.of(start.newest) if isinstance(start, RowStart) and start.newest is not None else None
@@ -200,32 +202,32 @@ def kafka(
     name: str | None = None,
     **security: Any,
 ) -> Source:
-    """Topics of Kafka as a source: one source partition for each of theirs, read in the workers.
+    """Read topics of Kafka as a source: one source partition for each of their partitions, read in the workers.
 
     pattern         instead of topics: a regular expression that the whole name of a topic must match. Topics of Kafka itself, and
-                    that of bad records, are left out
-    starting        where a new query begins: "earliest", "latest", a datetime with a time zone (the first record at that time
+                    the topic of bad records, are left out
+    starting        the beginning of a new query: "earliest", "latest", a datetime with a time zone (the first record at that time
                     or later), or for each partition one of these or an offset: {0: 17, 1: "latest"}; with several topics
                     {"clicks": {0: 17, ...}, ...}. A query that goes on from a checkpoint begins where it was
     group           offsets up to which everything is applied are committed to this consumer group once a second, for tools that
                     show lag. It must have no members
-    format          what values are: "json" or "csv", with ``schema`` the columns (DDL or a pyarrow schema), or "avro", with
+    format          format of values: "json" or "csv", with ``schema`` the columns (DDL or a pyarrow schema), or "avro", with
                     ``schema`` a record in Avro's JSON. Without, or "raw": Spark's columns key, value, topic, partition, offset,
                     timestamp, timestampType
-    schemas         of Avro: values have the id of their schema in front, as with a schema registry. The URL of the registry, or
+    schemas         for Avro: values have the id of their schema in front, as with a schema registry. The URL of the registry, or
                     a function from an id to a schema. Values are read by their schema, and resolved to ``schema``
-    include         which of these come beside those of ``schema``
-    headers         whether a column headers, array<struct<key string, value binary>>, comes as well
-    bad_records     of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out,
-                    "dead_letter:TOPIC" writes it as it was to that topic, at least once, with headers that say where it came
-                    from and what is wrong
-    fail_on_data_loss  whether the query ends when records are gone that were still to be read, or the topic was made anew;
-                    otherwise it goes on behind, or with all of the new topic
+    include         columns of Kafka that come beside those of ``schema``
+    headers         True adds a column headers, array<struct<key string, value binary>>
+    bad_records     treatment of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out,
+                    "dead_letter:TOPIC" writes it unchanged to that topic, at least once, with headers that name its origin and
+                    the reason
+    fail_on_data_loss  True ends the query when records are gone that were still to be read, or the topic was made anew;
+                    False goes on behind, or with all records of the new topic
     isolation       "read_committed", or "read_uncommitted" for records of transactions that are open or aborted, too
-    max_rows_per_second  of each partition; without, as fast as it goes
-    fetch_bytes     of one answer of a broker, about
-    timeout         how long brokers may take to answer when the query is made; ``retry_timeout``: how long none may answer
-                    while it runs
+    max_rows_per_second  limit of each partition; without, as fast as it goes
+    fetch_bytes     approximate size of one answer of a broker
+    timeout         longest time that brokers may take to answer when the query is made; ``retry_timeout``: longest time without
+                    an answer of any broker while it runs
     security        options of kafka-python: security_protocol, sasl_mechanism, sasl_plain_username, sasl_plain_password,
                     ssl_cafile, ssl_certfile, ssl_keyfile and so on; files must be there on the workers as well
 
@@ -262,7 +264,7 @@ def _partitions(how: Reading, topics: Topics, timeout: float) -> list[tuple[str,
     try:
         if isinstance(topics, re.Pattern):
             found = client.matching(topics, timeout)
-            # What is put aside must not come back.
+            # Records that were put aside must not come back.
             found.pop("" if how.dead_letters is None else how.dead_letters[0], None)
         else:
             found = client.partitions(topics, timeout)
@@ -288,7 +290,7 @@ def _with_dead_letters(how: Reading, bad_records: Any, topics: Topics, timeout: 
 def start_of(
     starting: Any, which: tuple[str, int], topics: Sequence[str], found: Mapping[str, Sequence[int]]
 ) -> tuple[int, bool]:
-    """An offset and True, or what to ask the broker for (milliseconds, or an end of the log) and False."""
+    """Return an offset and True, or the question for the broker (milliseconds, or an end of the log) and False."""
     topic, partition = which
     given = starting
     if isinstance(given, Mapping) and len(topics) == 1 and topic not in given:

@@ -1,6 +1,7 @@
-"""Ids of the schemas that values are written by: a subject of a schema registry, or a function of the user's.
+"""Ids of the schemas by which values are written: from a subject of a schema registry, or from a function of the user.
 
-Asked once, where a query starts. Nothing is registered unless it is said: a schema that others read by is theirs to change.
+A registry is asked once, where a query starts. Nothing is registered unless the user asks for it: a schema that others read
+by is theirs to change.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from flux.kafka.registry import check_schemas
 
 _ID_MAX = (1 << 32) - 1
 _PAUSE_S = 0.2
-#: Of what a registry says.
+#: Longest text of a registry in a message, in characters.
 _SAID_MAX = 300
 
 
 class Subject:
-    """``schemas``: the URL of a registry (http or https), or a function from subject and schema to an id."""
+    """Subject of a registry. ``schemas`` is the URL of a registry (http or https), or a function from subject and schema to an
+    id."""
 
     def __init__(self, name: str, schemas: str | Callable[[str, str], int]) -> None:
         check_schemas(schemas, "subject and schema to an id")
@@ -35,14 +37,14 @@ class Subject:
         )
 
     def id_of(self, schema: str, register: bool, limit_s: float) -> int:
-        """UsageError: the subject has no such schema, or refuses it."""
+        """Return the id of a schema. UsageError: the subject has no such schema, or refuses it."""
         if not isinstance(self._schemas, str):
             return self._checked(self._told(schema), f"schemas({self._name!r}, ...)")
         found = self._asked("/versions" if register else "", {"schema": schema}, limit_s)
         return self._checked(found.get("id"), repr(self))
 
     def newest(self, limit_s: float) -> tuple[int, str]:
-        """Id and schema."""
+        """Return id and text of the newest schema."""
         found = self._asked("/versions/latest", None, limit_s)
         if found.get("schemaType", "AVRO") != "AVRO":
             raise UsageError(f"the newest schema of {self!r} is of type {found['schemaType']!r:.40}, not AVRO")
@@ -70,7 +72,7 @@ class Subject:
         return found
 
     def _asked(self, what: str, body: dict[str, str] | None, limit_s: float) -> dict[str, Any]:
-        """Again and again, for up to so many seconds."""
+        """Ask the registry, again and again for at most ``limit_s`` seconds."""
         assert isinstance(self._schemas, str)
         url = f"{self._schemas.rstrip('/')}/subjects/{urllib.parse.quote(self._name, safe='')}{what}"
         end = time.monotonic() + limit_s

@@ -1,7 +1,7 @@
 """One text for each row of several columns, made in one pass.
 
-Arrow takes a call for each step and column, which is most of what small batches cost, and keeps the text of each column beside
-that of the rows.
+Arrow takes a call for each step and column, which is most of the cost of small batches, and keeps the text of each column
+beside that of the rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ _STRING = pa.string().id
 def row_texts(
     columns: Sequence[pa.Array], pieces: tuple[str, ...], null: str, json: bool, made: Callable[[pa.Array], pa.Array]
 ) -> pa.Array | None:
-    """``pieces``: what stands before each column, and behind the last one. ``null``: what stands for a null. ``json``: text is in
-    quotes; otherwise as CSV, where only an empty one is. ``made``: the text of a column that is neither a whole number nor
-    text. None: there is text that needs more than quotes, or more than one column can hold."""
+    """Join the columns of each row to a text. None: some text needs more than quotes, or the result more than one column can
+    hold.
+
+    ``pieces`` has the text before each column, and the text behind the last one. ``null`` stands for a null. With ``json``,
+    text is in quotes; otherwise, as in CSV, only an empty one is. ``made`` makes the text of a column that is neither a
+    whole number nor text."""
     rows = len(columns[0])
     fields = np.zeros((len(columns), kernels.TEXT_FIELDS), np.int64)
     for field, column in zip(fields, columns, strict=True):
@@ -36,7 +39,8 @@ def row_texts(
             field[:] = _of_text(kernels.TEXT_STRING, column)
         else:
             field[0] = kernels.TEXT_MADE
-    # Before anything is made, which would have to be made again: what is nested is made of such texts, too.
+    # This check comes before any text is made, which would have to be made again: nested columns are made of such texts,
+    # too.
     if not kernels.are_plain(rows, fields, json):
         return None
     kept = []
@@ -48,7 +52,7 @@ def row_texts(
             kept.append(text)
             field[:] = _of_text(kernels.TEXT_MADE, text)
     ends, out = kernels.texts(rows, fields, *_as_bytes(pieces), _null(null), json)
-    del kept  # the addresses were good until here
+    del kept  # the kernel used its addresses until here
     if not len(ends):
         return None
     return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(out))

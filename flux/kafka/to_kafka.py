@@ -1,4 +1,4 @@
-"""``flux.to_kafka``: what its options mean, checked where the flow is made; then a stage and a sink."""
+"""``flux.to_kafka``: its options, checked where the flow is made; then a stage and a sink."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def to_kafka(
     timeout: float | str = "15s",
     **security: Any,
 ) -> FlowTo:
-    """Write the output of a flow as records of a topic, each row once, whatever is lost meanwhile.
+    """Write the output of a flow as records of a topic, each row once, even if workers or the driver are lost meanwhile.
 
     key             the column that is the key of a record: text and bytes as they are, numbers as text. Several make a JSON
                     object. Without, keys are null
@@ -63,20 +63,20 @@ def to_kafka(
     schema          format "avro": a record in Avro's JSON, as text or a dict, whose fields are the columns by name. Without, it
                     is made of the columns; with the URL of a registry, it is the newest of the subject TOPIC-value
     schemas         format "avro": the URL of a schema registry, or a function from subject and schema to an id; then the id of
-                    the schema stands in front of each value. Without, nothing does
-    register_schemas  tell the registry of the schema; otherwise it must have it
+                    the schema stands in front of each value. Without, values have no id in front
+    register_schemas  True registers the schema; otherwise the registry must have it
     headers         a column array<struct<key string, value binary>>, or a map from text to text or bytes
     timestamp       a column with the time of each record; without, the time when it is written
     partition       a column with the partition of each record; without, ``partitioner`` chooses: "murmur2" by the key, as
                     Kafka's Java client does, rows without a key in turn; "round_robin" for all in turn
     guarantee       "exactly_once": the broker takes each row once. "at_least_once": without producer ids; headers
-                    flux-partition and flux-sequence tell what came twice. "transactional": once for who reads what is committed,
-                    and what is written at once appears at once, in all partitions
+                    flux-partition and flux-sequence show duplicates. "transactional": once for readers with read_committed, to
+                    which all records of one write become visible together, in all partitions
     compression     "gzip", "snappy", "lz4" or "zstd"
-    partitions      how many write at the same time, 1 to 4096, through an exchange of its own. With a key, all rows of a key have
-                    the same writer, in order. Without, each partition of the flow's last stage writes its rows itself
-    topic_partitions  write only the first so many partitions of the topic; default all that it has now
-    timeout         how long brokers may take to answer here, and when the query starts
+    partitions      number of writers at the same time, 1 to 4096, with an exchange of their own. With a key, all rows of a key
+                    have the same writer, in order. Without, each partition of the flow's last stage writes its rows itself
+    topic_partitions  number of the topic's partitions that are written, the first ones; default: all that it has now
+    timeout         longest time that brokers may take to answer here, and when the query starts
     security        options of kafka-python, as of ``flux.kafka``
 
     UsageError, or an error of ``flux.kafka.errors``, is raised here for a topic that is not there, a refused login and a
@@ -87,7 +87,7 @@ def to_kafka(
     if not isinstance(topic, str) or not topic:
         raise UsageError(f"to_kafka wants the name of a topic, got {topic!r}")
     columns = _columns(key, value, format, headers, timestamp, partition)
-    # Who numbers the rows needs keys alone; a function for schemas need not travel.
+    # The operator that numbers rows needs keys alone; a function for schemas need not be shipped with it.
     writing = replace(columns, avro=_avro(topic, format, schema, schemas, register_schemas))
     _one_of("partitioner", partitioner, PARTITIONERS)
     _one_of("guarantee", guarantee, GUARANTEES)
@@ -97,7 +97,7 @@ def to_kafka(
     many = _topic_partitions(brokers, secured, topic, topic_partitions, limit)
     kind = next(each for each in SINKS if each.guarantee == guarantee)
     by_key = columns.key if partitions != 1 and columns.key else None
-    apart = 1 if partitions is None else partitions  # where another stage reads the flow, too
+    apart = 1 if partitions is None else partitions  # if another stage reads the flow, too
     decorated = stage(key=by_key, partitions=apart, replicas=flow.stage.replicas, name=f"{flow.stage.name}.records")(
         Numbering
     )

@@ -1,7 +1,7 @@
 """Ids of topics (KIP-516, brokers since Kafka 2.8), and positions that carry them.
 
-A topic that is deleted and made anew keeps its name and begins again at offset 0. Only its id shows that offsets, sequences and
-positions from before belong to other records. Ids are text as Kafka's own tools print them.
+A topic that is deleted and made anew keeps its name and begins again at offset 0. Only its id shows that earlier offsets,
+sequences and positions belong to other records. Ids are text as Kafka's own tools print them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flux.errors import UsageError
 
-#: The id of a topic where the broker gives none, because it is older than Kafka 2.8.
+#: Id of a topic if the broker gives none, because it is older than Kafka 2.8.
 UNKNOWN = ""
 _BYTES = 16
 #: Row numbers of each generation of a log: more than a partition ever has offsets, and there is room for 16,384 generations.
@@ -42,11 +42,13 @@ def differ(one: str, other: str) -> bool:
 
 
 class Place(NamedTuple):
-    """A position in a partition: the offset of the next record, in the topic with this id. Rows are known by numbers that follow
-    the offsets. Each log that begins again under the same name, because the topic was made anew or its end was cut off, is
-    another ``generation``, and its numbers come behind those of the one before."""
+    """A position in a partition. Rows are known by numbers that follow the offsets. Each log that begins again under the same
+    name, because the topic was made anew or its end was cut off, is another ``generation``, and its numbers come behind
+    those of the one before."""
 
+    #: Offset of the next record.
     offset: int
+    #: Id of the topic that the offset belongs to.
     topic_id: str = UNKNOWN
     generation: int = 0
 
@@ -56,9 +58,11 @@ class Place(NamedTuple):
         return self.generation * GENERATION
 
     def at(self, number: int, position: Any, newest: Place | None) -> Place:
-        """Return the place of the row with this number. ``position``: the newest one before it. It may lie further on than the
-        number, because no row stands between: where a transaction ends, for instance. ``newest``: one that may lie further on.
-        The topic is that of one of them in the same generation, or that of this place."""
+        """Return the place of the row with this number.
+
+        ``position`` is the newest one before it. It may lie further on than the number, because no row stands between, for
+        instance where a transaction ends. ``newest`` is a place that may lie further on. The topic is that of one of them
+        in the same generation, or that of this place."""
         generation, offset = divmod(number, GENERATION)
         before = None if position is None else Place.of(position)
         if before is not None and before.generation == generation:

@@ -1,10 +1,10 @@
 """A Kafka cluster as a writer of transactions needs it.
 
-Law: ``begin_life`` fences whoever wrote under the same transactional id, and ends what it has left open. What ``positions`` tells
-after that is what was committed, and nobody changes it but who has the newest life.
+Law: ``begin_life`` fences earlier writers under the same transactional id, and ends their open transactions. ``positions``
+then returns the committed positions, and only the writer with the newest life can change them.
 
-How far a writer is stands in its transactions, as offsets of a consumer group that has the name of the transactional id: for each
-partition of the topic, how many records it has written there.
+The progress of a writer is in its transactions, as offsets of a consumer group named like the transactional id: for each
+partition of the topic, the number of records that it has written there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from flux.kafka.writing import Producer
 
 T = TypeVar("T")
 
-#: After this long without an end, a broker aborts a transaction by itself, so that its readers go on.
+#: Age at which a broker aborts an open transaction by itself, so that its readers go on.
 TIMEOUT_MS = 60_000
-#: How long a coordinator may need to finish what came before, and how often we ask.
+#: Time that a coordinator may need to finish earlier work, and the pauses between questions.
 _SETTLE_S, _PAUSE_S, _PAUSE_MAX_S = 20.0, 0.002, 0.1
 _GROUP, _TRANSACTION = 0, 1
-#: The first version of OffsetFetch that waits for offsets of transactions that are not through.
+#: First version of OffsetFetch that waits for offsets of transactions that are not through.
 _STABLE = 7
-#: It passes by itself, while the transaction stays as it is.
+#: Errors that pass by themselves, while the transaction stays as it is.
 _SOON = (
     "ConcurrentTransactionsError", "CoordinatorLoadInProgressError", "CoordinatorNotAvailableError", "NotCoordinatorError",
     "UnstableOffsetCommitError",
 )  # fmt: skip
-#: The transaction is lost, or nobody knows; a new life of the writer goes on. A broker with two writers that fence each other
-#: was seen to give an error without a name.
+#: Errors after which the transaction is lost, or its state is not known; a new life of the writer goes on. A broker with
+#: two writers that fence each other was seen to give an error without a name.
 ANEW = (
     "UnknownError",
     "InvalidProducerEpochError", "ProducerFencedError", "InvalidTxnStateError", "InvalidProducerIdMappingError",
@@ -45,11 +45,11 @@ ANEW = (
 
 
 class _Soon(Exception):
-    """Ask the same again."""
+    """Failure after which the same request is sent again."""
 
 
 class TransactionClient(ProducerClient):
-    """``transactional_id``: of the writer, and the name of its group."""
+    """Client of one writer. ``transactional_id`` belongs to the writer, and is the name of its group."""
 
     def __init__(self, bootstrap: Sequence[Address], security: Security, transactional_id: str) -> None:
         super().__init__(bootstrap, security)
@@ -57,7 +57,7 @@ class TransactionClient(ProducerClient):
         self._coordinators: dict[int, Address] = {}
 
     def begin_life(self) -> Producer:
-        """A producer id and epoch that nobody else has; its sequences begin at 0."""
+        """Begin a new life: get a producer id and epoch that no other writer has. Its sequences begin at 0."""
         kind = library().InitProducerId
 
         def asked() -> Producer:
@@ -71,7 +71,8 @@ class TransactionClient(ProducerClient):
         return self._settled(asked)
 
     def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int | None]:
-        """How many records are committed in each partition; None: it is not known, there are none or they are long ago."""
+        """Return the number of committed records in each partition. None: it is not known, because there are none or they are
+        long ago."""
         kind = library().OffsetFetch
         wanted = list(partitions)
 
@@ -93,7 +94,7 @@ class TransactionClient(ProducerClient):
         return self._settled(asked)
 
     def add(self, who: Producer, topic: str, partitions: Sequence[int]) -> None:
-        """These belong to the transaction from now on. The first call begins it."""
+        """Add partitions to the transaction. The first call begins it."""
         kind = library().AddPartitionsToTxn
 
         def asked() -> None:
@@ -109,7 +110,7 @@ class TransactionClient(ProducerClient):
         self._settled(asked)
 
     def put_positions(self, who: Producer, topic: str, positions: Mapping[int, int]) -> None:
-        """Into the transaction."""
+        """Put positions into the transaction."""
         added = library().AddOffsetsToTxn(
             transactional_id=self.transactional_id, producer_id=who.id, producer_epoch=who.epoch, group_id=self.transactional_id
         )  # fmt: skip
@@ -136,14 +137,15 @@ class TransactionClient(ProducerClient):
         self._settled(asked)
 
     def end(self, who: Producer, commit: bool, limit_s: float = ATTEMPT_S) -> None:
-        """If this raises, the transaction may be committed or not: only ``begin_life`` and ``positions`` tell."""
+        """Commit or abort the transaction. If this raises, it may be committed or not: only ``begin_life`` and ``positions``
+        tell."""
         message = library().EndTxn(
             transactional_id=self.transactional_id, producer_id=who.id, producer_epoch=who.epoch, committed=commit
         )
         self._settled(lambda: self._check_step(self._told(_TRANSACTION, message, limit_s).error_code, _TRANSACTION))
 
     def _told(self, kind: int, message: Any, limit_s: float = ATTEMPT_S, least: int = 0) -> Any:
-        """The answer of the coordinator. ``least``: version of the message that it must know."""
+        """Ask the coordinator, and return its answer. It must know version ``least`` of the message."""
         if kind not in self._coordinators:
             find = library().FindCoordinator
             answer = self._ask(

@@ -1,9 +1,9 @@
-"""``to_kafka`` with transactions: what is written at once appears at once, in all partitions, to who reads what is committed
-(design: kafka-transactions).
+"""``to_kafka`` with transactions: all records of one write become visible together, in all partitions, to readers with
+``read_committed`` (design: kafka-transactions).
 
-Each call of ``write`` is one transaction. It has the records, and how many there are now in each partition. A new primary fences
-the one before and reads how far it was; so does a writer after anything that went wrong, because a commit that was not answered
-may have been made.
+Each call of ``write`` is one transaction. It has the records, and the number of records that are now in each partition. A
+new primary fences the one before and reads that writer's positions. A writer does the same after any failure, because a
+commit that was not answered may have been made.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flux.kafka.sink import KafkaSink
 from flux.kafka.transacting import ANEW, TransactionClient
 from flux.kafka.writing import Producer
 
-#: How long the end of a sink tries to abort what is open. A broker does it by itself later.
+#: Time for which the end of a sink tries to abort an open transaction. A broker does it by itself later.
 _ABORT_S = 2.0
 
 
 class KafkaSinkTransactional(KafkaSink):
-    """Exactly once for readers with ``read_committed``."""
+    """Sink that writes exactly once for readers with ``read_committed``."""
 
     guarantee = "transactional"
     transactional = True
@@ -50,7 +50,7 @@ class KafkaSinkTransactional(KafkaSink):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Fence, read how far whoever wrote before has come, and make sure that it was in this topic."""
+        """Fence earlier writers, read how far they have come, and make sure that it was in this topic."""
         self._writer = self._transactions.begin_life()
         self._sequences: dict[int, int] = {}  # in this life
         self._read_back(range(self._topic_partitions))
@@ -63,7 +63,8 @@ class KafkaSinkTransactional(KafkaSink):
             self._next.pop(partition, None)
 
     def _resolved(self, partition: int, first: int) -> int:
-        """Offsets of a group are forgotten after days without news; by then all replicas know what is there."""
+        """Return the next sequence. A group's offsets are forgotten after days without commits; by then all replicas know how
+        many records are there."""
         told = self._told.get(partition)
         return max(first, self._acked.get(partition, 0)) if told is None else told
 

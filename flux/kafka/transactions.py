@@ -1,7 +1,8 @@
-"""Which record batches belong to transactions that were aborted (read_committed).
+"""Record batches of aborted transactions, for readers with read_committed.
 
-A broker tells of those in an answer: producer, and offset of the first record. A transaction ends with a control batch of its
-producer, which says whether it was aborted. Whoever reads an answer piece by piece follows it from its first batch to its last.
+An answer of a broker lists such transactions: producer, and offset of the first record. A transaction ends with a control
+batch of its producer, which commits or aborts it. A reader that takes an answer piece by piece follows it from its first
+batch to its last.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _ABORT = 0
 
 
 class Aborted(NamedTuple):
-    """A transaction that was aborted, as an answer to a fetch tells it."""
+    """Aborted transaction, as an answer to a fetch lists it."""
 
     producer: int
     first_offset: int
 
 
 class Transactions:
-    """Of one answer. False where it tells of none."""
+    """Aborted transactions of one answer. False if there are none."""
 
     def __init__(self, aborted: Iterable[Aborted] = ()) -> None:
         self._waiting = sorted(aborted, key=lambda each: each.first_offset, reverse=True)
@@ -39,9 +40,10 @@ class Transactions:
         return made
 
     def follow(self, batches: np.ndarray, control: Callable[[int], int]) -> np.ndarray:
-        """Whether each of the next batches belongs to one of them. ``control``: what control batch i says.
+        """Tell for each of the next batches whether it belongs to an aborted transaction. ``control`` returns the kind of
+        control batch i.
 
-        A loop over batches, not rows, and only in answers that tell of such transactions."""
+        This is a loop over batches, not rows, and runs only for answers with such transactions."""
         found = np.zeros(len(batches), np.bool_)
         columns = [kernels.BASE, kernels.LAST_DELTA, kernels.ATTRIBUTES, kernels.PRODUCER]
         for i, (base, delta, attributes, producer) in enumerate(batches[:, columns].tolist()):

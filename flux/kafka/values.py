@@ -1,6 +1,6 @@
 """The columns of rows to the keys and values of records: JSON, CSV, Avro, or as they are; all rows of a batch at once.
 
-Law: the bytes of a row follow from the row alone, so whoever writes it writes the same.
+Law: the bytes of a row follow from the row alone, so every writer of the row writes the same.
 """
 
 from __future__ import annotations
@@ -22,30 +22,35 @@ from flux.kafka.records import HEADER
 from flux.kafka.texts import row_texts
 
 _QUOTED = '"'
-#: Of a second, by the unit of a timestamp.
+#: Digits of a second, by the unit of a timestamp.
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-#: Days since 1970 whose years have four digits, and how many of them may lie between the first and the last of a batch.
+#: First and last day, since 1970, whose year has four digits; most days between the first and the last of a batch.
 _DAYS, _SPAN_MAX = (-719_528, 2_932_896), 1 << 16
 _EMPTY = pa.scalar("", pa.string())
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns make what of a record. ``key``: one column as it is (numbers as text), several as a JSON object; none: null.
-    ``value``: for raw one column; for the others one or several, or None for all that ``aside`` does not name. One struct
-    column is the object of JSON or the record of Avro itself, and null where it is null. ``headers`` and ``timestamp``: one
-    column each, or None. ``avro``: what values in Avro are written by, for who makes values."""
+    """Columns of the rows that make key, value, headers and time of a record."""
 
+    #: One of ``READ_FORMATS``; records are written in it.
     format: str
+    #: One column is written as it is (numbers as text), several as a JSON object; without any, keys are null.
     key: tuple[str, ...]
+    #: One column for raw; for other formats one or several, or None for all that are not in ``aside``. A single struct
+    #: column is the JSON object or the Avro record itself, and the value is null where the struct is.
     value: tuple[str, ...] | None
+    #: Column of headers.
     headers: str | None
+    #: Column of times.
     timestamp: str | None
+    #: Columns that are not in the value unless it names them.
     aside: frozenset[str]
+    #: Schema of values in Avro, for the sink; None for the operator that needs keys alone.
     avro: AvroValues | None = None
 
     def check(self, schema: pa.Schema) -> None:
-        """SchemaError for columns that are not there or whose type cannot be written."""
+        """Raise SchemaError for columns that are not there or whose type cannot be written."""
         wanted = [*self.key, *self.of_value(schema)]
         for name in [*wanted, *filter(None, (self.headers, self.timestamp))]:
             if schema.names.count(name) != 1:
@@ -74,7 +79,7 @@ class Columns:
         return tuple(name for name in schema.names if name not in self.aside)
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Binary or string. None: all null."""
+        """Return the keys, binary or string. None: all are null."""
         if not self.key:
             return None
         if len(self.key) == 1:
@@ -82,7 +87,7 @@ class Columns:
         return objects([batch.column(name) for name in self.key], self.key)
 
     def values(self, batch: pa.RecordBatch) -> pa.Array:
-        """Binary or string; a null is a tombstone."""
+        """Return the values, binary or string; a null is a tombstone."""
         names = self.of_value(batch.schema)
         columns = [batch.column(name) for name in names]
         if self.format == "raw":
@@ -98,23 +103,23 @@ class Columns:
         return json_text(columns[0]) if alone else objects(columns, names)
 
     def settled(self, schema: pa.Schema, limit_s: float) -> Columns:
-        """With what a registry is asked for."""
+        """Return the columns with the schema settled; a registry may be asked for it."""
         return self if self.avro is None else replace(self, avro=self.avro.settled(self._fields(schema), limit_s))
 
     def _is_whole(self, schema: pa.Schema) -> bool:
-        """A struct is the value."""
+        """Tell whether a single struct column is the value."""
         names = self.of_value(schema)
         return self.value is not None and len(names) == 1 and pa.types.is_struct(schema.field(names[0]).type)
 
     def _fields(self, schema: pa.Schema) -> pa.Schema:
-        """Of the value."""
+        """Return the fields of the value."""
         names = self.of_value(schema)
         return pa.schema(
             list(schema.field(names[0]).type) if self._is_whole(schema) else [schema.field(name) for name in names]
         )
 
     def header_entries(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """As list<struct<key string, value binary>>."""
+        """Return the headers as list<struct<key string, value binary>>."""
         if self.headers is None:
             return None
         column = batch.column(self.headers)
@@ -129,7 +134,7 @@ class Columns:
         return column if column.type == wanted else column.cast(wanted)
 
     def timestamps(self, batch: pa.RecordBatch, now: int) -> np.ndarray:
-        """Milliseconds; ``now`` for all where no column says otherwise, and for nulls."""
+        """Return times in milliseconds: ``now`` for nulls, and for all rows if there is no column."""
         if self.timestamp is None:
             return np.full(batch.num_rows, now, np.int64)
         column = batch.column(self.timestamp)
@@ -143,7 +148,7 @@ class Columns:
 
 
 def raw(column: pa.Array, what: str) -> pa.Array:
-    """Text and bytes as they are; numbers, booleans and decimals as text."""
+    """Return text and bytes as they are; numbers, booleans and decimals as text."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return column
@@ -160,7 +165,7 @@ def raw(column: pa.Array, what: str) -> pa.Array:
 
 
 def objects(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """One JSON object a row, nulls written out."""
+    """Make one JSON object of each row, nulls written out."""
     made = row_texts(columns, _object_pieces(tuple(names)), "null", True, json_text)
     if made is not None:
         return made
@@ -179,7 +184,7 @@ def _object_pieces(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def json_text(column: pa.Array) -> pa.Array:
-    """The JSON of each value as text; null for null."""
+    """Return the JSON of each value as text; null for null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return json_text(column.dictionary_decode())
@@ -205,7 +210,7 @@ def json_text(column: pa.Array) -> pa.Array:
 
 
 def lines(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """One row of CSV each; null is an empty field, and an empty string is in quotes."""
+    """Make one row of CSV of each row. Null is an empty field, and an empty string is in quotes."""
     for name, column in zip(names, columns, strict=True):
         if pa.types.is_nested(column.type):
             raise TypeError(f"format='csv' cannot write column {name!r} of type {column.type}")
@@ -226,7 +231,7 @@ def lines(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
 
 
 def _as_string(column: pa.Array) -> pa.Array:
-    """Text of any type as the one that is looked through for what needs quotes."""
+    """Change other types of text to string, the type that is searched for characters that need quotes."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     text = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
@@ -234,7 +239,7 @@ def _as_string(column: pa.Array) -> pa.Array:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Text without quotes. Times are ISO 8601, instants in UTC; binary is base64."""
+    """Return text without quotes. Times are ISO 8601, instants in UTC; binary is base64."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _times(column)
@@ -247,7 +252,8 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """ISO 8601, to the digits of the unit. Arrow takes a microsecond for each, this a tenth of it: digit by digit for all."""
+    """Return times in ISO 8601, to the digits of the unit. Arrow takes a microsecond for each, this a tenth of it: digit by
+    digit for all."""
     digits, end = _DIGITS[column.type.unit], b"Z" if column.type.tz is not None else b""
     count = np.asarray(column.cast(pa.int64()).fill_null(0))
     seconds, fraction = np.divmod(count, 10**digits)
@@ -276,8 +282,8 @@ _CONTROLS = {chr(code): json.dumps(chr(code))[1:-1] for code in range(32)}
 
 
 def _escaped(text: pa.Array) -> pa.Array:
-    """What stands between the quotes of a JSON string. Most columns have nothing to escape, and one look at their bytes says
-    so."""
+    """Escape the text between the quotes of a JSON string. Most columns have nothing to escape, which one look at their bytes
+    shows."""
     data = np.frombuffer(text.buffers()[2] or b"", np.uint8)
     if not np.any((data < 32) | (data == 34) | (data == 92)):
         return text
@@ -289,7 +295,7 @@ def _escaped(text: pa.Array) -> pa.Array:
 
 
 def _listed(column: pa.Array, texts: pa.Array, left: str, right: str) -> pa.Array:
-    """``texts``: of the entries of a column of lists, as its offsets count them."""
+    """Join the ``texts`` of the entries of a column of lists, which the column's offsets count."""
     offsets = column.offsets
     if column.null_count:
         gone = np.append(column.is_null().to_numpy(zero_copy_only=False), False)
@@ -303,7 +309,7 @@ def _text(text: str) -> pa.Scalar:
 
 
 def _joined(pieces: Sequence[pa.Array | pa.Scalar], null: str | None = None) -> pa.Array:
-    """``null``: stands for nulls; without it, a null in any piece is a null of all."""
+    """Join the pieces of each row. ``null`` stands for nulls; without it, a null in any piece makes the result null."""
     if null is None:
         return pc.binary_join_element_wise(*pieces, _EMPTY)
     return pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement=null)

@@ -1,6 +1,6 @@
 """Arrow columns to record batches of Kafka (format 2), and the partition of a key as Kafka's Java client chooses it.
 
-The rows of a batch and its sequence are the caller's; which broker takes it, and what it answers, is not known here.
+Left to the caller: the rows of a batch and its sequence, the broker that takes it, and the answer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from flux.kafka import kernels
 from flux.kafka.compression import NUMBERS, compress
 from partitioning.columns import raw_bytes
 
-#: Of one record batch: what brokers take by default (1,048,588), less its head and some room.
+#: Largest record batch: the default limit of brokers (1,048,588), less its head and some room.
 BATCH_BYTES = 1_000_000
 _SEQUENCES = 1 << 31
 
 
 class Producer(NamedTuple):
-    """Who writes, to a broker that takes each record of a producer once. ``sequence``: of the first record."""
+    """Producer of record batches, for a broker that takes each record of a producer once."""
 
     id: int = -1
     epoch: int = -1
+    #: Sequence of the first record, -1 without a producer id.
     sequence: int = -1
 
 
@@ -33,9 +34,11 @@ NOBODY = Producer()
 
 
 class Encoded(NamedTuple):
-    """``data``: one record batch after another. ``rows``: how many each has."""
+    """Record batches as bytes."""
 
+    #: One record batch after another.
     data: pa.Buffer
+    #: Number of rows in each.
     rows: list[int]
 
 
@@ -50,14 +53,14 @@ def encode(
     transactional: bool = False,
     offset: int | None = None,
 ) -> Encoded:
-    """Record batches of at most about ``batch_bytes`` each before compression (a record that is larger has one of its own).
+    """Encode record batches of at most about ``batch_bytes`` each before compression (a record that is larger has one of its
+    own).
 
     keys, values  binary or string columns; None: all null. A null value is a tombstone
     timestamps    int64, milliseconds since 1970
     headers       a column of list<struct<key string, value binary>>; null: none
     offset        of the first record, as a broker would send it; a broker that takes the batches gives its own
-    producer      with a sequence that goes on from batch to batch, and begins again at 0 behind 2^31 - 1
-    """
+    producer      with a sequence that goes on from batch to batch, and begins again at 0 behind 2^31 - 1"""
     made = list(record_batches(keys, values, timestamps, headers, codec, producer, batch_bytes, transactional, offset))
     batches = [batch for batch, _ in made]
     data = batches[0] if len(batches) == 1 else np.concatenate(batches) if batches else b""
@@ -75,7 +78,8 @@ def record_batches(
     transactional: bool = False,
     offset: int | None = None,
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """As ``encode``, one after another, each made when it is asked for: its bytes, and how many rows it has."""
+    """Yield the record batches of ``encode`` one after another, each made when it is asked for: its bytes, and its number of
+    rows."""
     rows = len(timestamps)
     times = np.ascontiguousarray(timestamps, np.int64)
     raw, kept = views(keys, values, headers, rows)
@@ -96,23 +100,23 @@ def record_batches(
         )  # fmt: skip
         yield out, count
         first += count
-    del kept  # the addresses were good until here
+    del kept  # the kernels used its addresses until here
 
 
 def attributes_of(codec: str | None, transactional: bool) -> int:
-    """Of a record batch."""
+    """Return the attributes of a record batch."""
     return NUMBERS[codec] | (kernels.TRANSACTIONAL if transactional else 0)
 
 
 def views(keys: pa.Array | None, values: pa.Array | None, headers: pa.Array | None, rows: int) -> tuple[list[Any], Any]:
-    """Addresses of the columns for the kernels, and what has to live as long."""
+    """Return addresses of the columns for the kernels, and objects that must live as long."""
     columns = [_column(keys, rows), _column(values, rows), _headers(headers, rows)]
     return [view for view, _ in columns], columns
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> np.ndarray:
-    """int32, for each key the partition that Kafka's Java client (and ``murmur2`` of others) sends it to; -1 for null, which
-    has none of its own."""
+    """Return for each key the partition (int32) that Kafka's Java client, and ``murmur2`` of others, sends it to; -1 for null,
+    which has none of its own."""
     out = np.empty(len(keys), np.int32)
     view, kept = _column(keys, len(keys))
     kernels.partitions_of(view, partitions, out)
@@ -121,7 +125,7 @@ def partitions_of(keys: pa.Array, partitions: int) -> np.ndarray:
 
 
 def _column(column: pa.Array | None, rows: int) -> tuple[Any, Any]:
-    """Addresses for the kernels, and what has to live as long."""
+    """Return addresses for the kernels, and objects that must live as long."""
     if column is None:
         column = pa.nulls(rows, pa.binary())
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
@@ -137,7 +141,7 @@ def _headers(headers: pa.Array | None, rows: int) -> tuple[Any, Any]:
     if headers is None or headers.null_count == rows:
         return (0, 0, 0, none, none), kept
     validity, offsets = headers.buffers()[:2]
-    entries = headers.values  # with what lies before the first row, as the offsets count it
+    entries = headers.values  # with entries before the first row, which the offsets count
     names, items = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
     if names.null_count:
         raise ValueError("a header needs a key; found null")
