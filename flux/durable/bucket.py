@@ -1,14 +1,14 @@
 """A journal in objects that are written once (design: object-stores).
 
-    claims/00000002-TOKEN                        whoever writes since then: earlier writers find it with their next flush, and end
-    claims/begun                                 a journal was there, so that one that is lost is not taken for new
+    claims/00000002-TOKEN                        the newest writer's claim: earlier writers find it at their next flush, and end
+    claims/begun                                 a journal was there, so that a lost one is not taken for a new place
     journal/00000002-00000005-00000017-000812    a part of a segment: generation, segment, number of the part, and its bytes
     state/0-3-17-42-2                            a checkpoint
 
-Nothing is appended and nothing is made exclusively, because not all stores can. A flush is an object of its own: the parts of a
-segment, one after the other, are what ``Directory`` has in one file. Two who claim the same generation see each other, because
-each looks when its claim is there; both may step back, and try again. What is required of the store: an object is whole when it
-can be seen, and whoever lists sees all that was written before.
+Nothing is appended and no object is made exclusively, because not all stores can do so. A flush is an object of its own: the
+parts of a segment, one after the other, are the content of the one file that ``Directory`` has. Two programs that claim the
+same generation see each other, because each looks when its own claim is there; both may step back, and try again. Two things
+are required of the store: an object is whole when it can be seen, and a listing shows all that was written before it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from flux.errors import QueryFailed, SnapshotError
 _CLAIM, _PART = re.compile(r"(\d{8})-[0-9a-f]+"), re.compile(r"(\d{8})-(\d{8})-(\d{8})-(\d+)")
 CLAIMS, _JOURNAL, _STATE = FOLDERS = "claims", "journal", "state"
 _BEGUN = f"{CLAIMS}/begun"
-#: Parts of a segment: a journal of more begins a new segment, so that it can be read, and removed, in few requests.
+#: The most parts of a segment. A journal with more begins a new segment, so that it can be read, and removed, in few requests.
 PARTS_MAX = 500
-#: Requests at the same time, where there is more than one to make.
+#: The number of requests made at the same time, if there are several to make.
 AT_ONCE = 8
 #: Seconds between two looks at the claims while nothing is written. Each is a request, which costs money.
 LOOK_S = 10.0
-#: How often a generation is claimed before it is given up: each time two have claimed the same.
+#: The number of claims before the start is given up: each time two programs have claimed the same generation.
 CLAIMS_MAX = 20
 
 
 class Objects(Protocol):
-    """As ``flux.durable.remote.Objects``."""
+    """A store of objects, as ``flux.durable.remote.Objects`` is."""
 
     def patient(self) -> None: ...
 
@@ -58,8 +58,8 @@ class Objects(Protocol):
 
 
 class Bucket:
-    """``generation`` of this writer; 0: it only reads. ``where``: for people. ``pool``: makes requests that nobody waits for, or
-    several at the same time."""
+    """A journal in a store of objects. ``generation`` is that of this writer; 0: it only reads. ``where`` is the name of the
+    place for people. ``pool`` makes requests whose end is not awaited, or several at the same time."""
 
     look_s = LOOK_S
 
@@ -78,10 +78,10 @@ class Bucket:
             self.generation = self._claim()
             objects.patient()
 
-    # ---- who writes
+    # ---- claims
 
     def _claims(self) -> dict[str, int]:
-        """Their generations, by name."""
+        """Return the generations of all claims, by name."""
         found = {name: _CLAIM.fullmatch(name) for name in self._objects.sizes(CLAIMS)}
         return {name: int(match[1]) for name, match in found.items() if match is not None}
 
@@ -109,7 +109,7 @@ class Bucket:
             raise LocationGone(self.where)
 
     def starts(self) -> int:
-        """How often it has been opened for writing."""
+        """Return how often the place has been opened for writing."""
         return len(set(self._claims().values()))
 
     # ---- as flux.durable.journal.Store: the journal
@@ -125,12 +125,13 @@ class Bucket:
                         "without it. Restore it from a copy, or begin anew at another prefix"
                     )
                 return None
-            with suppress(FileNotFoundError):  # its writer has begun another one meanwhile
+            with suppress(FileNotFoundError):  # the writer has begun another segment meanwhile
                 read = self._pool.map(lambda name: self._objects.read(f"{_JOURNAL}/{name}"), self._whole(parts))
                 return memoryview(b"".join(read))
 
     def _whole(self, parts: dict[int, tuple[str, int, int]]) -> list[str]:
-        """Of one segment, in order, with what they have and should have. The last may be torn: nobody was told of it."""
+        """Return the names of the parts of one segment, in order, given the actual and the expected bytes of each. The last part
+        may be torn: no process was told that it is kept."""
         names = []
         for number in range(max(parts) + 1):
             name, has, should = parts.get(number, ("", 0, 1))
@@ -148,14 +149,14 @@ class Bucket:
         earlier = list(self._objects.sizes(_JOURNAL))
         self._segment, self._parts = self._segment + 1, 0
         self._write_part(data)
-        self.check()  # else the earlier segments are what another process reads
+        self.check()  # if another process has claimed the place, it reads the earlier segments: they must stay
         if self._segment == 1:
             self.note_begun()
         begun = f"{self.generation:08}-{self._segment:08}"
         self._remove([f"{_JOURNAL}/{name}" for name in earlier if _PART.fullmatch(name) and name < begun])
 
     def note_begun(self) -> None:
-        """Write down that a journal has begun: if it is not there later, the place is damaged and not new."""
+        """Write down that a journal has begun: if the journal is not there later, the place is damaged and not new."""
         self._objects.write(_BEGUN, b"")
 
     def append(self, data: bytes) -> None:
@@ -180,7 +181,7 @@ class Bucket:
 
     def put(self, name: str, data: memoryview) -> memoryview:
         if (leaving := self._removing.get(f"{_STATE}/{name}")) is not None:
-            leaving.exception()  # it must not go after it has come again
+            leaving.exception()  # wait for the removal: it must not come after the new write
         self._objects.write(f"{_STATE}/{name}", data)
         return _outside_of_memory(data)
 
@@ -189,7 +190,7 @@ class Bucket:
             return _outside_of_memory(memoryview(self._objects.read(f"{_STATE}/{name}")))
         except FileNotFoundError:
             if self.generation:
-                self.check()  # who has come meanwhile has removed it
+                self.check()  # a program that has claimed the place meanwhile has removed it
             return None
 
     def remove(self, names: Collection[str]) -> None:
@@ -199,7 +200,7 @@ class Bucket:
         return list(self._objects.sizes(_STATE))
 
     def _remove(self, names: list[str]) -> None:
-        """Aside: nobody waits for it. What stays because it fails is removed after the next start."""
+        """Remove objects in the background. An object whose removal fails is removed after the next start."""
         for name in names:
             self._removing[name] = leaving = self._pool.submit(self._objects.remove, name)
             leaving.add_done_callback(partial(self._removed, name))
@@ -213,7 +214,7 @@ class Bucket:
 
 
 def _newest(sizes: dict[str, int]) -> dict[int, tuple[str, int, int]] | None:
-    """The parts of the newest segment that has begun: by number the name, the bytes that are there and those that should be."""
+    """Return the parts of the newest segment that has begun: by number the name, the actual bytes and the expected bytes."""
     segments: dict[tuple[int, int], dict[int, tuple[str, int, int]]] = {}
     for name, nbytes in sizes.items():
         if (found := _PART.fullmatch(name)) is not None:
@@ -227,7 +228,7 @@ def _newest(sizes: dict[str, int]) -> dict[int, tuple[str, int, int]] | None:
 
 
 def _outside_of_memory(data: memoryview) -> memoryview:
-    """The same bytes, in a file without a name: checkpoints are many, and are read when somebody is lost."""
+    """Return the same bytes, in a file without a name: checkpoints are many, and are read only when a worker is lost."""
     if not data.nbytes:
         return memoryview(b"")
     with tempfile.TemporaryFile() as file:

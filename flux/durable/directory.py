@@ -1,15 +1,15 @@
 """A directory on a local or mounted file system, as the place of a journal (design: journal).
 
-    flux.json                     what the query is: see ``about``
-    generation-00000002           made by whoever writes since then: earlier writers find it after their next flush, and end;
-                                  not empty any more when a journal was there, so that one that is lost is not taken for new
+    flux.json                     the description of the query: see ``about``
+    generation-00000002           made by the writer since then: earlier writers find it after their next flush, and end;
+                                  not empty any more once a journal has begun, so that a lost one is not taken for a new location
     journal-00000002-00000005     a segment of the journal: generation and number
     state/0-3-17-42-2             a checkpoint: stage, partition, term, number and generation
 
-Whoever opens it makes the file of the next generation first, durably, and reads the journal then. A writer flushes first, and
-looks for that file then. So what it has told anybody is in what the next one reads. At the same time the writer checks that the
-path still leads to the directory and the journal that it has open, because another program finds what is at the path (design:
-moved-location).
+A program that opens the directory first makes the file of the next generation, durably, and then reads the journal. A writer
+first flushes, and then looks for that file. So everything that the writer has answered is in the journal that the next program
+reads. At the same time the writer checks that the path still leads to the directory and the journal that it has open, because
+another program finds the directory that is at the path (design: moved-location).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_of_a_query(name: str) -> bool:
 
 
 class LocationGone(QueryFailed):
-    """The end of a query whose location is not where it was. ``now``: the place where it is; None: its files were removed."""
+    """End of a query whose location was moved or removed. ``now`` is its new path; None: its files were removed."""
 
     def __init__(self, where: str, now: str | None = None) -> None:
         super().__init__(f"the checkpoint location {where} was {'removed' if now is None else f'moved to {now}'}")
@@ -47,7 +47,7 @@ class LocationGone(QueryFailed):
 
 
 def check_location(location: str | os.PathLike[str]) -> Path:
-    """A directory that this user owns alone; it is made if it is not there. UsageError: why it cannot be used."""
+    """Return a directory that this user owns alone, made if it is not there. UsageError tells why the location cannot be used."""
     text = _local(location)
     try:
         path = Path(text).expanduser().absolute()
@@ -75,7 +75,7 @@ def check_location(location: str | os.PathLike[str]) -> Path:
 
 
 def _local(location: str | os.PathLike[str]) -> str:
-    """The path that is meant. UsageError: it is none of a file system that can be mounted."""
+    """Return the path of a location. UsageError: it is not on a file system that can be mounted."""
     text = os.fspath(location) if isinstance(location, str | os.PathLike) else location
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"checkpointLocation={location!r}: a path is expected, for example '/data/query-checkpoint'")
@@ -90,7 +90,7 @@ def _local(location: str | os.PathLike[str]) -> str:
 
 
 def make(path: Path) -> None:
-    """Make a directory and those above it, durably."""
+    """Make a directory and the directories above it, durably."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for made in missing:
@@ -98,8 +98,8 @@ def make(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes | memoryview, new: bool = False, mark: str = "") -> None:
-    """Durable and whole, or not there. ``new``: FileExistsError if it is there already. ``mark``: of its writer, in the name that
-    it has until it is whole."""
+    """Write a file so that it is durable and whole, or not there. ``new``: raise FileExistsError if it is there already. ``mark``
+    is the writer's mark in the name that the file has until it is whole."""
     made = path.with_name(f".{path.name}.{mark or uuid.uuid4().hex}")
     try:
         with open(made, "wb", opener=_private) as file:
@@ -131,7 +131,7 @@ def _sync(directory: Path) -> None:
 
 
 class Directory:
-    """``generation`` of this writer; 0: it only reads."""
+    """A journal in a directory. ``generation`` is that of this writer; 0: it only reads."""
 
     look_s = LOOK_S
 
@@ -143,7 +143,7 @@ class Directory:
         self._file: int | None = None
         #: The newest segment of this writer.
         self._segment: Path | None = None
-        #: The directory itself, by whatever name.
+        #: The open directory itself, whatever its name is now.
         self._itself: int | None = None
         if writes:
             self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -163,7 +163,7 @@ class Directory:
             return generation
 
     def _sweep(self) -> None:
-        """What earlier writers have left half written."""
+        """Remove files that earlier writers have left half written."""
         for folder in (self.path, self._states):
             for name in os.listdir(folder):
                 found = _HALF_WRITTEN.fullmatch(name)
@@ -174,11 +174,11 @@ class Directory:
         try:
             write_whole(path, data, mark=f"{self.generation:08}")
         except FileNotFoundError:
-            self.check()  # who has come meanwhile has removed it
+            self.check()  # a program that has opened the location meanwhile has removed the directory
             raise
 
     def starts(self) -> int:
-        """How often it has been opened for writing."""
+        """Return how often the directory has been opened for writing."""
         return len(self._generations())
 
     def _generations(self) -> list[str]:
@@ -193,8 +193,8 @@ class Directory:
     # ---- as flux.durable.journal.Store
 
     def newest(self) -> memoryview | None:
-        while segments := self._segments() or self._segments():  # a listing may miss what is renamed meanwhile
-            with contextlib.suppress(FileNotFoundError):  # its writer has begun another one
+        while segments := self._segments() or self._segments():  # a listing may miss a file that is renamed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the writer has begun another segment
                 return memoryview((self.path / segments[-1]).read_bytes())
         if any((self.path / name).stat().st_size for name in self._generations()):
             raise SnapshotError(
@@ -207,12 +207,12 @@ class Directory:
         self._number += 1
         segment = self.path / f"journal-{self.generation:08}-{self._number:08}"
         self._write(segment, data)
-        self.check()  # else the earlier segments are what another process reads
+        self.check()  # if another process has opened the location, it reads the earlier segments: they must stay
         self._close_segment()
         try:
             self._file, self._segment = os.open(segment, os.O_WRONLY | os.O_APPEND), segment
         except FileNotFoundError:
-            self.check()  # who has come meanwhile has removed it
+            self.check()  # a program that has opened the location meanwhile has removed the segment
             raise
         if self._number == 1:
             self.note_begun()
@@ -221,7 +221,7 @@ class Directory:
                 (self.path / name).unlink(missing_ok=True)
 
     def note_begun(self) -> None:
-        """Write down that a journal has begun: if it is not there later, the location is damaged and not new."""
+        """Write down that a journal has begun: if the journal is not there later, the location is damaged and not new."""
         with open(self._of_generation(self.generation), "wb", opener=_private) as file:
             file.write(b"its journal has begun\n")
             file.flush()
@@ -243,7 +243,7 @@ class Directory:
         return False  # a segment is one file
 
     def check(self) -> None:
-        """Raise QueryFailed unless a program that starts at the path finds what this writer has written, and is told by it."""
+        """Raise QueryFailed unless a program that starts at the path finds the journal of this writer, and fences this writer."""
         assert self._itself is not None
         if not _is(os.fstat(self._itself), self.path):
             raise LocationGone(str(self.path), self._now_at())
@@ -252,11 +252,11 @@ class Directory:
             self._of_generation(self.generation).exists()
             and (self._file is None or self._segment is None or _is(os.fstat(self._file), self._segment))
         ):
-            self._check_alone()  # who has come meanwhile has removed the journal
+            self._check_alone()  # a program that has opened the location meanwhile has removed the journal
             raise LocationGone(str(self.path))
 
     def _now_at(self) -> str | None:
-        """The path by which the directory can be found now. None: its files are not in it any more."""
+        """Return the path by which the directory can be found now. None: its files are not in it any more."""
         lasting = self._of_generation(self.generation) if self._segment is None else self._segment
         try:
             os.stat(lasting.name, dir_fd=self._itself)
@@ -275,7 +275,7 @@ class Directory:
         self._write(self._states / name, data)
         found = self.get(name)
         if found is None:
-            self.check()  # who has come meanwhile has removed it
+            self.check()  # a program that has opened the location meanwhile has removed it
             raise QueryFailed(f"{self._states / name} is gone: somebody removes files in the checkpoint location")
         return found
 
@@ -286,7 +286,7 @@ class Directory:
                 return memoryview(b"") if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
             if self.generation:
-                self.check()  # who has come meanwhile has removed it
+                self.check()  # a program that has opened the location meanwhile has removed it
             return None
 
     def remove(self, names: Collection[str]) -> None:
@@ -309,7 +309,7 @@ class Directory:
 
 
 def _is(opened: os.stat_result, path: Path) -> bool:
-    """Whether a path leads to what is open."""
+    """Return whether a path leads to an open file or directory."""
     try:
         return os.path.samestat(opened, path.stat())
     except (FileNotFoundError, NotADirectoryError):

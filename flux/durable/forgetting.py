@@ -1,4 +1,4 @@
-"""Output that is forgotten: a sink begins anew behind what a checkpoint location knows to be outside (design:
+"""Forgotten output: a sink begins anew behind the output that a checkpoint location knows to be outside (design:
 forgotten-output)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from partitioning.ids import PartitionKey
 
 
 def read_journal(place: Place) -> tuple[Journal, int]:
-    """Read a journal, and how often it was opened for writing. SnapshotError: something in it is damaged."""
+    """Read a journal, and the number of times it was opened for writing. SnapshotError: something in it is damaged."""
     store = place.store(writes=False)
     try:
         return Journal(store, f"the journal in {place}"), store.starts()
@@ -37,7 +37,7 @@ def forget(place: Place, about: dict[str, Any], stages: Iterable[str]) -> dict[s
         stage = about["plan"]["stages"][name]
         keys = [PartitionKey(stage["number"], partition) for partition in range(stage["partitions"])]
         forgotten[name] = {"query": str(uuid.uuid4()), "first": [_left(journal, key) for key in keys]}
-        # What a sink has settled, such as the ids of Kafka's producers, belongs to the output that is forgotten.
+        # The things that a sink has settled, such as the ids of Kafka's producers, belong to the output that is forgotten.
         sinks.pop(name, None)
     return {**about, "kept": {**about.get("kept", {}), "sinks": sinks}, "forgotten": forgotten}
 

@@ -1,7 +1,7 @@
-"""What the vault gives to workers that are to lead a partition of which no other replica is left (design: restore).
+"""Copies of standbys that the vault gives to workers, for partitions of which no other replica is left (design: restore).
 
-The worker asks until it comes. From the first time on, the vault heeds no earlier primary of the partition: what such a one
-would still get acked, the next one would not have.
+The worker that is to be the primary asks until the copy comes. From its first request on, the vault heeds no earlier primary of
+the partition: entries that the vault still acked for an earlier primary would be missing in the copy of the next one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from flux.wire.messages import Install, Installed, Restore
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
-#: As many are on their way at the same time: each is in memory as a whole.
+#: The number of copies on their way at the same time: each is in memory as a whole.
 AT_ONCE = 4
 
 
 class To(NamedTuple):
-    """A replica that is to lead, and its worker."""
+    """A replica that is to be primary, and its worker."""
 
     key: PartitionKey
     worker: int
@@ -52,16 +52,16 @@ class Handing:
 
     @property
     def workers(self) -> set[int]:
-        """Those to which something is on its way."""
+        """Return the workers to which a copy is on its way."""
         return {to.worker for to in (*self._given, *self._waiting)}
 
     @property
     def waits(self) -> bool:
-        """Whether one more may begin."""
+        """Return whether one more copy may begin."""
         return bool(self._waiting) and len(self._given) < AT_ONCE
 
     def ask(self, standby: Standby, asked: Restore, now: float) -> bool:
-        """A worker asks for what the standby holds. False: another one leads since."""
+        """Accept a worker's request for the content of a standby. False: a later primary has asked since."""
         if asked.incarnation < standby.order.term:
             return False
         standby.fence(asked.incarnation)
@@ -77,13 +77,13 @@ class Handing:
         self._given[to] = _Given(self._number, Parts(data, signature, heard=now))
 
     def follow(self, table: Table) -> None:
-        """Others may lead by now."""
+        """Drop the copies for replicas that the table does not name as primary any more."""
         self._given = {to: given for to, given in self._given.items() if _leads(table, to)}
         self._waiting = {to: standby for to, standby in self._waiting.items() if _leads(table, to)}
 
     def poll(self, now: float) -> Iterator[ToWorker]:
         if self.waits:
-            to = next(iter(self._waiting))  # one in each turn: others wait for the answers of this process
+            to = next(iter(self._waiting))  # one in each turn: other workers wait for answers of this process
             self._begin(to, self._waiting.pop(to), now)
         for to, given in self._given.items():
             for offset, payload in given.parts.due(now, self._again_s, self._limits):

@@ -1,7 +1,7 @@
-"""Standbys that outlive their process: what they take is written down before anybody is told (design: journal, vault).
+"""Standbys that outlive their process: a standby's inputs are written down before its answers leave (design: journal, vault).
 
-A standby is a state machine, and the journal has its inputs. Whoever reads them into fresh standbys gets the same ones. Law:
-nothing that a standby answers leaves before ``flush``.
+A standby is a state machine, and the journal has its inputs. Fresh standbys that read these inputs get the same state. Law:
+no answer of a standby leaves before ``flush``.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from flux.replicas.standby import Checkpoint, Standby
 from flux.wire.messages import Mark, PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey, StreamId
 
-#: Checkpoints of up to this size are written into the journal: a file of its own costs a flush of its own.
+#: Checkpoints of up to this size are written into the journal: a file of its own needs a flush of its own.
 INLINE_BYTES = 32 << 10
-#: A segment of the journal that has grown by so much since it began is followed by another one, and by at least this many
-#: times what it began with.
+#: A segment of the journal is followed by another one when it has grown by SEGMENT_BYTES since it began, and by at least
+#: SEGMENT_TIMES its first size.
 SEGMENT_BYTES, SEGMENT_TIMES = 16 << 20, 4
 
 
 class Store(Protocol):
-    """A place that survives its processes, and knows nothing of what it keeps."""
+    """A place that survives its processes, and does not know the meaning of its content."""
 
     @property
     def generation(self) -> int:
-        """Another one each time that the place is opened."""
+        """Return the number of this opening: another one each time that the place is opened."""
 
     def newest(self) -> memoryview | None:
-        """The newest segment of the journal; None: there is none."""
+        """Return the newest segment of the journal; None: there is none."""
 
     def begin(self, data: bytes) -> None:
-        """A new segment begins with this, which is durable when the call returns. Earlier segments go."""
+        """Begin a new segment with this data, which is durable when the call returns. Earlier segments are removed."""
 
     def append(self, data: bytes) -> None:
-        """To the newest segment."""
+        """Append to the newest segment."""
 
     @property
     def crowded(self) -> bool:
-        """Whether the newest segment is in so many pieces that another one should begin, however small it is."""
+        """Return whether the newest segment has too many pieces: then another one should begin, however small it is."""
 
     def flush(self) -> None:
-        """What was appended is durable when this returns. QueryFailed: another process has taken over the place."""
+        """Make appended data durable before this call returns. QueryFailed: another process has taken over the place."""
 
     def check(self) -> None:
-        """Raise QueryFailed if another process has taken over the place, or if the place is not where it was."""
+        """Raise QueryFailed if another process has taken over the place, or if the place was moved or removed."""
 
     @property
     def look_s(self) -> float:
-        """Seconds between two calls of ``check`` while nothing is flushed."""
+        """Return the seconds between two calls of ``check`` while nothing is flushed."""
 
     def put(self, name: str, data: memoryview) -> memoryview:
-        """A file, whole and durable when this returns: the same bytes, as they are kept. From any thread."""
+        """Write a file, whole and durable when this returns. Returns the same bytes, as they are kept. From any thread."""
 
     def get(self, name: str) -> memoryview | None: ...
 
     def remove(self, names: Collection[str]) -> None: ...
 
     def names(self) -> list[str]:
-        """Of the files that were put."""
+        """Return the names of the files that were put."""
 
 
 @dataclass(frozen=True)
 class Written(Checkpoint):
-    """As it is in the journal. ``data`` is not there while the journal is read: most are replaced by later ones. ``earlier``: the
-    pieces before the newest one, where that is what has changed since."""
+    """A checkpoint as it is in the journal. ``data`` is empty while the journal is read, because later checkpoints replace most
+    of those read. ``earlier`` are the pieces before the newest one, if the newest is only changes."""
 
     as_kept: KeptState = field(kw_only=True)
     earlier: tuple[KeptState, ...] = field(kw_only=True, default=())
@@ -88,14 +88,14 @@ class Written(Checkpoint):
 
 
 class Kept(Standby):
-    """A standby that writes down what it takes."""
+    """A standby that writes down its inputs."""
 
     def __init__(self, key: PartitionKey, incarnation: int, note: Callable[[Record], None]) -> None:
         super().__init__(key, incarnation)
         self._note = note
 
     def goes_on(self, incarnation: int, taken: Callable[[Standby], None]) -> None:
-        """In another life."""
+        """Begin another life of the standby, with the same content."""
         self.incarnation, self._taken = incarnation, taken
 
     def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
@@ -154,33 +154,35 @@ class Kept(Standby):
 
     @property
     def files(self) -> set[str]:
-        """Those that it needs."""
+        """Return the names of the files that the standby needs."""
         held = (self.checkpoint, self.beside)
         return {piece.file for kept in held if isinstance(kept, Written) for piece in kept.all_kept} - {""}
 
 
 class Journal(Shelf):
-    """``standbys`` by partition. ``highest``: no epoch, term or incarnation in what is kept is above this; -1: nothing is kept.
-    ``bytes`` that were written, files too; ``order_bytes`` of those in frames that have nothing but orders, which name
-    ``order_slices``. ``left_out``: what is damaged of what nobody was told that it is kept. SnapshotError:
-    what is kept cannot be read."""
+    """The shelf of standbys that are written down. SnapshotError: the kept data cannot be read."""
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
+        #: By partition.
         self.standbys: dict[PartitionKey, Kept] = {}
+        #: No epoch, term or incarnation in the kept data is above this; -1: nothing is kept.
         self.highest = -1
+        #: ``bytes``: all written bytes, files too. ``order_bytes``: the bytes of frames that have nothing but orders.
+        #: ``order_slices``: the slices that those orders name.
         self.bytes = self.order_bytes = self.order_slices = 0
+        #: Errors about damaged checkpoints that were left out, because no process was told that they are kept.
         self.left_out: list[str] = []
         self._store = store
         self._where = where
         self._pending: list[Record] = []
-        self._put: set[str] = set()  # files that are there, needed or not
-        self._touched: set[PartitionKey] = set()  # perhaps files of theirs have become needless
+        self._put: set[str] = set()  # existing files, needed or not
+        self._touched: set[PartitionKey] = set()  # partitions whose files may have become needless
         self._began = self._size = 0
         self._read(store.newest())
         self._put.update(store.names())
 
     def begin(self) -> None:
-        """Write from now on."""
+        """Write from now on, to a new segment; remove files that are not needed."""
         self._segment()
         needed = {file for kept in self.standbys.values() for file in kept.files}
         self._store.remove(self._put - needed)
@@ -198,7 +200,7 @@ class Journal(Shelf):
         assert data is not None
         crc, highest = zlib.crc32(data), max((position.incarnation for position in checkpoint.positions), default=-1)
         if len(data) > INLINE_BYTES:
-            # The generation, because an earlier writer that does not know yet may write the same checkpoint.
+            # The name has the generation, because an earlier writer that was not fenced yet may write the same checkpoint.
             name = f"{key.stage}-{key.partition}-{checkpoint.term}-{checkpoint.number}-{self._store.generation}"
             data = self._store.put(name, data)
         kept = KeptState(
@@ -211,7 +213,7 @@ class Journal(Shelf):
         )  # fmt: skip
 
     def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:
-        """A checkpoint that was put has been offered to its standby."""
+        """Count a checkpoint's file, after the checkpoint was offered to its standby."""
         if isinstance(checkpoint, Written) and checkpoint.as_kept.file:
             self.bytes += checkpoint.as_kept.nbytes
             self._put.add(checkpoint.as_kept.file)
@@ -232,11 +234,11 @@ class Journal(Shelf):
 
     @property
     def pending(self) -> bool:
-        """Whether anything was noted that is not durable yet."""
+        """Return whether any record is not durable yet."""
         return bool(self._pending)
 
     def flush(self) -> None:
-        """What was noted is durable when this returns."""
+        """Make all pending records durable."""
         if not self._pending:
             return
         data = frame(self._pending)
@@ -261,11 +263,11 @@ class Journal(Shelf):
         return self._store.look_s
 
     def check(self) -> None:
-        """Raise QueryFailed if what was flushed is not where another program finds it."""
+        """Raise QueryFailed if another program would not find the flushed data at the place."""
         self._store.check()
 
     def move_to(self, store: Store) -> None:
-        """Write all that is held to another place, and go on there: what was here is gone."""
+        """Write all that is held to another place, and go on there: the content of this place is gone."""
         self._store = store
         for kept in self.standbys.values():
             for held in (kept.checkpoint, kept.beside):
@@ -276,7 +278,7 @@ class Journal(Shelf):
         self._segment()
 
     def _segment(self) -> None:
-        """Begin a new one, with all that is held."""
+        """Begin a new segment with all that is held."""
         data = frame([Seen(self.highest), *(kept.whole() for kept in self.standbys.values())])
         self._store.begin(data)
         self.bytes += len(data)
@@ -308,7 +310,7 @@ class Journal(Shelf):
         for records in frames(data, self._where):
             for record in records:
                 self._replay(record)
-        self._pending.clear()  # what the standbys noted of it is in the journal already
+        self._pending.clear()  # the standbys noted their inputs again, which are in the journal already
         for kept in self.standbys.values():
             kept.checkpoint = self._loaded(kept.key, kept.checkpoint)
             kept.beside = self._loaded_beside(kept.key, kept.beside)
@@ -334,7 +336,8 @@ class Journal(Shelf):
         )  # fmt: skip
 
     def _loaded_beside(self, key: PartitionKey, found: Checkpoint | None) -> Checkpoint | None:
-        """Rows are acked by the checkpoint before it: so that one will do where this one is damaged."""
+        """Load a checkpoint that waits for its commits, or return None if it is damaged. Producers keep rows until the checkpoint
+        is committed, so the checkpoint before it will do."""
         try:
             return None if found is None else self._loaded(key, found)
         except SnapshotError as error:

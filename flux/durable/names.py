@@ -1,10 +1,11 @@
-"""The name of a checkpoint directory: a file beside it says who uses it, and where a directory of that name has gone (design:
-moved-location).
+"""The name of a checkpoint directory: a file beside it tells which query uses it, and where a directory of that name has gone
+(design: moved-location).
 
 A directory can be renamed while a query writes to it, and another one may get its name. A program that starts there sees an
-empty directory, so what it has to know is kept beside the directory, in ``.NAME.flux``. A query holds a shared lock on one byte
-of this file from its start until its tasks have ended. The offset of the byte is the inode of its directory, so a lock elsewhere
-in the file is that of a query in another directory of the same name. The kernel drops the lock of a program that dies.
+empty directory, so the facts that it needs are kept beside the directory, in ``.NAME.flux``. A query holds a shared lock on one
+byte of this file from its start until its tasks have ended. The offset of the byte is the inode of its directory, so a lock
+elsewhere in the file is that of a query in another directory of the same name. The kernel drops the lock of a program that
+dies.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 
 from flux.errors import UsageError
 
-#: The file that says what a directory is, in a directory of a query.
+#: The file that describes the query, in a directory of a query.
 ABOUT = "flux.json"
 #: ``struct flock``: type, whence, start, length (0: to the end of all offsets), process.
 _FLOCK = "hhqqi0q"
-#: Offsets are signed.
+#: Offsets are signed, so an inode is cut to this many bits.
 _OFFSETS = (1 << 62) - 1
-#: Longest note that is read.
+#: The longest note that is read.
 _NOTE_BYTES = 1 << 16
 
 
@@ -34,8 +35,8 @@ def _beside(path: Path) -> Path:
 
 
 def _open(file: Path, create: bool = False) -> int:
-    """Open the file beside a name. OSError: there is none, or it is not of this user's making: the directory above may be open to
-    others, who could have put a link there."""
+    """Open the file beside a name. OSError: there is none, or this user did not make it: the directory above may be open to
+    other users, one of whom could have put a link there."""
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink > 1:
@@ -54,7 +55,7 @@ def _lock(descriptor: int, kind: int, start: int, length: int) -> bool:
 
 
 def _is_held(descriptor: int, start: int, length: int) -> bool:
-    """Whether a query holds a byte of a range."""
+    """Return whether a query holds a byte of a range."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
     kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK
@@ -69,10 +70,10 @@ def _inode(path: Path) -> int | None:
 
 def check_name(path: Path) -> None:
     """Raise UsageError if a query still writes to another directory that had this name, or if the directory of this name has
-    been moved away from a running query. Where the file beside it cannot be read, nothing is known and nothing refused."""
+    been moved away from a running query. If the file beside it cannot be read, nothing is known and nothing refused."""
     try:
         descriptor = _open(_beside(path))
-    except (OSError, ValueError):  # no name, none of this kind, or no right to it
+    except (OSError, ValueError):  # a path without a name, no regular file of this user, or no right to it
         return
     try:
         inode, new = _inode(path), not (path / ABOUT).exists()
@@ -98,7 +99,7 @@ def check_name(path: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a query uses a directory of this name."""
+    """Return whether a query uses a directory of this name."""
     try:
         descriptor = _open(_beside(path))
     except (OSError, ValueError):
@@ -121,7 +122,7 @@ def _note(descriptor: int) -> str | None:
 
 
 def note_moved(path: Path, what: str) -> bool:
-    """Write beside a name what has become of its directory, for the next program that starts there. False: no file can be written
+    """Write the fate of a directory beside its name, for the next program that starts there. False: no file can be written
     there."""
     data = json.dumps({"directory": what}).encode()
     try:
@@ -140,7 +141,7 @@ def note_moved(path: Path, what: str) -> bool:
 
 
 class NameHold:
-    """Mark of a query that uses the directory of a name. Where no file can be made beside the directory, there is no mark."""
+    """Mark of a query that uses the directory of a name. If no file can be made beside the directory, there is no mark."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else _beside_or_none(path)
@@ -162,10 +163,10 @@ class NameHold:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # the query before has just removed it
+            os.close(descriptor)  # the query before this one has just removed it
 
     def close(self) -> None:
-        """The query has ended: remove the file unless another query uses it or it has a note."""
+        """End the mark with the query: remove the file unless another query uses it or it has a note."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None

@@ -1,4 +1,5 @@
-"""Where a query keeps what outlives its processes: a directory, or a prefix of an object store (design: vault, object-stores)."""
+"""Places of data that outlives a query's processes: a directory, or a prefix of an object store (design: vault,
+object-stores)."""
 
 from __future__ import annotations
 
@@ -16,55 +17,57 @@ from flux.durable.journal import Store
 from flux.durable.names import ABOUT, NameHold, is_held, note_moved
 from flux.errors import QueryFailed
 
-#: Of what can be given as a location. Everything else is a path.
+#: Locations that are URIs. Everything else is a path.
 _URI = re.compile(r"(?!(?i:file):)[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class OpenStore(Store, Protocol):
     def starts(self) -> int:
-        """How often it has been opened for writing."""
+        """Return how often the place has been opened for writing."""
 
     def close(self) -> None: ...
 
 
 class Place(Protocol):
-    """Of a few small documents with names, and of the journal. It can be pickled; as text it is what people are told. OSError:
-    it cannot be read or written."""
+    """A place of a few small documents with names, and of the journal. It can be pickled; its text is its name for people.
+    OSError: it cannot be read or written."""
 
     @property
     def flush_s(self) -> float:
-        """How long what goes there waits for more, unless somebody has said so."""
+        """Return the seconds that data waits for more before a flush, unless the user has set them."""
 
     def read(self, name: str) -> bytes:
-        """FileNotFoundError: it is not there."""
+        """Return a document. FileNotFoundError: it is not there."""
 
     def write(self, name: str, data: bytes, new: bool = False) -> None:
-        """Durable and whole, or not there. ``new``: FileExistsError if it is there already; to be called ``locked``."""
+        """Write a document so that it is durable and whole, or not there. ``new``: raise FileExistsError if it is there already;
+        such a call must be ``locked``."""
 
     def used(self) -> bool:
-        """Whether anything is there."""
+        """Return whether the place has any content."""
 
     def locked(self) -> AbstractContextManager[Any]:
-        """Against other programs, for the moment that it takes."""
+        """Lock the place against other programs, for a moment."""
 
     def store(self, writes: bool = True) -> OpenStore:
-        """For the journal. ``writes``: whoever wrote before is fenced."""
+        """Open the store of the journal. ``writes``: all earlier writers are fenced."""
 
     def uri_of(self, name: str) -> str | None:
-        """Where Spark may write beside it; None: there is no such place."""
+        """Return a URI beside the place that Spark may write to; None: there is none."""
 
     def hold(self) -> NameHold:
-        """Mark the place as used, until the mark is closed. Other programs may still take it over, but not its name alone."""
+        """Mark the place as used, until the mark is closed. Other programs may still take over the place, but not its name
+        alone."""
 
     def is_held(self) -> bool:
-        """Whether a query is known to use it."""
+        """Return whether a query is known to use the place."""
 
     def put_back(self, about: bytes) -> OpenStore:
-        """Open a new store where the place was, which was removed while a query wrote to it. ``about``: the document that says
-        what it is. QueryFailed: something else is there by now."""
+        """Open a new store at a place that was removed while a query wrote to it. ``about``: the document that describes the
+        query. QueryFailed: something else is there by now."""
 
     def note_moved(self, what: str) -> bool:
-        """Write down what has become of the place, so that a query that starts there is refused. False: there is no way to."""
+        """Write down the fate of the place, so that a query that starts there is refused. False: there is no way to do so."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Folder:
                     raise QueryFailed(f"{self.path} is the checkpoint location of another query by now")
             elif not all(is_of_a_query(name) for name in os.listdir(self.path)):
                 raise QueryFailed(f"other files are in {self.path} by now")
-            # In this order: if this process is killed before the journal is there again, the location is not taken for a new one.
+            # In this order: if this process is killed before the journal is there again, the location is not taken as new.
             store = Directory(self.path)
             store.note_begun()
             if not (self.path / ABOUT).exists():
@@ -128,18 +131,18 @@ class Folder:
 
 
 def place_of(location: Any) -> Place:
-    """What was given as ``checkpointLocation``. UsageError: it cannot be used, and why."""
+    """Return the place given as ``checkpointLocation``. UsageError: it cannot be used, and why."""
     return _remote(location) or Folder(check_location(location))
 
 
 def there(location: str) -> Place:
-    """The same, of one that is there and is only read."""
+    """Return the place of a location that exists and is only read."""
     return _remote(location) or Folder(Path(location).expanduser())
 
 
 def _remote(location: Any) -> Place | None:
     if not isinstance(location, str) or not _URI.match(location):
         return None
-    from flux.durable.remote import Remote  # only who needs it loads the file systems
+    from flux.durable.remote import Remote  # loads file systems, which a local place does not need
 
     return Remote.checked(location)

@@ -1,8 +1,8 @@
 """The journal's records, and the frames in which they are written (design: journal).
 
-A frame holds what became durable at once. Only the last one may be torn: what it says has never been acked. The first one of a
-segment is durable before the segment has its name. A frame that is damaged with a whole one anywhere behind it is damage to what
-was acked.
+A frame holds the records that became durable at once. Only the last frame may be torn: its records have never been acked. The
+first frame of a segment is durable before the segment has its name. A damaged frame with a whole one anywhere behind it is
+damage to acked records.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow as pa
 from flux.errors import SnapshotError
 from flux.wire.messages import Mark, OrderEntry, PartitionOrder
 
-#: By which frames are found again behind damage.
+#: The mark by which frames are found again behind damage.
 _MAGIC = b"FlxJ"
-#: Magic, CRC-32 of all that follows, bytes of the body, and what they are when unpacked; 0: they are not packed.
+#: Magic, CRC-32 of all that follows, bytes of the body, and bytes of the unpacked body; 0: the body is not packed.
 _FRAME = struct.Struct("<4sIII")
 _CHECKED_FROM = 8
 #: Smaller frames are not worth packing.
@@ -28,19 +28,19 @@ _codec = pa.Codec("zstd", compression_level=1)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """The vault goes by the table of this epoch."""
+    """Record that the vault goes by the table of this epoch."""
 
     epoch: int
 
 
 class Ordered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """Orders of a primary that were news."""
+    """Record of orders of a primary that were news."""
 
     item: PartitionOrder
 
 
 class Fenced(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """No primary of an earlier term is heeded."""
+    """Record that primaries of earlier terms are not heeded any more."""
 
     stage: int
     partition: int
@@ -48,23 +48,26 @@ class Fenced(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 
 
 class KeptState(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint, in ``data`` or in a ``file``. ``highest``: incarnation of any stream in it; ``at``, ``base``: as in
-    ``Checkpoint``."""
+    """A checkpoint, in ``data`` or in a ``file``."""
 
+    #: The number of steps in the state. ``step``, ``term``, ``number``, ``at`` and ``base`` are those of ``Checkpoint``.
     step: int
     term: int
     number: int
     at: float
+    #: The highest incarnation of any stream in it.
     highest: int
+    #: Size and CRC-32 of the state.
     nbytes: int
     crc: int
+    #: Name of its file; empty: the state is in ``data``.
     file: str = ""
     data: bytes = b""
     base: int = -1
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A checkpoint of a partition has come."""
+    """Record that a standby has taken a checkpoint."""
 
     stage: int
     partition: int
@@ -72,7 +75,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Through(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """The checkpoint of a partition has all rows of a stream through a mark (design: needed-no-more)."""
+    """Record that the checkpoint of a partition has all rows of a stream through a mark (design: needed-no-more)."""
 
     stage: int
     partition: int
@@ -82,20 +85,25 @@ class Through(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """All that is held of a partition, at the beginning of a segment. ``checkpoint``, ``beside``: the whole copy, if there is
-    one, and those of what has changed since."""
+    """Record of all that is held of a partition, at the beginning of a segment."""
 
     stage: int
     partition: int
+    #: The pieces of the committed checkpoint: the whole copy, if there is one, and those of the changes after it.
     checkpoint: list[KeptState]
+    #: The pieces of the checkpoint that waits for its commits.
     beside: list[KeptState]
+    #: The step at which ``entries`` begin.
     step: int
     term: int
+    #: Ends of the verified and of the committed part of the order.
     verified: int
     committed: int
+    #: The position in the output below which all output is outside.
     left: int
     entries: list[OrderEntry]
     claim: tuple[int, int] = (0, 0)
+    #: Edge, producer and mark: the checkpoint has all rows of that stream through the mark.
     settled: list[tuple[int, int, Mark]] = []
 
 
@@ -114,7 +122,7 @@ def frame(records: Sequence[Record]) -> bytes:
 
 
 def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
-    """Those of a segment, but for the torn one at its end. SnapshotError: something before the end is damaged."""
+    """Yield the frames of a segment, but for the torn one at its end. SnapshotError: a frame before the end is damaged."""
     start = 0
     while (found := _found(data, start)) is not None:
         body, unpacked, end = found
@@ -128,7 +136,7 @@ def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
 
 
 def _found(data: memoryview, start: int) -> tuple[memoryview, int, int] | None:
-    """The body of the whole frame at ``start``, its size when unpacked, and where it ends."""
+    """Return the body of the whole frame at ``start``, its unpacked size, and its end."""
     if start + _FRAME.size > len(data):
         return None
     magic, crc, length, unpacked = _FRAME.unpack_from(data, start)
@@ -140,7 +148,7 @@ def _found(data: memoryview, start: int) -> tuple[memoryview, int, int] | None:
 
 
 def _is_followed(data: memoryview, start: int) -> bool:
-    """Whether a whole frame begins anywhere behind."""
+    """Return whether a whole frame begins anywhere behind ``start``."""
     rest = bytes(data[start + 1 :])
     at = rest.find(_MAGIC)
     while at >= 0:

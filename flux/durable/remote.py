@@ -19,19 +19,19 @@ from flux.durable.bucket import CLAIMS, FOLDERS, Bucket
 from flux.durable.names import ABOUT, NameHold
 from flux.errors import QueryFailed, UsageError
 
-#: Requests cost money and time: so long orders of steps are gathered.
+#: Requests cost money and time: the orders of steps of this many seconds are gathered.
 FLUSH_S = 0.5
-#: A lock that is older, by the clock of the store, was left behind by a program that has died.
+#: A lock that is older, by the clock of the store, was left by a program that has died.
 LOCK_S = 60.0
-#: How long a program waits for another one's lock.
+#: Seconds that a program waits for another one's lock.
 LOCK_MAX_S = 10.0
-#: A request that fails is made again for so long, because the network and the store have moments like that.
+#: Seconds during which a failed request is repeated: failures of the network and the store are often short.
 AGAIN_S = 15.0
 _LOCKS = "locks"
 
-#: What Hadoop calls it, in capitals too, as schemes may be.
+#: Hadoop's names of the scheme, in capitals too, as schemes may be.
 _AS_SPARK = re.compile("^s3[an]?://", re.IGNORECASE)
-#: After a user, or a container of Azure. Up to the last @: there may be a / in it, which nothing can parse.
+#: A password after a user, or after a container of Azure, up to the last @: it may have a / in it, which nothing can parse.
 _PASSWORD = re.compile(r"(://[^:@/\s]*):\S*@")
 
 T = TypeVar("T")
@@ -39,14 +39,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Remote:
-    """``uri`` as ``pyarrow.fs.FileSystem.from_uri`` takes it: ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``."""
+    """A place in an object store, or on a remote file system. ``uri`` is a URI for ``pyarrow.fs.FileSystem.from_uri``: ``s3://``,
+    ``gs://``, ``abfs://``, ``hdfs://``."""
 
     uri: str = field(repr=False)  # there may be a password in it
     flush_s = FLUSH_S
 
     @classmethod
     def checked(cls, uri: str) -> Remote:
-        """UsageError: nobody knows this kind of URI, or the store does not answer, or refuses."""
+        """Return the place of a URI. UsageError: the kind of URI is unknown, or the store does not answer, or refuses."""
         made = cls(_AS_SPARK.sub("s3://", uri))
         try:
             made.used()
@@ -62,7 +63,7 @@ class Remote:
         return _without_password(self.uri).partition("?")[0]
 
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
-        return Remote, (self.uri,)  # without what is cached
+        return Remote, (self.uri,)  # without the cached file system
 
     @cached_property
     def _opened(self) -> tuple[fs.FileSystem, str]:
@@ -70,7 +71,8 @@ class Remote:
         return opened, path.rstrip("/")
 
     def _frugal(self) -> tuple[fs.FileSystem, str] | None:
-        """With one request for a small object, not three. None: not S3, an older pyarrow, or a URI with a mistake."""
+        """Open S3 so that a small object takes one request, not three. None: not S3, an older pyarrow, or a mistake in the
+        URI."""
         if not self.uri.startswith("s3:") or "allow_delayed_open" in self.uri:
             return None
         try:
@@ -122,7 +124,7 @@ class Remote:
         return Bucket(self.objects, str(self), writes)
 
     def uri_of(self, name: str) -> None:
-        """Spark's file systems are others than pyarrow's, and have other credentials."""
+        """Return nothing: Spark's file systems differ from pyarrow's, and have other credentials."""
         return
 
     def hold(self) -> NameHold:
@@ -145,7 +147,7 @@ class Remote:
 
 
 def remains_in(objects: Any, where: str) -> None:
-    """Remove what a writer has still written after everything else was removed. QueryFailed: something else is there."""
+    """Remove objects that a writer has still written after all others were removed. QueryFailed: something else is there."""
     folders = [name for name in objects.entries() if name != _LOCKS and not name.startswith(".")]
     found = {folder: list(objects.sizes(folder)) for folder in folders}
     if not found.keys() <= {*FOLDERS} or found.get(CLAIMS):
@@ -160,7 +162,7 @@ def _without_password(text: str) -> str:
 
 
 class Objects:
-    """Those below a prefix, by name: whole when they can be seen, and seen by everybody at once."""
+    """Objects below a prefix, by name: whole when they can be seen, and seen by all programs at once."""
 
     def __init__(self, opened: fs.FileSystem, prefix: str) -> None:
         self._fs = opened
@@ -168,14 +170,15 @@ class Objects:
         self._again_s = 0.0
 
     def patient(self) -> None:
-        """From now on, requests are made again for a while where they fail. None is before: whoever starts a query is told."""
+        """Repeat failed requests for a while from now on. Before this call none is repeated: a user who starts a query is
+        told."""
         self._again_s = AGAIN_S
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}" if name else self._prefix
 
     def _again(self, call: Callable[[], T]) -> T:
-        """All of them may be made twice."""
+        """Make a request, perhaps several times. Each request may be made twice without harm."""
         end, wait = time.monotonic() + self._again_s, 0.1
         while True:
             try:
@@ -189,7 +192,7 @@ class Objects:
                 wait = min(2 * wait, 2.0)
 
     def make(self, folder: str) -> None:
-        """Where the file system has folders, files need theirs."""
+        """Make a folder, which files need on a file system that has folders."""
         self._again(lambda: self._fs.create_dir(self._path(folder), recursive=True))
 
     def read(self, name: str) -> bytes:
@@ -202,7 +205,7 @@ class Objects:
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         def call() -> None:
-            # Not in a with statement: what is closed after an error would be there, and not whole.
+            # Not in a with statement: a file that is closed after an error would be there, and not whole.
             file = self._fs.open_output_stream(self._path(name))
             file.write(data)
             file.close()
@@ -210,7 +213,7 @@ class Objects:
         self._again(call)
 
     def remove(self, name: str) -> None:
-        """Nothing happens if it is not there."""
+        """Remove an object, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self._again(lambda: self._fs.delete_file(self._path(name)))
 
@@ -219,12 +222,12 @@ class Objects:
         return self._again(lambda: self._fs.get_file_info(selector))
 
     def entries(self) -> list[str]:
-        """Files and folders right below the prefix."""
+        """Return the names of files and folders right below the prefix."""
         return [info.base_name for info in self._infos("")]
 
     def sizes(self, folder: str) -> dict[str, int]:
         return {info.base_name: info.size for info in self._infos(folder) if info.is_file}
 
     def ages(self, folder: str) -> dict[str, float]:
-        """When each was written, by the clock of the store, in seconds."""
+        """Return the time at which each object was written, by the clock of the store, in seconds."""
         return {info.base_name: info.mtime.timestamp() for info in self._infos(folder) if info.is_file}

@@ -1,7 +1,7 @@
 """The vault: a worker without operators that keeps a standby of every partition in a directory (design: vault).
 
-It is where a query goes on from when all workers are lost, or the driver. To others it is a worker like any: primaries send it
-orders and checkpoints, producers hear its acks. What it says leaves when it is durable, and not before.
+A query goes on from the vault when all workers are lost, or the driver. To other processes the vault is a worker like any other:
+primaries send it orders and checkpoints, producers hear its acks. Its answers leave when they are durable, and not before.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Vault(StageWorker):
         workers: int = 1,
         limits: Limits | None = None,
     ) -> None:
-        # A checkpoint that becomes a file is written aside: everybody's acks wait for this loop, and a busy disk may take a
-        # tenth of a second to flush one.
+        # A checkpoint that becomes a file is written in another thread: the acks of all workers wait for this loop, and a busy
+        # disk may take a tenth of a second to flush a file.
         super().__init__(plan, worker, clock, workers, limits or Limits(inline_bytes=INLINE_BYTES), journal)
         self.journal = journal
         parts = (limits or Limits()).within(plan.settings.message_max_bytes)
         self._handing = Handing(plan.secret, plan.settings.resend_timeout, parts)
-        self._early: dict[PartitionKey, Restore] = {}  # asked by who has heard of a table that has not come here yet
+        self._early: dict[PartitionKey, Restore] = {}  # requests of workers whose newer table has not come here yet
         self._held: list[Effect] = []
         self._flush_at = inf
         self._look_s = min(journal.look_s, plan.settings.journal_timeout / 3)
@@ -73,8 +73,8 @@ class Vault(StageWorker):
     def _on_restore(self, message: Restore, now: float) -> None:
         key = PartitionKey(message.stage, message.partition)
         if message.incarnation > self.epoch and self._exists(key):
-            # A worker follows a table when it comes, and this one's may be next in the queue. To forget who asks would have the
-            # partition stand still for a resend time-out.
+            # A worker follows a table when it comes, and this one's may be next in the queue. If the request were forgotten, the
+            # partition would stand still for a resend time-out.
             before = self._early.get(key)
             if before is None or before.incarnation <= message.incarnation:
                 self._early[key] = message
@@ -98,7 +98,8 @@ class Vault(StageWorker):
         return 0.0 if self._handing.waits else min(super().due(), self._flush_at)
 
     def poll(self, now: float) -> Iterator[Effect]:
-        """All in order: what it says may follow from what is not durable yet."""
+        """Yield effects, all in order. They are held until the journal is flushed, as they may follow from records that are not
+        durable yet."""
         self._held += super().poll(now)
         self._held += self._handing.poll(now)
         if self.journal.pending:
@@ -108,13 +109,13 @@ class Vault(StageWorker):
             self.journal.flush()
             self._flush_at = inf
         elif now >= self._look_at:
-            # Where no rows come, nothing is flushed, and a place that has gone would not be noticed. The loop turns with each
-            # heartbeat, so ``due`` need not say when.
+            # While no rows come, nothing is flushed, and the loss of the place would not be noticed. The loop turns with each
+            # heartbeat, so ``due`` need not tell the time of this check.
             self._look_at = now + self._look_s
             self.journal.check()
         held, self._held = self._held, []
         yield from filter(self._arrives, held)
 
     def _arrives(self, effect: Effect) -> bool:
-        """False: it is for a worker that has left while it was held."""
+        """Return False for an effect whose worker has left while the effect was held."""
         return not isinstance(effect, ToWorker) or self.table is None or effect.worker in self.table.endpoints
