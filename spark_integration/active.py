@@ -1,4 +1,4 @@
-"""The queries of this process that have not ended: which task slots they hold, and their end with the program."""
+"""Active queries of this process, which have not ended: the task slots that they hold, and their end with the program."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flux")
 
-#: How long a program that ends waits for each query that still runs, before its tasks are cancelled and after that.
+#: Time that a program at its end waits for each running query, before its tasks are cancelled and again after that.
 EXIT_S = 10.0
 
 
 class Claim(NamedTuple):
-    """What a query will hold that is being started. ``name``: of it, or its id."""
+    """Task slots that a query will hold which is being started."""
 
+    #: Name of the query, or its id.
     name: str
     need: Need
 
@@ -32,18 +33,18 @@ class Claim(NamedTuple):
 _active: dict[str, Query] = {}
 _claims: dict[str, Claim] = {}  # by id of the query
 _claiming = threading.Lock()
-_starting: set[str] = set()  # names of those that are not among them yet
+_starting: set[str] = set()  # names of queries that are being started and are not active yet
 _lock = threading.Lock()
 
 
 def enter(query: Query) -> None:
-    """Before anything of it runs."""
+    """Register a query, before anything of it runs."""
     with _lock:
         _active[query.id] = query
 
 
 def leave(query_id: str) -> None:
-    """When nothing of it is left."""
+    """Remove a query, when nothing of it is left."""
     with _lock:
         _active.pop(query_id, None)
 
@@ -54,24 +55,25 @@ def is_active(query_id: str) -> bool:
 
 
 def active_queries() -> list[Query]:
-    """The oldest first."""
+    """Return the active queries, the oldest first."""
     with _lock:
         return list(_active.values())
 
 
 def at_this_moment() -> list[Query]:
-    """Return the same without a lock, for a handler of signals: the thread that it interrupts may hold that."""
+    """Return the active queries without the lock, for a handler of signals: the thread that it interrupts may hold the lock."""
     return list(_active.values())
 
 
 def is_taken(name: str) -> bool:
-    """Whether a query has this name that has not come to its end. One that has may still keep its output for ``toDF``."""
+    """Tell whether a query of this name has not come to its end. A query that has may still keep its output for ``toDF``."""
     return any(query.name == name and query.phase in ("starting", "running") for query in active_queries())
 
 
 @contextmanager
 def starting(name: str | None) -> Iterator[None]:
-    """While a query of this name is started: no other can be, in any thread. UsageError: there is one already."""
+    """Reserve a name while its query is started: no other query of this name can be started, in any thread. UsageError: there
+    is one already."""
     if name is None:
         yield
         return
@@ -92,8 +94,8 @@ def starting(name: str | None) -> Iterator[None]:
 
 
 def others(than: str | None = None) -> Others:
-    """What the queries that run or are being started hold and need of task slots, but for the query of this id."""
-    claims = dict(_claims)  # first: what is no claim any more by then is active
+    """Return the task slots that queries hold and need which run or are being started, but for the query of this id."""
+    claims = dict(_claims)  # first: a claim that is gone by then belongs to an active query
     queries = [query for query in active_queries() if query.id != than]
     known = {than, *(query.id for query in queries)}
     coming = [claim for query, claim in claims.items() if query not in known]
@@ -106,8 +108,8 @@ def others(than: str | None = None) -> Others:
 
 @contextmanager
 def claimed(query: str, name: str | None, count: Callable[[Others], Need]) -> Iterator[Need]:
-    """The task slots of a query that is being started, until it has been: whoever else is started meanwhile leaves them to it.
-    ``count`` says how many there are to be beside the others, and raises what is raised."""
+    """Claim the task slots of a query while it is being started: other queries that are started meanwhile leave them to it.
+    ``count`` returns the number of slots, given those of the others, and raises errors to the caller."""
     with _claiming:
         need = count(others())
         _claims[query] = Claim(name or query, need)
@@ -119,7 +121,8 @@ def claimed(query: str, name: str | None, count: Callable[[Others], Need]) -> It
 
 
 def _stop_all(of_process: int = os.getpid()) -> None:
-    """At the end of the program: Spark's JVM goes with it, and workers that it takes along look like crashes."""
+    """Stop all queries at the end of the program: Spark's JVM ends with it, and workers that end with the JVM look like
+    crashes."""
     for query in active_queries() if os.getpid() == of_process else []:
         log.warning("the program ends while query %s is running: it is stopped", query.name or query.id)
         try:

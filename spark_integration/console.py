@@ -1,7 +1,7 @@
-"""Spark's own progress bar would stay on the console for as long as a query runs, and say nothing: it counts tasks that
-have ended, and workers do not end. It is put away while queries run, and put back after the last.
+"""Hides Spark's own progress bar while queries run, and shows it again after the last. It would stay on the console for as
+long as a query runs, and say nothing: it counts tasks that have ended, and workers do not end.
 
-Spark has no public way to do that. Where this one does not work (another release), the bar stays.
+Spark has no public way to do that. In a release of Spark where the way used here does not work, the bar stays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILURES = (Py4JError, AttributeError, TypeError, OSError)
 
 
 def put_bar_away(spark: SparkSession) -> None:
-    """To be called once by each query, and ``put_bar_back`` after it."""
+    """Hide the bar. Each query calls this once, and ``put_bar_back`` at its end."""
     global _queries, _put_away
     with _lock:
         _queries += 1
@@ -42,7 +42,7 @@ def put_bar_back(spark: SparkSession) -> None:
 
 
 def _stop(spark: SparkSession) -> bool:
-    """Whether there was one."""
+    """Stop the bar. False: there is none."""
     context = spark.sparkContext._jsc.sc()
     bar = context.progressBar()
     if not bar.isDefined():

@@ -1,10 +1,10 @@
-"""How Spark cuts a DataFrame into partitions: settled when a query with a checkpoint location starts for the first time, and the
-same from then on (design: cuts).
+"""Cuts of a DataFrame into partitions by Spark: settled when a query with a checkpoint location starts for the first time, and
+the same from then on (design: cuts).
 
-Such a query reads its DataFrames again from the start, and leaves out what it has had, partition by partition. Spark cuts files
-by the number of cores that it has, and rows behind a shuffle by how many there are (adaptive execution). So it is told to go by
-what was there at the first start. What it cuts before it can be told, ``spark.range`` and rows of the program, may have another
-number of partitions nevertheless: that is found out before anything is read.
+Such a query reads its DataFrames again from the start, and leaves out the rows that it has had, partition by partition.
+Spark cuts files by the number of its cores, and rows behind a shuffle by their number (adaptive execution). So it is given
+the settings of the first start. Input that Spark cuts before it can be told, ``spark.range`` and rows of the program, may
+have another number of partitions nevertheless: that is found out before anything is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spark_integration.session import Settings, for_reading
 
 ADAPTIVE, SHUFFLED = "spark.sql.adaptive.enabled", "spark.sql.shuffle.partitions"
 LEAVES, FILES_LEAST = "spark.sql.leafNodeDefaultParallelism", "spark.sql.files.minPartitionNum"
-#: By which files are cut besides.
+#: Further settings by which files are cut.
 _OF_FILES = (
     "spark.sql.files.maxPartitionBytes",
     "spark.sql.files.openCostInBytes",
@@ -38,8 +38,8 @@ _planning = threading.Lock()
 
 
 def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | None) -> tuple[Plan, Kept]:
-    """The plan with DataFrames that are cut as at the first start, and what is to be kept of that. ``known``: what was kept
-    then; None: this is the first start. UsageError: a DataFrame has another number of partitions now."""
+    """Return the plan with DataFrames that are cut as at the first start, and the kept data with these cuts. ``known`` was
+    kept then; None: this is the first start. UsageError: a DataFrame has another number of partitions now."""
     before = (known or {}).get("sources", {})
     said: dict[str, Any] = {}
 
@@ -60,7 +60,7 @@ def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | N
 
 
 def settings_of(spark: SparkSession) -> dict[str, str | None]:
-    """By which this session would cut a DataFrame now, without adaptive execution. None: not set."""
+    """Return the settings by which this session would cut a DataFrame now, without adaptive execution. None: not set."""
     with _planning:
         return {ADAPTIVE: "false", SHUFFLED: _get(spark, SHUFFLED)} | _of_files(spark)
 
@@ -72,19 +72,19 @@ def _of_files(spark: SparkSession) -> dict[str, str | None]:
 
 
 def _get(spark: SparkSession, key: str) -> str | None:
-    """With Spark's default; None: it has none."""
+    """Return a setting, or Spark's default; None: it has none."""
     try:
         value = spark.conf.get(key)
-    except Exception:  # whatever this release of Spark raises where nothing is set
+    except Exception:  # other releases of Spark raise other errors where nothing is set
         return None
     return None if value is None or value == "<undefined>" else str(value)
 
 
 @contextmanager
 def cutting_by(spark: SparkSession, settings: Settings) -> Iterator[None]:
-    """Files that are planned meanwhile are cut by these settings: they go by the session that found them, whichever plans. Where
-    it would cut them in this way by itself, nothing of it is touched."""
-    with _planning:  # held also where nothing is touched: what another has set for a moment is not the session's own
+    """Have files cut by these settings that are planned meanwhile. Spark takes the settings of the session that found the
+    files, not of the session that plans. If that session would cut them in this way by itself, its settings are left alone."""
+    with _planning:  # in any case: a value that another thread has set for a moment is not the session's own
         others = {key: settings.get(key) for key, now in _of_files(spark).items() if settings.get(key) != now}
         before = {key: spark.conf.get(key, None) for key in others}
         try:
@@ -93,7 +93,7 @@ def cutting_by(spark: SparkSession, settings: Settings) -> Iterator[None]:
             yield
         finally:
             for key, value in others.items():
-                if spark.conf.get(key, None) == value:  # else somebody has set it meanwhile
+                if spark.conf.get(key, None) == value:  # otherwise another thread has set it meanwhile
                     _set(spark, key, before[key])
 
 
@@ -105,8 +105,8 @@ def _set(spark: SparkSession, key: str, value: str | None) -> None:
 
 
 def partitions_of(df: DataFrame) -> int:
-    """The DataFrame is planned and cut for good by this call. Nothing of it is read but what Spark has to know before: what it
-    broadcasts, subqueries, and a sample of what it sorts."""
+    """Return the number of partitions. This call plans and cuts the DataFrame for good. It reads only the data that Spark
+    needs before: broadcast tables, subqueries, and a sample of rows that are sorted."""
     return int(df._jdf.queryExecution().toRdd().getNumPartitions())
 
 

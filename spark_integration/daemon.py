@@ -17,20 +17,20 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-#: What Spark starts for its tasks. Other daemons, for sources and streaming queries, need nothing of Flux.
+#: Module that Spark starts for its tasks. Other daemons, for sources and streaming queries, need nothing of Flux.
 TASKS = "pyspark.worker"
-#: Of what was written while everything was loaded, so much is passed on: nobody reads a pipe of Spark's yet, and it holds 64 KiB.
+#: Last bytes of the output during loading that are passed on: Spark does not read the pipe yet, and a pipe holds 64 KiB.
 SAID_BYTES = 16_384
 
 
 def main(arguments: Sequence[str]) -> None:
-    """In place of ``python -m pyspark.daemon``, until Spark ends it."""
+    """Run in place of ``python -m pyspark.daemon``, until Spark ends the process."""
     sys.path[:] = without_archives(sys.path)
     if arguments[:1] == [TASKS]:
         with set_aside():
             try:
                 load()
-            except BaseException:  # what is missing is missed by the tasks that need it, in an error of their own
+            except BaseException:  # a missing module is an error of the tasks that need it
                 traceback.print_exc()
     from pyspark import daemon
 
@@ -38,8 +38,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """``sys.path`` without the archives that Spark puts first, if the same releases are installed and come next: from an archive,
-    Python compiles every module anew in each process. With them, if others are installed or none."""
+    """Return ``sys.path`` without the archives that Spark puts first, if the same releases are installed and come next: from
+    an archive, Python compiles every module anew in each process. If other releases are installed, or none, the archives
+    stay."""
     archives = {"pyspark": "", "py4j": ""}
     for entry in path:
         name = os.path.basename(entry)
@@ -57,8 +58,8 @@ def without_archives(path: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def set_aside() -> Iterator[None]:
-    """What is written to the standard output and to that of errors meanwhile, also by libraries, comes on the latter afterwards:
-    Spark reads a number from the former, and the latter only then."""
+    """Hold back everything that is written to standard output and standard error meanwhile, also by libraries, and write it to
+    standard error afterwards: Spark reads a number from standard output, and reads standard error only then."""
     with tempfile.TemporaryFile() as file:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -78,8 +79,8 @@ def set_aside() -> Iterator[None]:
 
 
 def load() -> None:
-    """Everything that a worker needs before its first row. No thread of Python's is running afterwards."""
-    gc.disable()  # nothing of what is loaded is ever garbage
+    """Load everything that a worker needs before its first row. No thread of Python's is running afterwards."""
+    gc.disable()  # nothing that is loaded here is ever garbage
     try:
         _load()
     finally:
@@ -95,7 +96,7 @@ def _load() -> None:
     from flux.shell import pulse
     from partitioning.warm_up import is_warm, warm_up
 
-    # Otherwise all workers would draw the same numbers. Python's own generator takes care of itself.
+    # Without this, all workers would draw the same numbers. Python's own generator seeds itself after a fork.
     os.register_at_fork(after_in_child=numpy.random.seed)
     if is_warm():  # compiling takes long, and all tasks of the executor would wait for it
         warm_up()
@@ -111,7 +112,7 @@ def _version_in(archive: str, package: str) -> bytes | None:
 
 
 def _version_at(path: Sequence[str], package: str) -> bytes | None:
-    """Of the one that Python would take."""
+    """Return the version of the package that Python would import."""
     for entry in path:
         where = Path(entry) / package
         if where.is_dir() or where.with_suffix(".py").exists():

@@ -1,8 +1,8 @@
 """``flux.datasource``: a Python data source of PySpark as a source of a flow, read inside the workers and not through the JVM.
 
-What Spark does once on its driver is done once here, in the program that starts the query: the data source is made, its
-schema is asked, and its partitions are planned. A query that goes on from a checkpoint reads the partitions that were planned
-at its first start.
+The steps that Spark takes once on its driver are taken once here, in the program that starts the query: the data source is
+made, its schema is asked, and its partitions are planned. A query that goes on from a checkpoint reads the partitions that
+were planned at its first start.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from flux.settings import parse_seconds
 from spark_integration.datasource_rows import arrow_schema, batches
 from spark_integration.datasource_stream import StreamReading
 
-#: Partitions of a data source that are read at the same time, if nothing is said.
+#: Partitions of a data source that are read at the same time by default.
 _AT_ONCE = 8
-#: How long rows wait for more: this is not for who wants to see each row at once.
+#: Time for which rows wait for more rows, in seconds: a batch source is not for users who want to see each row at once.
 GATHER_S = 0.05
 
 
@@ -46,7 +46,7 @@ def datasource(
     poll: float | str = "200ms",
     name: str | None = None,
 ) -> Source:
-    """See ``flux.datasource``."""
+    """Make the source, see ``flux.datasource``."""
     if not inspect.isclass(kind) or not issubclass(kind, DataSource):
         raise UsageError(
             f"flux.datasource wants a class derived from pyspark.sql.datasource.DataSource, got {kind!r:.100}. A name that "
@@ -85,8 +85,8 @@ def datasource(
 
 
 class BatchReading:
-    """``read(partition, start)`` of a source: partition p reads ``planned[p]``, ``planned[p + partitions]`` and so on. A position
-    is the index of a planned partition, and how many of its rows come before."""
+    """Callable ``read(partition, start)`` of a source. Partition p reads ``planned[p]``, ``planned[p + partitions]`` and so
+    on. A position is the index of a planned partition, and the number of its rows that come before."""
 
     keeps_partitions = True
 
@@ -98,7 +98,7 @@ class BatchReading:
         self._pickled = cloudpickle.dumps(reader)
 
     def prepare(self, kept: Any) -> Any:
-        """What was planned is not planned the same a second time: files may have come."""
+        """Keep the planned partitions: planning a second time could give others, because files may have come."""
         if kept is not None:
             try:
                 self.planned = pickle.loads(base64.b64decode(kept["planned"]))
@@ -118,20 +118,20 @@ class BatchReading:
     def _rows(self, index: int, skip: int) -> Iterator[Positioned | float]:
         while index < len(self.planned):
             at = 0
-            reader = pickle.loads(self._pickled)  # of its own, as in a task of Spark: it may keep where it is
+            reader = pickle.loads(self._pickled)  # a copy of its own, as in a task of Spark: it may keep its progress
             for batch in batches(reader.read(self.planned[index]), self.schema, self.made):
                 left = min(max(skip - at, 0), batch.num_rows)
                 at += batch.num_rows
                 if left < batch.num_rows:
                     yield Positioned(batch.slice(left), [index, at])
                 else:
-                    yield 0.0  # nothing to give, but perhaps nobody wants more
+                    yield 0.0  # no row, but a chance to stop for a consumer that wants no more
             yield 0.0
             index, skip = index + self.partitions, 0
 
 
 def _planned(made: DataSource, schema: StructType) -> tuple[DataSourceReader, list[Any]]:
-    """As Spark does; a data source that does not say has one partition."""
+    """Plan as Spark does; a data source that does not define partitions has one."""
     try:
         reader = made.reader(schema=schema)
     except NotImplementedError as error:
@@ -171,7 +171,7 @@ def _has_stream(made: DataSource) -> bool:
 
 
 def _options(given: Mapping[str, Any] | None) -> CaseInsensitiveDict:
-    """As text, as Spark hands them to data sources."""
+    """Return the options as text, as Spark passes them to data sources."""
     options = CaseInsensitiveDict()
     if given is not None and not isinstance(given, Mapping):
         raise UsageError(f"flux.datasource: options must be a dict, got {type(given).__name__}")
@@ -192,7 +192,7 @@ def _schema(made: DataSource, given: Any) -> StructType:
             f"data source {made.name()} does not define schema(): define it, or say schema='name STRING, ...'"
         ) from error
     if isinstance(declared, str):
-        # Spark knows more types, where there is one to ask.
+        # Spark knows more types, if there is a session.
         if SparkContext._active_spark_context is not None:
             declared = StructType.fromDDL(declared)
         else:

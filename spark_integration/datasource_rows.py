@@ -1,7 +1,7 @@
-"""What the readers of Python data sources give, as record batches: exactly what Spark makes of it.
+"""Rows and record batches of Python data sources, as record batches: exactly the values that Spark makes of them.
 
-Rows are turned column by column. Where a column has nothing but values that Spark takes as they are, no Python code looks at
-each of them; all else goes through Spark's own converters.
+Rows are converted column by column. If a column has only values that Spark takes unchanged, no Python code looks at each of
+them; all others go through Spark's own converters.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
-#: Rows of a batch, where rows come one by one.
+#: Rows of a batch, if the data source gives rows one by one.
 ROWS = 10_000
-#: Types whose values Spark's converter leaves as they are, where it looks at each.
+#: Types of values that Spark's converter leaves unchanged, by type of the column.
 _AS_IT_IS = {StringType: {str, type(None)}, BinaryType: {bytes, type(None)}}
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Of the batches that data sources give, whatever the time zone of the session."""
+    """Return the schema of the batches that data sources give. It does not depend on the time zone of the session."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def batches(given: Any, schema: StructType, source: DataSource) -> Iterator[pa.RecordBatch]:
-    """``given``: what ``read`` returned, rows or record batches. Raises what Spark raises for rows that do not fit."""
+    """Convert ``given``, the result of ``read``, which has rows or record batches. Raises the errors of Spark for rows that do
+    not fit."""
     rows = iter(_iterable(given, source))
     try:
         first = next(rows)
@@ -44,11 +45,11 @@ def batches(given: Any, schema: StructType, source: DataSource) -> Iterator[pa.R
     columns_of = arrow_schema(schema)
     while some := list(islice(rows, ROWS)):
         if set(map(type, some)) <= {tuple, list} and set(map(len, some)) == {len(convert)}:
-            # Not zip(*some), which makes an iterator for each row: the garbage collector looks at all of them again and again,
-            # and that takes seven times as long.
+            # Not zip(*some), which makes an iterator for each row: the garbage collector looks at all of them again and
+            # again, and that takes seven times as long.
             columns = [change(list(map(itemgetter(place), some))) for place, change in enumerate(convert)]
             yield pa.RecordBatch.from_arrays(columns, schema=columns_of)
-        else:  # by name, or wrong: Spark knows
+        else:  # rows with names, or wrong ones: Spark handles both
             yield from records_to_arrow_batches(iter(some), ROWS, schema, source)
 
 

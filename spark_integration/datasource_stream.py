@@ -1,8 +1,8 @@
 """A streaming data source inside a worker (design: ledger).
 
-Where a batch ends is what the source says when it is asked, and it says another end each time. So ends are entries of a
-ledger: entry 0 is the initial offset, and batch n goes from entry n - 1 to entry n. An end is written down before a row of its
-batch is given. A position is the number of a batch, the index of a partition in it, and how many of its rows come before.
+The source says where a batch ends when it is asked, and gives another end each time. So ends are entries of a ledger: entry
+0 is the initial offset, and batch n goes from entry n - 1 to entry n. An end is written down before a row of its batch is
+given. A position is the number of a batch, the index of a partition in it, and the number of its rows that come before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from spark_integration.datasource_rows import batches
 
 
 class StreamReading(HasLedger):
-    """``read(partition, start)`` of a source of one partition. ``commit``: whether the data source is told what was applied."""
+    """Callable ``read(partition, start)`` of a source of one partition. ``commit``: the data source is told the applied
+    offsets."""
 
     endless = True
 
@@ -38,7 +39,7 @@ class StreamReading(HasLedger):
 
 
 class StreamRows(Ahead):
-    """Never ends. The data source's reader is made, used and stopped by the thread."""
+    """Rows of the data source, without end. The data source's reader is made, used and stopped by the thread."""
 
     def __init__(self, how: StreamReading, start: Any) -> None:
         self._how = how
@@ -48,13 +49,14 @@ class StreamRows(Ahead):
         self._ledger = Ledger(how.ledger)
         self._offsets: list[Any] = []
         self._given = self._start  # the position behind the last rows that were given
-        #: Batches that are read to their end and not committed: the position behind their rows, and the number of the batch.
+        #: Batches that are read to their end and not committed: the position behind their rows, and the number of the
+        #: batch.
         self._ends = deque([(self._start, self._start[0] - 1)])
         self._applied: tuple[int, int, int] | None = None
         super().__init__(self._rows, "flux-datasource-stream")
 
     def done(self, position: Any) -> None:
-        """Rows before the position are applied everywhere."""
+        """Note that rows before the position are applied everywhere."""
         self._applied = (int(position[0]), int(position[1]), int(position[2]))
 
     def _rows(self) -> Iterator[Positioned | float]:
@@ -87,7 +89,7 @@ class StreamRows(Ahead):
                         index, skip = part + 1, 0
                 self._ends.append((self._given, number))
                 self._tell(source)
-                # Each end that is new is written to the ledger, so one without rows is followed by a pause.
+                # Each new end is written to the ledger, so an end without rows is followed by a pause.
                 yield self._how.poll_s if new and self._given == before else 0.0
                 number, index, skip = number + 1, 0, 0
         finally:
@@ -102,13 +104,13 @@ class StreamRows(Ahead):
                 self._given = (number, part, at)
                 yield Positioned(batch.slice(left), [number, part, at])
             else:
-                yield 0.0  # nothing to give, but perhaps nobody wants more
+                yield 0.0  # no row, but a chance to stop for a consumer that wants no more
 
     def _learn(self) -> None:
         self._offsets += [entry["offset"] for entry in self._ledger.news()]
 
     def _decide(self, offset: Any) -> bool:
-        """False: another life had decided, and its offset counts."""
+        """Add an offset to the ledger. False: another life had added one, and its offset counts."""
         if self._ledger.add({"offset": offset}):
             self._offsets.append(offset)
             return True
@@ -124,7 +126,7 @@ class StreamRows(Ahead):
 
 
 def _as_kept(offset: Any) -> Any:
-    """An offset as the ledger has it, and apart from what the data source goes on changing."""
+    """Return an offset as the ledger has it: a copy that later changes by the data source do not reach."""
     try:
         return json.loads(json.dumps(offset))
     except (TypeError, ValueError) as error:
@@ -134,7 +136,7 @@ def _as_kept(offset: Any) -> Any:
 
 
 class _Stream:
-    """What both kinds of stream readers have in common. ``parts``: the partitions of a batch, as functions that read them."""
+    """Common part of both kinds of stream readers. ``parts`` returns the partitions of a batch, as functions that read them."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
@@ -143,11 +145,11 @@ class _Stream:
         return self.reader.initialOffset()
 
     def latest(self, start: Any) -> tuple[Any, Any]:
-        """The end that there is now, and the rows up to there if they came with it."""
+        """Return the present end, and the rows up to there if they came with it."""
         raise NotImplementedError
 
     def keep(self, rows: Any) -> None:
-        """Those that came with the end are read next."""
+        """Keep rows that came with the end: they are read next."""
 
     def parts(self, start: Any, end: Any) -> list[Any]:
         raise NotImplementedError
@@ -162,20 +164,20 @@ class _Stream:
 
 
 class _Partitioned(_Stream):
-    """A ``DataSourceStreamReader``."""
+    """Adapter of a ``DataSourceStreamReader``."""
 
     def latest(self, start: Any) -> tuple[Any, Any]:
         ask = self.reader.latestOffset
         if inspect.signature(ask).parameters:
             return ask(start, self.reader.getDefaultReadLimit()), None
-        return ask(), None  # as data sources were before Spark 4.2
+        return ask(), None  # signature of data sources before Spark 4.2
 
     def parts(self, start: Any, end: Any) -> list[Any]:
         return [lambda part=part: self.reader.read(part) for part in self.reader.partitions(start, end)]
 
 
 class _Simple(_Stream):
-    """A ``SimpleDataSourceStreamReader``, which gives rows with their end, once."""
+    """Adapter of a ``SimpleDataSourceStreamReader``, which gives rows with their end, once."""
 
     _rows: Any = None
 
@@ -192,7 +194,7 @@ class _Simple(_Stream):
 
 
 def _opened(made: DataSource, schema: StructType) -> _Stream:
-    """As Spark does: the simple reader where there is no other."""
+    """Open the stream as Spark does: with the simple reader if there is no other."""
     try:
         reader = made.streamReader(schema=schema)
     except PySparkNotImplementedError:
@@ -208,5 +210,5 @@ def _opened(made: DataSource, schema: StructType) -> _Stream:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Offsets are compared as Spark writes them."""
+    """Compare two offsets as Spark writes them."""
     return json.dumps(one) == json.dumps(other)

@@ -1,10 +1,11 @@
-"""Executors that Spark decommissions give their partitions away before they go, and others come in their place.
+"""Decommissioned executors give their partitions away before they go, and other workers come in their place.
 
 With ``spark.decommission.enabled`` an executor that is told to go (SIGPWR, or by the cluster manager) takes no new tasks
-and ends when those it has are over. A worker is such a task, and would keep it until it is killed: so it is drained, which
-ends the task well. Spark does not start such a task again elsewhere, so another worker is asked for, as soon as a slot is
-free on an executor that stays. It comes first where the drain would leave too few.
-Workers say in which executor they are (``executor.name_of_executor``).
+and ends when its tasks are over. A worker is such a task, and would keep the executor until it is killed: so the worker is
+drained, which ends the task well. Spark does not start such a task again elsewhere, so another worker is asked for, as soon
+as a slot is free on an executor that stays. It comes first if the drain would leave too few workers.
+
+Workers report the name of their executor (``executor.name_of_executor``).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ log = logging.getLogger("flux")
 
 
 class Decommissioning:
-    """``room``: for how many workers there is room on executors that stay."""
+    """Watch over decommissioned executors. ``room`` returns the number of workers that have room on executors that stay."""
 
     def __init__(self, spark: SparkSession, server: Server, room: Callable[[], int]) -> None:
         self._context = spark.sparkContext
         self._server = server
         self._room = room
         self._on = str(self._context.getConf().get("spark.decommission.enabled", "false")).lower() == "true"
-        self._refused: dict[str, str] = {}  # executor -> why it cannot be emptied; said once
+        self._refused: dict[str, str] = {}  # executor -> reason why it cannot be emptied; logged once
 
     def look(self) -> None:
-        """Drain the workers on executors that are to go, and replace them. What cannot be done yet is tried again at the
+        """Drain the workers on executors that are to go, and replace them. A step that is impossible now is tried again at the
         next look: more workers may have come, or more room."""
         if not self._on:
             return
@@ -47,7 +48,7 @@ class Decommissioning:
             self._drain(executor, workers)
 
     def _staying(self) -> dict[str, list[int]]:
-        """Workers that are not leaving yet, by executor. In the controller's thread."""
+        """Return the workers that are not leaving yet, by executor. Runs in the controller's thread."""
         found: dict[str, list[int]] = {}
         if self._server.core.phase == "running":
             for node, member in self._server.core.members.workers.items():

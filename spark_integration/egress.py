@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from spark_integration.query import Query
 
 
-#: How the name of a collecting stage ends. It begins with that of the stage whose output it keeps.
+#: End of the name of a collecting stage. The name begins with that of the stage whose output it keeps.
 SUFFIX = ".toDF"
 
 
 def kept(plan: Plan, stage: str | None) -> StagePlan:
-    """Return the collecting stage that keeps the output of the stage of this name, or the only one."""
+    """Return the collecting stage that keeps the output of the stage with this name. None: there must be one only."""
     found = {each.name.removesuffix(SUFFIX): each for each in plan.stages if each.collects}
     if not found:
         raise UsageError(
@@ -50,7 +50,7 @@ def kept(plan: Plan, stage: str | None) -> StagePlan:
 
 
 def fetch_all(query: Query, stage: StagePlan | None = None) -> DataFrame:
-    """Return the output that this collecting stage of the query keeps, or the only one. All of it is there."""
+    """Return the output that this collecting stage of the query keeps, or the only such stage. All of it is there already."""
     stage = stage or kept(query.plan, None)
     struct, schema = for_spark(stage.schemas[0], f"stage {stage.name}")
     fetch = egress_function(query.plan, query.rendezvous, stage.id, schema)
@@ -59,8 +59,8 @@ def fetch_all(query: Query, stage: StagePlan | None = None) -> DataFrame:
 
 
 class Output:
-    """The kept output of a query. That of each stage is fetched once, and whoever asks again gets the same DataFrame. The workers
-    keep all of it until the last was fetched."""
+    """The kept output of a query. The output of each stage is fetched once, and every further call gets the same DataFrame.
+    The workers keep all of it until the last was fetched."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -70,12 +70,12 @@ class Output:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether nothing of it is left in the workers."""
+        """All output has been fetched."""
         return all(stage.id in self._fetched for stage in self._query.plan.stages if stage.collects)
 
     def get(self, stage: StagePlan) -> DataFrame:
-        """Wait for the end of the input, fetch, and end the query if that was the last. Raises what ended the query before, and
-        ends it if the wait is interrupted."""
+        """Wait for the end of the input, fetch, and end the query if that was the last output. Raises the error that ended the
+        query before, and ends the query if the wait is interrupted."""
         with self._one_at_a_time:
             if stage.id not in self._fetched:
                 try:
@@ -100,7 +100,7 @@ class Output:
                 raise ended_by from None
             if query.phase == "finished":
                 raise QueryFailed(f"the output could not be fetched: {reason_of(error)}") from error
-        except BaseException:  # Ctrl-C: this job alone is given up
+        except BaseException:  # Ctrl-C: only this job is given up
             context.cancelJobsWithTag(self._tag)
             raise
         finally:
@@ -118,7 +118,7 @@ class Output:
         return f"flux-{self._query.id}-egress"
 
     def end_fetch(self) -> None:
-        """Its tasks would ask for output that is gone, as often as Spark retries them."""
+        """Cancel a fetch: its tasks would ask for output that is gone, as often as Spark retries them."""
         spark = self._query.spark
         end = time.monotonic() + self._query.plan.settings.stop_timeout
         while self._fetching and time.monotonic() < end and not session_stopped(spark):

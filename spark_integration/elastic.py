@@ -1,8 +1,8 @@
 """Spark tasks for the workers of a query, also of those that join later (design: later-jobs, slot).
 
 A Spark job cannot grow: workers that come later are a further job each time, whose tasks know their slots. A worker that
-was drained ends its task well while the others of its job run on. The controller says which slots want a task, no
-matter who asked for more workers: the handle, the command line or anybody else; here it is looked at now and then.
+was drained ends its task well while the others of its job run on. The controller knows the slots that want a task, whether
+the handle, the command line or another caller asked for more workers; here it is asked now and then.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from spark_integration.tasks import await_executors, collect_in_tasks
 
 log = logging.getLogger("flux")
 
-#: How often the controller is asked for slots without a task.
+#: Time between two questions to the controller for slots without a task.
 LOOK_S = 0.2
-#: How often Spark is asked: for task slots, and for executors that are to go.
+#: Time between two questions to Spark: for task slots, and for executors that are to go.
 ASK_SPARK_S = 1.0
 
 
 class Elastic:
-    """Used by the thread that supervises the query. ``room``: how many workers have room in so many task slots, with the
-    arithmetic."""
+    """Starter of worker tasks, used by the thread that supervises the query. ``room`` returns the number of workers that have
+    room in a number of task slots, with the arithmetic."""
 
     def __init__(
         self, spark: SparkSession, plan: Plan, server: Server, jobs: Jobs, room: Callable[[int], Room]
@@ -48,10 +48,10 @@ class Elastic:
         self._started = False
         self._decommissioning = Decommissioning(spark, server, lambda: room(live_slots(spark)).workers)
         self._ask_spark_at = 0.0
-        self._untold: set[int] = set()  # slots whose tasks were started, and the controller may not know
+        self._untold: set[int] = set()  # slots with started tasks that the controller may not know of
 
     def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
-        """A Spark job with a task for each of these slots."""
+        """Start a Spark job with a task for each of these slots."""
         run = worker_function(self._plan, rendezvous, slots)
         what = f"workers in {named('slot', slots)}" if self._started else "workers"
         first, self._started = not self._started, True
@@ -75,8 +75,8 @@ class Elastic:
         )
 
     def look(self, rendezvous: Rendezvous) -> None:
-        """Drain and replace who is to go, and start what is missing. What goes wrong here is no reason to end a query that
-        runs."""
+        """Drain and replace workers that are to go, and start missing ones. A failure here is no reason to end a running
+        query."""
         try:
             self._ask_spark()
             slots = self._server.look(self._missing)
@@ -92,12 +92,14 @@ class Elastic:
             log.warning("query %s: cannot look after its workers: %s", self._plan.query, error)
 
     def _missing(self) -> list[int]:
-        """In the controller's thread, like ``_tell``. It may have been too busy to be told of what was started before."""
+        """Return the slots without a task. Runs in the controller's thread, like ``_tell``. The controller may have been too
+        busy before to be told of tasks that were started."""
         self._tell()
         return self._server.core.missing_slots()
 
     def _tell(self) -> None:
-        """Nothing of tasks that have ended since: the controller hears of their end in this thread, too, and only after this."""
+        """Tell the controller of started tasks, but not of those that have ended since: it hears of their end in this thread,
+        too, and only after this."""
         started = list(self._untold)
         self._server.core.tasks_started(started)
         self._untold.difference_update(started)
@@ -110,6 +112,6 @@ class Elastic:
         self._decommissioning.look()
 
     def renew_room(self) -> None:
-        """Tell the controller how many workers have room: it refuses more, whoever asks."""
+        """Tell the controller the number of workers that have room: it refuses more, from any caller."""
         room = self._room(task_slots(self._spark))
         self._server.look(lambda: self._server.core.allow(room.workers, room.arithmetic))

@@ -1,4 +1,4 @@
-"""What runs inside the tasks: worker, ingress, and the identity of the process they run in (design: worker)."""
+"""Functions that run inside the tasks: worker, ingress, and the identity of their process (design: worker)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flux.shell.worker import Worker
 from flux.stream.micro_batches import MicroBatch
 from spark_integration.schema import recast
 
-#: How long an ingress task that is told to stop throws away input before it fails. Spark kills it before that.
+#: Time for which an ingress task that is told to stop throws away input before it fails. Spark kills it before that.
 DRAIN_S = 30.0
-#: Local properties of Spark's, by which tasks know the streaming query and the micro-batch that they work for.
+#: Local properties of Spark, by which tasks know the streaming query and the micro-batch that they work for.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -30,12 +30,13 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 def worker_function(
     plan: Plan, rendezvous: Rendezvous, slots: Sequence[int]
 ) -> Callable[[Iterable[int]], Iterator[str]]:
-    """One long-running task for each of ``slots``, in the order of the job's partitions; last statistics out, as JSON."""
+    """Make the function of worker tasks: one long-running task for each of ``slots``, in the order of the job's partitions. It
+    gives the last statistics, as JSON."""
     slots = list(slots)
 
     def run(numbers: Iterable[int]) -> Iterator[str]:
         context = _context()
-        for _ in numbers:  # nothing that the partition's id does not say as well
+        for _ in numbers:  # the number is that of the partition, which the context has
             pass
         slot = slots[context.partitionId()]
         yield json.dumps(Worker(plan, rendezvous).run(slot, context.taskAttemptId(), name_of_executor()))
@@ -44,7 +45,7 @@ def worker_function(
 
 
 def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFunction:
-    """One task per partition of the user's DataFrame: rows in, one row about them out."""
+    """Make the function of ingress tasks, one per partition of the user's DataFrame: rows in, one row about them out."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = _context()
@@ -55,7 +56,7 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
         try:
             rows = ingress.run(renamed, context.taskAttemptId())
         except Stopped:
-            rows = -1  # the query is over; nobody looks at the result
+            rows = -1  # the query is over, and no reader is left for the result
             if not ingress.drained(DRAIN_S):
                 raise  # a thread still reads Spark's socket: this process must not be used again
         yield pa.RecordBatch.from_pydict(
@@ -68,8 +69,9 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
 def micro_batch_function(
     plan: Plan, rendezvous: Rendezvous, source: int, least: dict[int, int], again: bool = False
 ) -> ArrowFunction:  # fmt: skip
-    """One task per partition of a micro-batch of a streaming query: rows in, one row about them out. ``least``: see
-    ``MicroBatch``, for each partition that had any. ``again``: some of the batch may have been sent before."""
+    """Make the function of tasks for a micro-batch of a streaming query, one per partition: rows go in, one row about them
+    comes out. ``least`` is that of ``MicroBatch``, for each partition that had rows. ``again``: a part of the batch may
+    have been sent before."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _context().partitionId()
@@ -89,12 +91,13 @@ def send_micro_batch(
     least: int = 0,
     again: bool = False,
 ) -> int:
-    """In a task of a streaming query: send its partition of a micro-batch. Returns when everybody has applied the rows: how many
-    the partition had in all batches; ``least`` if it has none in this one. Raises whatever else happens, also where the query is
-    stopped, because Spark commits the batch otherwise."""
+    """Send a partition of a micro-batch, in a task of a streaming query. Returns when all consumers have applied the rows: the
+    number of rows that the partition had in all batches; ``least`` if it has none in this one. Every other outcome raises,
+    also a stop of the query, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
-    # Without rows there is nothing to send. Where some of the batch was sent before, it is to be seen that there were none then.
+    # Without rows there is nothing to send. If a part of the batch was sent before, consumers must see that it had no rows
+    # then.
     if first is None and not again and not _context().attemptNumber():
         return least
     context = _context()
@@ -112,7 +115,7 @@ def send_micro_batch(
 
 
 def in_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """With the names of ``schema``, and its time zones: a streaming query may be of a session with another one."""
+    """Return a batch with the names of ``schema``, and its time zones: the session of a streaming query may have another one."""
     columns = [
         column if column.type == type_ else column.cast(type_)
         for column, type_ in zip(batch.columns, schema.types, strict=True)
@@ -121,7 +124,8 @@ def in_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def egress_function(plan: Plan, rendezvous: Rendezvous, stage: int, schema: pa.Schema) -> ArrowFunction:
-    """A task for each partition of the collecting stage: its number in, its rows out, as ``schema`` has them."""
+    """Make the function of tasks that fetch output, one for each partition of the collecting stage: its number goes in, its
+    rows come out, by ``schema``."""
     settings = plan.settings
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -141,7 +145,7 @@ def _context() -> TaskContext:
 
 
 def name_of_executor() -> str:
-    """Spark's id, host and process of the executor, as in ``1@host:4711``; without the id where the driver is the
+    """Return Spark's id, host and process of the executor, as in ``1@host:4711``; without the id where the driver is the
     executor. The JVM is the parent of the daemon that forked this process.
 
     Spark does not tell Python tasks the id; every kind of executor has it on its command line."""
@@ -157,7 +161,7 @@ def name_of_executor() -> str:
 
 
 def spark_id(executor: str) -> str | None:
-    """Spark's id in the name of an executor; None: it is not known."""
+    """Return Spark's id in the name of an executor; None: it is not known."""
     identifier, at, _ = executor.rpartition("@")
     return identifier if at else None
 

@@ -23,7 +23,7 @@ from spark_integration.start import session_of, sources_of
 
 
 def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **options: Any) -> str:
-    """Checks what ``start`` checks, but for task slots; runs nothing. Raises what it would raise."""
+    """Explain flows. Checks the same as ``start``, but for task slots, and raises its errors; runs nothing."""
     session = spark or session_of(sources_of(flows))
     settings = read_settings(session, options)
     if has_one_executor(session) and not says_where_copies_go(session, options):

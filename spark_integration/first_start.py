@@ -1,4 +1,4 @@
-"""The first query after an installation: where the driver shares its files with the workers, it compiles the kernels once.
+"""The first query after an installation: if the driver shares its files with the workers, it compiles the kernels once.
 
 Otherwise all workers compile the same at once, and on a small machine that takes longer than they may take to join.
 """
@@ -14,7 +14,7 @@ log = logging.getLogger("flux")
 
 
 def compile_once() -> None:
-    """Returns at once if the disk cache has the kernels."""
+    """Compile the kernels. Returns at once if the disk cache has them."""
     if not is_warm():
         log.warning("first start after an installation: compiling the kernels, which takes up to a minute")
         warm_up()

@@ -14,7 +14,7 @@ from spark_integration.stream_writer import StreamWriter, writer_of
 
 
 class FluxDataSource(DataSource):  # type: ignore[misc]
-    """``df.writeStream.format("flux").option("query", name)``, options as in ``writer_of``;
+    """Data source of ``df.writeStream.format("flux").option("query", name)``, options as in ``writer_of``, and of
     ``spark.readStream.format("flux")``, options as in ``stream_reader.options_of``."""
 
     @classmethod
@@ -22,7 +22,7 @@ class FluxDataSource(DataSource):  # type: ignore[misc]
         return "flux"
 
     def schema(self) -> StructType:
-        """Of what is read: output of a running query."""
+        """Return the schema of rows that are read, output of a running query."""
         return spark_schema(self.options)
 
     def streamReader(self, schema: StructType) -> FluxStreamReader:  # noqa: N802
@@ -33,5 +33,5 @@ class FluxDataSource(DataSource):  # type: ignore[misc]
 
 
 def register(spark: SparkSession) -> None:
-    """So that the session knows ``format("flux")``."""
+    """Register ``format("flux")`` in the session."""
     spark.dataSource.register(FluxDataSource)

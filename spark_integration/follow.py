@@ -14,13 +14,13 @@ from flux.dataflow.api import Flow
 from flux.errors import UsageError
 from spark_integration.query import Query
 
-#: How often the screen looks for a new report.
+#: Time between two looks for a new report, in seconds.
 LOOK_S = 0.05
 
 
 def follow(query: Query, console: Console | None = None) -> None:
-    """Show progress until all output is there or the query has failed. On a terminal the view is renewed in place,
-    elsewhere each report is one line. Raises nothing of the query's: ask it how it went."""
+    """Show progress until all output is there or the query has failed. On a terminal the view is renewed in place, elsewhere
+    each report is one line. The query's errors are not raised: the query has them."""
     if isinstance(query, Flow):
         raise UsageError(
             f"{query} is a flow that has not been started: flux.follow takes the query that start() returns"
@@ -39,7 +39,7 @@ def follow(query: Query, console: Console | None = None) -> None:
 
 
 def _reports(query: Query) -> Any:
-    """Each report once, the last one included."""
+    """Yield each report once, the last one included."""
     seen = None
     while True:
         over = query.phase in ("finished", "ended")
@@ -61,7 +61,7 @@ def line(report: dict[str, Any]) -> str:
 
 
 def replication(report: dict[str, Any]) -> str:
-    """What is to be said about copies of partitions; nothing while all is well and nothing has happened."""
+    """Describe replication; "" while all is well and nothing has happened."""
     missing, under_way = report.get("underReplicated", ()), report.get("repairsUnderWay", ())
     if not (missing or under_way or report.get("takeOvers")):
         return ""

@@ -1,9 +1,9 @@
-"""The ingress file: by it the streaming queries of a program find the inputs of a running query that they write into (design:
-micro-batches).
+"""The ingress file, in which the streaming queries of a program find the inputs of a running query that they write into
+(design: micro-batches).
 
-It lies beside the connection file, readable by its owner only, and has what an ingress task is given besides its rows: the plan
-without code, the address of the controller and the secret of the workers. Spark makes the writers of a streaming query in
-Python processes of its own on the host of the driver, which know nothing of the driver's memory.
+It lies beside the connection file, readable by its owner only, and has everything that an ingress task gets besides its
+rows: the plan without code, the address of the controller and the secret of the workers. Spark makes the writers of a
+streaming query in Python processes of its own on the host of the driver, which know nothing of the driver's memory.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from flux.shell.loop import Rendezvous
 from flux.shell.vault import without_code
 
 VERSION = 1
-#: How long a query that starts is waited for, and how often it is looked.
+#: Longest wait for a query that starts, and time between two looks.
 START_S, LOOK_S = 120.0, 0.2
 BYTES_MAX = 1 << 26
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an ingress task needs. ``name``: of the query, or its id."""
+    """Content of the file: everything that an ingress task needs."""
 
     version: int
+    #: Name of the query, or its id.
     name: str
     plan: Plan
     rendezvous: Rendezvous
 
     def source(self, name: str | None) -> StreamSourcePlan:
-        """The input of that name; None: the only one. UsageError says which there are."""
+        """Return the input of that name; None: the only one. UsageError lists the inputs."""
         inputs = [source for source in self.plan.sources if isinstance(source, StreamSourcePlan)]
         meant = [source for source in inputs if name in (None, source.name)]
         if len(meant) == 1:
@@ -54,13 +55,14 @@ class Inputs:
 
 
 def write(plan: Plan, name: str | None, rendezvous: Rendezvous) -> Path:
-    """Make the file; the caller removes it when the query ends. OSError, or UsageError if others could write there."""
+    """Make the file; the caller removes it when the query ends. Raises OSError, or UsageError if other users could write
+    there."""
     folder = connection_file.folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     connection_file.check_folder(folder)
     path = _path(folder, plan.query)
     data = pickle.dumps(Inputs(VERSION, name or plan.query, without_code(plan), rendezvous))
-    path.unlink(missing_ok=True)  # of an earlier life
+    path.unlink(missing_ok=True)  # left by an earlier life
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         file.write(data)
@@ -68,7 +70,8 @@ def write(plan: Plan, name: str | None, rendezvous: Rendezvous) -> Path:
 
 
 def find(query: str) -> Inputs:
-    """Of the running query of that name or id. UsageError or Unreachable: there is none, or nothing can be written into it."""
+    """Read the file of the running query of that name or id. UsageError or Unreachable: there is none, or nothing can be
+    written into it."""
     connection = choose(query)
     path = _path(connection_file.folder(), connection.id)
     end = time.monotonic() + START_S
@@ -83,7 +86,7 @@ def find(query: str) -> Inputs:
         ) from None
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())
-        # It is unpickled: nobody else may have written it.
+        # The file is unpickled: no other user may have written it.
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
             raise UsageError(f"{path} is not a file of this user's alone; remove it, and start the query again")
         if about.st_size > BYTES_MAX:
@@ -95,7 +98,7 @@ def find(query: str) -> Inputs:
 
 
 def _starts(connection: QueryConnection) -> bool:
-    """Whether the query waits for its workers: before they are there, nothing can be written into it."""
+    """Tell whether the query waits for its workers: before they are there, nothing can be written into it."""
     try:
         with QueryClient(connection) as client:
             return client.ask(GetStatus(), Status).phase == "starting"

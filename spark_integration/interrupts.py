@@ -2,12 +2,13 @@
 
 Two habits of other packages would end all queries with each Ctrl-C, in a notebook or in a program that catches it:
 
-- pyspark's handler of SIGINT cancels all jobs of its context before it raises ``KeyboardInterrupt``, also those of queries. Here
-  it cancels the others alone. Its context is in the cell of its closure, and that is replaced: ``signal.signal`` would only work
-  in the main thread.
-- py4j, when a call of the JVM is interrupted, has the JVM close the connection of this call. The JVM finds it by its port or by
-  that of the JVM, which is the same for all connections. So the calls of all threads break, also those that wait for the workers'
-  tasks, and some would be sent once more. Here the connection of the interrupted call is closed alone.
+- pyspark's handler of SIGINT cancels all jobs of its context before it raises ``KeyboardInterrupt``, also those of queries.
+  Here it cancels the other jobs alone. Its context is in the cell of its closure, and that is replaced: ``signal.signal``
+  would only work in the main thread.
+- py4j, when a call of the JVM is interrupted, has the JVM close the connection of this call. The JVM finds the connection
+  by its port or by that of the JVM, which is the same for all connections. So the calls of all threads break, also those
+  that wait for the workers' tasks, and some would be sent once more. Here the connection of the interrupted call is closed
+  alone.
 
 There is no public way to do either. With releases that do this otherwise, everything stays as it is. The call that is
 interrupted stops a query of its own: see ``Output.get``.
@@ -28,18 +29,19 @@ from spark_integration import active
 
 log = logging.getLogger("flux")
 
-#: The handler in ``SparkContext``, and the variable in which it finds its context.
+#: Handler in ``SparkContext``, and the variable in which it finds its context.
 HANDLER, CONTEXT = "SparkContext._do_init.<locals>.signal_handler", "self"
-#: How long Ctrl-C waits until the other jobs are cancelled, before it is heard all the same.
+#: Time for which Ctrl-C waits until the other jobs are cancelled, before it takes effect all the same.
 CANCEL_S = 5.0
 
 FAILURES = (Py4JError, AttributeError, TypeError, OSError)
-#: The method of py4j that is replaced, None in a release that has none.
+#: Method of py4j that is replaced, None in a release without it.
 _shut_down: Any = getattr(ClientServerConnection, "shutdown_socket", None)
 
 
 class SparingContext:
-    """The context of a session, whose ``cancelAllJobs`` spares the jobs of queries. Called by the handler of SIGINT alone."""
+    """The context of a session, with a ``cancelAllJobs`` that spares the jobs of queries. Called by the handler of SIGINT
+    alone."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -55,9 +57,9 @@ class SparingContext:
 
 
 def cancel_others(context: SparkContext) -> None:
-    """Cancel the jobs that are of no query. Called in the main thread between any two of its instructions, so it takes no lock
-    that this thread may hold. This thread may be waiting for an answer of the JVM, and cannot ask on the same connection: another
-    thread asks."""
+    """Cancel the jobs that belong to no query. Called in the main thread between any two of its instructions, so it takes no
+    lock that this thread may hold. This thread may be waiting for an answer of the JVM, and cannot ask on the same
+    connection: another thread asks."""
     asks = threading.Thread(target=_cancel_others, args=(context,), name="flux-interrupt", daemon=True)
     asks.start()
     asks.join(CANCEL_S)
@@ -80,8 +82,8 @@ def _cancel_others(context: SparkContext) -> None:
 
 
 def spare_queries(context: SparkContext) -> None:
-    """Let Ctrl-C spare queries from now on. Called with each start: the session may be a new one, and another may have taken the
-    place of the handler."""
+    """Let Ctrl-C spare queries from now on. Called with each start: the session may be a new one, and another handler may have
+    been set."""
     handler: Any = signal.getsignal(signal.SIGINT)
     if getattr(handler, "__qualname__", "") == HANDLER:
         for name, cell in zip(handler.__code__.co_freevars, handler.__closure__ or (), strict=True):
@@ -92,8 +94,8 @@ def spare_queries(context: SparkContext) -> None:
 
 
 def _shut_down_alone(connection: Any, remote_port: int, local_port: int) -> None:
-    """Take the place of the method in py4j. It is called for all connections that are at rest, too, which py4j has taken from
-    its store before. ``remote_port``: of the connection whose call was interrupted, on this side."""
+    """Shut down one connection, in place of the method in py4j. It is called for all idle connections, too, which py4j has
+    taken from its store before. ``remote_port`` is the port, on this side, of the connection whose call was interrupted."""
     context = SparkContext._active_spark_context
     if not active.at_this_moment() or context is None:
         _shut_down(connection, remote_port, local_port)
@@ -106,4 +108,4 @@ def _shut_down_alone(connection: Any, remote_port: int, local_port: int) -> None
         connection.is_connected = False
     except FAILURES as error:
         log.debug("a connection to the JVM is not closed: %s", error)
-    cancel_others(context)  # the JVM goes on with what it was asked for; in a notebook, no handler has cancelled it
+    cancel_others(context)  # the JVM continues its work; in a notebook, no handler has cancelled it

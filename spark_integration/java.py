@@ -1,4 +1,4 @@
-"""Is there a Java that Spark can use? Says in one line what to do if not."""
+"""Check for a Java that Spark can use. It says in one line what to install if there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JAVA_MIN = 17
 
 
 def find_java() -> str:
-    """Path of the java that Spark will start; raises RuntimeError with one line that says what to install."""
+    """Return the path of the java that Spark will start. RuntimeError says in one line what to install."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):

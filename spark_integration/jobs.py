@@ -18,12 +18,12 @@ from flux.dataflow.user_code import text_of
 
 log = logging.getLogger("flux")
 
-#: To be said where the executors do not find this very project.
+#: Remedy for executors that do not find Flux itself.
 OTHER_PYTHON = (
     ". Spark's workers run the Python that PYSPARK_PYTHON names, and Flux is not installed there: set it to the Python that "
     "has Flux, before the session is made"
 )
-#: The same for a module of the program.
+#: Remedy for executors that do not find a module of the program.
 OTHER_MODULES = (
     ". The executors do not find it. Ship it before the query is started, with spark.sparkContext.addPyFile(path) or "
     "spark-submit --py-files (a .py file, or a package as .zip), or install it for the Python that PYSPARK_PYTHON names, or name "
@@ -36,7 +36,7 @@ OTHER_CODE = (
 
 
 class Jobs:
-    """``run`` jobs of one group; ``join`` them, or ``cancel`` what is left."""
+    """Spark jobs of one group: ``run`` them, ``join`` them, or ``cancel`` the rest."""
 
     def __init__(self, spark: SparkSession, group: str) -> None:
         self._context = spark.sparkContext
@@ -46,7 +46,7 @@ class Jobs:
     def run(
         self, what: str, action: Callable[[], Any], done: Callable[[Any], None], failed: Callable[[str, str], None]
     ) -> None:
-        """Run the action in the background. ``done`` gets its result, ``failed`` what it was and the reason."""
+        """Run the action in the background. ``done`` gets its result, ``failed`` its description and the reason."""
 
         def body() -> None:
             self._context.setJobGroup(self._group, what, interruptOnCancel=True)
@@ -62,14 +62,14 @@ class Jobs:
         thread.start()
 
     def join(self, timeout: float) -> list[str]:
-        """Names of the jobs that are still running after so many seconds."""
+        """Wait for the jobs. Returns the names of those that are still running after ``timeout`` seconds."""
         end = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def cancel(self) -> None:
-        """Nothing to do where Spark was stopped: its jobs went with it."""
+        """Cancel the jobs. If Spark was stopped, its jobs have ended with it."""
         try:
             self._context.cancelJobGroup(self._group)
         except (Py4JError, AttributeError, OSError) as error:
@@ -77,13 +77,13 @@ class Jobs:
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
+    """Return the line of a Spark exception that a person needs: the last of the Python traceback inside it, if there is one."""
     line = line_of((isinstance(error, CapturedException) and error._desc) or text_of(error)) or type(error).__name__
     return line + remedy_of(line)
 
 
 def remedy_of(line: str) -> str:
-    """Return what to do about a task that failed because its executor lacks something: another attempt would fail like it. Empty
+    """Return a remedy for a task that failed because its executor lacks a module: another attempt would fail like it. Empty
     for any other failure."""
     if re.search(r"No module named '(flux|spark_integration)\b|spark_integration\.daemon's stdout", line):
         return OTHER_PYTHON
@@ -93,7 +93,7 @@ def remedy_of(line: str) -> str:
 
 
 def line_of(text: str) -> str:
-    """The same of its text."""
+    """Return that line of an exception's text."""
     lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     raised = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception", "Failed", "Timeout"))]
     return (raised[-1] if raised else lines[0] if lines else "")[:2000]
