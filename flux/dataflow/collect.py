@@ -26,6 +26,8 @@ class Part(NamedTuple):
 
 
 class Collect(Operator):
+    """The operator that keeps one partition of the output, in memory up to ``memory_bytes`` and then in a file."""
+
     snapshot_classes = ()
 
     def __init__(self, memory_bytes: int) -> None:

@@ -37,11 +37,15 @@ def _leads(table: Table, to: To) -> bool:
 
 @dataclass
 class _Given:
+    """A copy on its way, in parts."""
+
     number: int
     parts: Parts
 
 
 class Handing:
+    """The copies of standbys that are on their way or wait for their turn. A state machine without I/O."""
+
     def __init__(self, secret: bytes, again_s: float, limits: Limits | None = None) -> None:
         self._secret = secret
         self._again_s = again_s

@@ -26,6 +26,8 @@ from partitioning.table import Table
 
 
 class Vault(StageWorker):
+    """The state machine of a vault. Its effects are held until the journal is durable."""
+
     def __init__(
         self,
         plan: Plan,

@@ -1,1 +1,1 @@
-"""Sockets, clocks and threads around the machines that decide."""
+"""Sockets, clocks and threads around the state machines."""

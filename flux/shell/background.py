@@ -1,4 +1,4 @@
-"""One thread of a worker for what would hold up its partitions: making bytes of a large state, and a state of bytes."""
+"""One thread of a worker for jobs that would hold up its partitions: making bytes of a large state, and a state of bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flux.shell.bell import Bell
 
 
 class Background:
-    """Jobs are done in the order in which they were given; ``bell`` rings when one is done."""
+    """A thread that does jobs in the order in which they were given; ``bell`` rings when one is done."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
@@ -27,7 +27,7 @@ class Background:
         self._bell.ring()
 
     def done(self) -> Iterator[tuple[int, Any]]:
-        """Tokens and results of the jobs that are done since the last call."""
+        """Yield tokens and results of the jobs that are done since the last call."""
         self._bell.clear()
         while True:
             try:
@@ -36,5 +36,5 @@ class Background:
                 return
 
     def close(self) -> None:
-        """Waits for the job under way; those that have not begun are given up."""
+        """Wait for the job under way; jobs that have not begun are given up."""
         self._pool.shutdown(wait=True, cancel_futures=True)

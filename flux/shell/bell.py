@@ -1,4 +1,4 @@
-"""What other threads ring to end a wait: something to poll beside sockets."""
+"""A bell by which other threads end a wait: something to poll beside sockets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 class Bell:
-    """Rung by any thread, heard by the one that waits; heard again and again until cleared."""
+    """A signal between threads. Any thread rings it, and the waiting thread hears it again and again until it is cleared."""
 
     def __init__(self) -> None:
         self._hears, self._rings = socket.socketpair()
@@ -18,7 +18,7 @@ class Bell:
         try:
             self._rings.send(b"!")
         except OSError:
-            pass  # full: it is ringing already; or closed: nobody listens
+            pass  # full: it is ringing already; or closed: no thread listens
 
     def clear(self) -> None:
         try:

@@ -1,12 +1,12 @@
 """A thread that looks after connections to ports until they have proved the query's secret (design: strangers).
 
-It answers ZeroMQ's question who may connect (ZAP, RFC 27): nobody gets so far as to send a message, or to choose the name
-of his connection, without a ticket or, where connections are encrypted, the query's key. And it cuts those that
-send too much before that (``strangers``). A thread of its own, because the others are busy in steps of the user's.
+The doorman answers ZeroMQ's question whether a peer may connect (ZAP, RFC 27): no peer can send a message, or choose the name
+of its connection, without a ticket or, if connections are encrypted, the query's key. And the doorman cuts connections that
+send too much before that (``strangers``). It has a thread of its own, because the others are busy in steps of the user's code.
 
-The port reads a proof perhaps much later, when its connection has closed and another has the same descriptor. So the
-answer to ZeroMQ counts the connections that have come so far, and every message of the one that it admits bears that
-count: the holder of the descriptor has sent it only if it was among them.
+The port may read a proof much later, when its connection has closed and another has the same descriptor. So the
+answer to ZeroMQ counts the connections that have come until then, and every message of the admitted connection bears that
+count: the present holder of the descriptor has sent the message only if it was among the connections counted.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from flux.wire.strangers import Strangers
 
 log = logging.getLogger("flux")
 
-#: How often it is looked what strangers have sent, while there are any.
+#: Seconds between two looks at the bytes that strangers have sent, while there are any strangers.
 LOOK_S = 0.02
 ZAP = "inproc://zeromq.zap.01"
 _WAKE = "inproc://flux.shell.doorman"
-#: What it hears of the connections of a port.
+#: The events of a port's connections that the doorman hears.
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-#: Where Linux keeps the number of bytes received in what it says about a TCP connection.
+#: Offset of the number of bytes received in Linux's information about a TCP connection, and the bytes that are asked for.
 _RECEIVED_AT, _TCP_INFO_BYTES = 128, 192
 
 
 def _descriptors() -> int:
-    """As many files as this process may have open."""
+    """Return the number of files that this process may have open."""
     try:
         import resource
 
@@ -51,10 +51,10 @@ def _descriptors() -> int:
 
 
 class Door:
-    """What the doorman knows of one port. ``trust`` and ``closed`` are called by the port's thread."""
+    """The doorman's knowledge of one port. ``trust`` and ``closed`` are called by the port's thread."""
 
     def __init__(self, domain: bytes, number: int, monitor: zmq.Socket[bytes], tickets: Tickets, member: bytes) -> None:
-        """``number`` of the TCP port; ``member``: z85 of the only key that may connect, empty where any may."""
+        """``number`` is the TCP port; ``member``: z85 of the only key that may connect, empty if any key may."""
         self.domain = domain
         self.monitor = monitor
         self.refused = 0
@@ -62,21 +62,22 @@ class Door:
         self._tickets = tickets
         self._member = z85.decode(member) if member else b""
         self._strangers = Strangers(_descriptors())
-        self._own: dict[int, socket.socket] = {}  # of strangers: keeps the descriptor from being another's
-        self._came = 0  # connections so far
-        self._numbers: dict[int, int] = {}  # of strangers: which of them
+        self._own: dict[int, socket.socket] = {}  # duplicates of strangers' sockets, which no other connection gets
+        self._came = 0  # connections until now
+        self._numbers: dict[int, int] = {}  # by a stranger's descriptor: the number of its connection
         self._trusted: dict[int, bytes] = {}
         self._look_at = 0.0
-        self._unknown: list[tuple[int, bytes, int]] = []  # proved, but not seen to come
+        self._unknown: list[tuple[int, bytes, int]] = []  # proofs of connections that were not seen to come
         self._proved: queue.SimpleQueue[tuple[int, bytes, int]] = queue.SimpleQueue()
         self._gone: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def trust(self, descriptor: int, connection: bytes, came: int) -> None:
-        """This connection has proved the secret. To be called before it is told so. ``came``: when it was admitted."""
+        """Trust a connection that has proved the secret. To be called before the connection is told so. ``came``: the count of
+        connections when it was admitted."""
         self._proved.put((descriptor, connection, came))
 
     def closed(self) -> list[bytes]:
-        """Trusted connections that have closed since the last call."""
+        """Return the trusted connections that have closed since the last call."""
         found = []
         while not self._gone.empty():
             found.append(self._gone.get())
@@ -90,7 +91,7 @@ class Door:
 
     @property
     def came(self) -> int:
-        """Connections that have come, as far as it has been heard."""
+        """Return the number of connections that have come, as far as it has been heard."""
         return self._came
 
     def admits(self, mechanism: bytes, credentials: Sequence[bytes]) -> bool:
@@ -105,7 +106,7 @@ class Door:
         return good
 
     def hear(self, now: float) -> None:
-        """Events of the port's connections."""
+        """Take in the events of the port's connections."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             kind, descriptor = event["event"], int(event["value"])
@@ -117,19 +118,19 @@ class Door:
                 self.refused += 1
 
     def look(self, now: float) -> None:
-        """Events of the port's connections, then what strangers have sent."""
+        """Take in the events of the port's connections, then look at the bytes that strangers have sent."""
         self.hear(now)
-        # Those that are not known even now, though all that has happened before is: closed before their proof was noted.
+        # Proofs of connections that are unknown even now, with all earlier events taken in: closed before the proof was noted.
         closed, self._unknown = self._unknown, []
         self._note_proofs()
         for proof in closed:
             self._proof(*proof, last=True)
         if now < self._look_at:
-            return  # a look at all of them for each that comes would be too much
+            return  # a look at all strangers for each new connection would be too much
         self._look_at = now + LOOK_S
         much = self._strangers.too_much(self._received, now)
         if much:
-            self._note_proofs()  # what a connection sent after its proof does not count
+            self._note_proofs()  # bytes that a connection sent after its proof do not count
             self._cut(self._strangers.cut_off(much))
 
     def _accepted(self, descriptor: int, now: float) -> None:
@@ -142,8 +143,8 @@ class Door:
         except OSError:
             if copy >= 0:
                 os.close(copy)
-            return  # closed meanwhile, and perhaps a file by now
-        internet = own.family in (socket.AF_INET, socket.AF_INET6)  # others have addresses of another kind
+            return  # closed meanwhile, and the descriptor may be a file's by now
+        internet = own.family in (socket.AF_INET, socket.AF_INET6)  # other families have addresses of another kind
         if not internet or own.getsockname()[1] != self._number:
             own.close()
             return
@@ -151,7 +152,7 @@ class Door:
         self._cut(self._strangers.came(descriptor, now))
 
     def _disconnected(self, descriptor: int) -> None:
-        self._note_proofs()  # also of this one, which is gone then
+        self._note_proofs()  # also a proof of this connection, which is gone then
         self._strangers.left(descriptor)
         self._let_go(descriptor)
         if descriptor in self._trusted:
@@ -163,7 +164,7 @@ class Door:
 
     def _proof(self, descriptor: int, connection: bytes, came: int, last: bool = False) -> None:
         if descriptor in self._strangers and self._numbers[descriptor] > came:
-            self._gone.put(connection)  # and another has its descriptor
+            self._gone.put(connection)  # a later connection has its descriptor
         elif descriptor in self._strangers:
             self._strangers.left(descriptor)
             self._let_go(descriptor)
@@ -171,7 +172,7 @@ class Door:
         elif last:
             self._gone.put(connection)
         else:
-            self._unknown.append((descriptor, connection, came))  # the news that it came may be right behind
+            self._unknown.append((descriptor, connection, came))  # the event of its coming may be right behind
 
     def _received(self, descriptor: int) -> int:
         if sys.platform != "linux":
@@ -204,7 +205,7 @@ class Door:
 
 
 class Doorman:
-    """Begins before the first port is bound, ends when the context does."""
+    """The thread that watches the doors of all ports. It begins before the first port is bound, and ends with the context."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._zap = context.socket(zmq.REP)
@@ -225,11 +226,11 @@ class Doorman:
         self._wake_end.send(b"")
 
     def leave(self) -> None:
-        """To be called before the context ends."""
+        """Let go of the context. To be called before the context ends."""
         self._wake_end.close(0)
 
     def join(self) -> None:
-        """After the context has ended."""
+        """Wait for the thread, after the context has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -240,7 +241,7 @@ class Doorman:
                 except zmq.ContextTerminated:
                     return
                 except Exception:
-                    log.exception("looking after new connections failed")  # and goes on: without it nobody can connect
+                    log.exception("looking after new connections failed")  # and goes on: without it no peer can connect
                     time.sleep(LOOK_S)
         finally:
             self._take_new()
@@ -274,7 +275,7 @@ class Doorman:
         came = b""
         good = door is not None and door.admits(mechanism, credentials)
         if door is not None:
-            door.hear(time.monotonic())  # ZeroMQ's one thread has told of this connection before it asked
+            door.hear(time.monotonic())  # ZeroMQ's one thread has sent the event of this connection before it asked
             came = str(door.came).encode()
         status = [b"200", b"OK"] if good else [b"400", b"this port belongs to another query, or the ticket is used"]
         self._zap.send_multipart([version, request, *status, came if good else b"", b""])

@@ -1,4 +1,4 @@
-"""The loop of one egress task: how it reaches others (design: egress). What it asks: ``flux.host.fetching``."""
+"""The loop of one egress task, with its sockets (design: egress). Its questions come from ``flux.host.fetching``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partitioning.table import Table
 
 
 class Egress:
-    """Output of ``partition`` of the collecting stage ``stage``. To be used once, by one thread."""
+    """Reader of the output of ``partition`` of the collecting stage ``stage``. To be used once, by one thread."""
 
     def __init__(
         self, rendezvous: Rendezvous, stage: int, partition: int, controller_timeout: float, ordered: bool = True
@@ -33,14 +33,14 @@ class Egress:
         self._link: Link | None = None
 
     def batches(self, attempt: int) -> Iterator[pa.RecordBatch]:
-        """All of them, each once. QueryTimeout, QueryFailed, or Stopped where the query has ended."""
+        """Yield all batches, each once. Raises QueryTimeout, QueryFailed, or Stopped if the query has ended."""
         self._attempt = attempt
         try:
             yield from self._fetching.batches()
         finally:
             self._sockets.close()
 
-    # ---- as ``Fetching`` wants its way
+    # ---- as ``Fetching`` wants its transport
 
     def now(self) -> float:
         return time.monotonic()
@@ -74,7 +74,7 @@ class Egress:
         while (left := end - time.monotonic()) > 0:
             ready = self._sockets.wait(left)
             if self._control.link in ready:
-                # An answer that came twice; unread it would end every wait at once.
+                # An answer that came twice; if it stayed unread, it would end every wait at once.
                 for command in self._control.commands():
                     refuse_rejected(command)
             if self._link not in ready:

@@ -40,11 +40,13 @@ from flux.wire.control import (
 )
 from partitioning.warm_up import warm_up
 
-#: Longest sleep while waiting for room or for acks; messages wake the loop earlier.
+#: Longest sleep in a wait for room or for acks; messages wake the loop earlier.
 WAIT_S = 0.05
 
 
 class Ingress:
+    """The loop of one ingress task, which sends one partition of a source. To be used once."""
+
     def __init__(
         self,
         plan: Plan,
@@ -53,7 +55,7 @@ class Ingress:
         partition: int,
         micro_batch: MicroBatch | None = None,
     ) -> None:
-        """``micro_batch``: whose partition it is; None: that of a DataFrame."""
+        """``micro_batch``: the micro-batch to which the partition belongs; None: the partition is that of a DataFrame."""
         self.plan = plan
         self.micro_batch = micro_batch
         self.rendezvous = rendezvous
@@ -62,9 +64,9 @@ class Ingress:
         self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = Links(self.sockets, plan.settings.message_max_bytes)
-        self.end = 0  # behind the last row that was sent, as the stream counts them
+        self.end = 0  # the number behind the last row that was sent, as the stream counts rows
         self._ready = False
-        self._drained = False  # all that was read is applied
+        self._drained = False  # all rows that were read are applied
         self._dismissed = False
         self._node = -1
         self._newest = NewestTable(plan.settings.resend_timeout)
@@ -73,7 +75,7 @@ class Ingress:
         self.input: Prefetch[pa.RecordBatch] | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
-        """Sends everything and returns the number of rows once all of them are applied."""
+        """Send everything and return the number of rows once all of them are applied."""
         try:
             warm_up()
             short_collections()
@@ -92,13 +94,13 @@ class Ingress:
         core = IngressTask(self.plan, self.source, self.partition, welcome.incarnation, self.micro_batch)
         core.wall_ahead = (
             time.time() - time.monotonic()
-        )  # the table may have come too: then rows are read before any turn
+        )  # the table may have come already: then rows are read before any turn
         try:
             for command in early:
                 self._on_command(core, command, time.monotonic())
             return self._send(core, batches)
         except UsageError:
-            raise  # who writes here is told; the query goes on
+            raise  # for the program that writes the input; the query goes on
         except FluxError as error:
             if not (isinstance(error, RefusedError) and error.code == "stale"):
                 self.control.report(failure_of(-1, error))
@@ -126,7 +128,7 @@ class Ingress:
         core.finish(time.monotonic())
         self._beat(
             core, time.monotonic()
-        )  # before others hear of the end, so that the controller has the last count then
+        )  # before others hear of the end, so that the controller has the last count by then
         while not core.drained:
             self._turn(core, WAIT_S)
         self._drained, self.end = True, core.end
@@ -136,7 +138,7 @@ class Ingress:
         return core.streams.rows
 
     def drained(self, timeout: float) -> bool:
-        """After a stop: throw away the rest of the input; False if it has not ended in time."""
+        """Throw away the rest of the input, after a stop; return False if it has not ended in time."""
         if self.input is None:
             return True
         self.input.drain(timeout)
@@ -184,7 +186,7 @@ class Ingress:
             self.links.follow(table)
             core.on_table(table, now)
             self._ready = True
-        if table is not None or isinstance(command, NewTable):  # perhaps because what was said before is lost
+        if table is not None or isinstance(command, NewTable):  # a repeated table: the report before may be lost
             self.control.report(TableSeen(node=self._node, epoch=self._newest.epoch))
         self._ask_for_table(now)
 

@@ -9,9 +9,9 @@ under way; ZeroMQ hides such closings.
     name, code over a and b     ->
     pulses                      ->
 
-Both prove the query's secret by codes that are good for these nonces alone (``handshake``): what somebody has heard
-here is of no use to him, and the name, which only the two can read, cannot be said by anybody else. Pulses tell a
-process that is busy from one that is stopped (``flux.shell.pulse``).
+Both prove the query's secret by codes that are good for these nonces alone (``handshake``): an eavesdropper cannot use the codes
+again, and cannot say the name, which only the two ends can read. Pulses tell a process that is busy from one that is stopped
+(``flux.shell.pulse``).
 
 A connection that is reset says less than one that is closed: something between the hosts may have done it. The worker
 opens another.
@@ -36,20 +36,21 @@ from flux.wire.handshake import MAC_BYTES, NONCE_BYTES, mac, same
 
 _NAME = struct.Struct("!q")
 _PROOF_BYTES = _NAME.size + MAC_BYTES
-#: Connections that have not named themselves yet. One more, and any of them gives way: were it the oldest, who opens
-#: connections fast enough would keep all workers out.
+#: The most connections that have not named themselves yet. One more, and any of them gives way: if it were always the oldest, a
+#: stranger that opens connections fast enough would keep all workers out.
 STRANGERS_MAX = 128
-#: How long a worker may take to name itself; one in a long step does not get to it, and nobody misses its lifeline so soon.
+#: Seconds that a worker may take to name itself. A worker in a long step does not get to it, and its lifeline is not missed so
+#: soon.
 STRANGER_S = 120.0
-#: How long a worker tries to connect at most, and waits for its turn to name itself; it does nothing else meanwhile.
+#: The most seconds that a worker tries to connect, and waits for its turn to name itself; it does nothing else meanwhile.
 CONNECT_S = 2.0
-#: Taken at one look.
+#: The most connections that are accepted at one look.
 ACCEPTS_MAX = 64
 
 
 @dataclass
 class _Greeting:
-    """``asked``: the worker's nonce, ``answered``: ours, once it has been sent."""
+    """A connection in its handshake. ``asked`` is the worker's nonce, ``answered`` the controller's, once it has been sent."""
 
     since: float
     said: bytes = b""
@@ -58,7 +59,7 @@ class _Greeting:
 
 
 class Lifelines:
-    """The controller's end. ``poll`` often; it never waits."""
+    """The controller's end of all lifelines. Call ``poll`` often; it never waits."""
 
     def __init__(self, host: str, secret: bytes) -> None:
         family = socket.getaddrinfo(host, None)[0][0]
@@ -77,13 +78,13 @@ class Lifelines:
         self._named: dict[socket.socket, int] = {}
         self._greetings: dict[socket.socket, _Greeting] = {}
         self._pulses: list[tuple[int, Pulse]] = []
-        self._rests: dict[socket.socket, bytes] = {}  # the beginning of a pulse whose rest has not come
+        self._rests: dict[socket.socket, bytes] = {}  # the first bytes of a pulse whose rest has not come
         self._reset: list[int] = []
         bracketed = f"[{host}]" if ":" in host else host
         self.endpoint = f"tcp://{bracketed}:{self._listener.getsockname()[1]}"
 
     def poll(self) -> list[int]:
-        """Workers whose connection has closed since the last call."""
+        """Return the workers whose connection has closed since the last call."""
         closed = []
         for key, _ in self._selector.select(0):
             connection = key.fileobj
@@ -95,22 +96,22 @@ class Lifelines:
         return self._unnamed(closed)
 
     def pulses(self) -> list[tuple[int, Pulse]]:
-        """Worker and pulse, as they have come since the last call."""
+        """Return the pulses since the last call, each with its worker, as they came."""
         pulses, self._pulses = self._pulses, []
         return pulses
 
     def reset(self) -> list[int]:
-        """Workers whose connection was reset since the last call: they may live."""
+        """Return the workers whose connection was reset since the last call: they may live."""
         reset, self._reset = self._reset, []
         return self._unnamed(reset)
 
     def _unnamed(self, workers: list[int]) -> list[int]:
-        """Those without a newer connection: the end of an older one says nothing."""
+        """Return the workers without a newer connection: the end of an older one says nothing."""
         named = set(self._named.values()) if workers else set()
         return [worker for worker in workers if worker not in named]
 
     def newly_refused(self) -> int:
-        """Since the last call."""
+        """Return the number of connections refused since the last call."""
         count, self.refused = self.refused, 0
         return count
 
@@ -184,7 +185,7 @@ class Lifelines:
         for older in [other for other, name in self._named.items() if name == worker]:
             self._forget(older)
         self._named[connection] = worker
-        self._hear_pulses(connection, greeting.said[_PROOF_BYTES:])  # the first may have come with the name
+        self._hear_pulses(connection, greeting.said[_PROOF_BYTES:])  # the first pulse may have come with the name
 
     def _refuse(self, connection: socket.socket) -> None:
         self.refused += 1
@@ -199,9 +200,9 @@ class Lifelines:
 
 
 class Lifeline:
-    """The worker's end, open as long as the worker lives. ``raw`` is to be polled; what is heard there goes to ``hear``.
-    ``heart`` beats over it as soon as the worker has named itself. ``connect_s``: how long to wait for a connection; an
-    OSError says that there is none."""
+    """The worker's end, open as long as the worker lives. ``raw`` is to be polled; when it is readable, call ``hear``.
+    ``heart`` beats over the connection as soon as the worker has named itself. ``connect_s`` are the seconds to wait for a
+    connection; an OSError says that there is none."""
 
     def __init__(
         self, endpoint: str, secret: bytes, worker: int, heart: Heart | None = None, connect_s: float = CONNECT_S
@@ -218,13 +219,14 @@ class Lifeline:
         self.raw = self._connection.fileno()
 
     def hear_soon(self) -> None:
-        """Before a first long step, in which nothing is heard: wait for the turn to name itself, but not for long."""
+        """Wait for the turn to name itself, but not for long. Called before a first long step, in which nothing is heard."""
         if select.select([self.raw], [], [], CONNECT_S)[0]:
             self.hear()
 
     def hear(self) -> bool:
-        """False: nothing more will be heard. That the other end has closed, or is somebody else, means nothing here: who
-        hears nothing from the controller for long ends because of that, and another may be opened."""
+        """Take in received bytes. False: nothing more will be heard. It means nothing here that the other end has closed, or is a
+        stranger: a worker that hears nothing from the controller for long ends because of that, and it may open another
+        lifeline."""
         try:
             data = self._connection.recv(1024)
         except BlockingIOError:
@@ -257,6 +259,6 @@ def _about(endpoint: str, asked: bytes, answered: bytes) -> tuple[bytes, bytes, 
 
 
 def _veil(secret: bytes, about: tuple[bytes, bytes, bytes], name: bytes) -> bytes:
-    """The name as only the two read it, and back."""
+    """Encrypt the name so that only the two ends can read it, or decrypt it."""
     key = mac(secret, b"lifeline name", *about)
     return bytes(one ^ other for one, other in zip(name, key, strict=False))

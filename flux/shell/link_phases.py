@@ -1,10 +1,10 @@
-"""The phases of a connection to a port, as its connecting end sees it (design: mutual-proof): which event leads where.
+"""The phases of a connection to a port, as its connecting end sees it (design: mutual-proof), and the steps between them.
 
     WAITING --dialled--> MEETING --accepted--> READY
     MEETING, READY --ended--> ENDED --hung up--> WAITING
 
-What came before the end is still read in ENDED, the last word of a handshake too, and the end may be told twice. What is not
-among the steps cannot happen: such an event is a mistake of the caller.
+Messages that came before the end are still read in ENDED, also the last message of a handshake, and the end may be told twice.
+An event that is not among the steps cannot happen: it is a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from enum import Enum, StrEnum
 
 
 class LinkPhase(StrEnum):
+    """Phase of a connection."""
+
     #: There is no connection, until it is time to dial.
     WAITING = "waiting"
     #: Both ends prove the secret to each other.
@@ -23,6 +25,8 @@ class LinkPhase(StrEnum):
 
 
 class LinkEvent(Enum):
+    """Event that may change the phase of a connection. Its value says what it is, for people."""
+
     DIALLED = "there is a new connection"
     ACCEPTED = "the other end has proved the secret, and accepted the proof of this one"
     ENDED = "the connection has closed, or the other end is not to be talked to"
@@ -41,6 +45,6 @@ STEPS: dict[tuple[LinkPhase, LinkEvent], LinkPhase] = {
 
 
 def after(phase: LinkPhase, event: LinkEvent) -> LinkPhase:
-    """The phase that follows."""
+    """Return the phase that follows."""
     assert (phase, event) in STEPS, f"{event.name} of a connection in phase {phase}"
     return STEPS[phase, event]

@@ -15,7 +15,7 @@ from partitioning.table import Table
 
 
 class Links:
-    """To the workers of the newest table."""
+    """The links to the workers of the newest table."""
 
     def __init__(self, sockets: Sockets, message_max_bytes: int) -> None:
         self._sockets = sockets
@@ -32,7 +32,7 @@ class Links:
             self._close(worker)
 
     def close_unneeded(self, needed: set[int], now: float) -> None:
-        """Close those that have been ``needed`` for nothing for a while."""
+        """Close the links to workers that have not been ``needed`` for a while."""
         for worker in self._unneeded.look(self._links, needed, now):
             self._close(worker)
 
@@ -42,7 +42,8 @@ class Links:
         self._sockets.close_link(link)
 
     def send(self, effects: Iterable[ToWorker]) -> None:
-        """All is made before the first is sent: to wake the thread that sends is most of what sending costs."""
+        """Send all effects. All frames are made before the first is sent: most of the cost of sending is waking the thread that
+        sends."""
         messages: dict[int, list[Frames]] = {}
         for effect in effects:
             messages.setdefault(effect.worker, []).append(self._frames(effect))
@@ -61,7 +62,7 @@ class Links:
         frames = encode_batches(effect.batches)
         for frame in frames:
             if frame.size > self._message_max_bytes:
-                # The other end would cut the connection, and after that again and again.
+                # The other end would cut the connection, and would cut it again after each repeated attempt.
                 raise QueryFailed(
                     f"a message of {frame.size:,} bytes is larger than spark.flux.message.maxBytes "
                     f"({self._message_max_bytes:,}): "
@@ -72,7 +73,7 @@ class Links:
         return [encode(effect.message), *frames]
 
     def answers(self, link: Any) -> Iterator[tuple[int, Any]]:
-        """What cannot be read is left out and counted."""
+        """Yield the answers of a worker. Unreadable ones are left out and counted."""
         worker = self._worker_of[link]
         for frames in link.receive():
             try:
@@ -83,7 +84,7 @@ class Links:
             yield worker, answer
 
     def newly_malformed(self) -> int:
-        """Since the last call."""
+        """Return the number of unreadable answers since the last call."""
         count, self.malformed = self.malformed, 0
         return count
 

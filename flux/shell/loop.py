@@ -1,4 +1,4 @@
-"""What the loops of workers and ingress tasks have in common: the link to the controller, and how they begin and end."""
+"""The common part of the loops of workers and ingress tasks: the link to the controller, and how they begin and end."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from flux.wire.codec import decode_command
 from flux.wire.control import Failure, FromController, Register, Rejected, Stop, ToController, Welcome
 from flux.wire.frames import encode
 
-#: How often a registration is repeated until it is answered.
+#: Seconds after which a registration is repeated until it is answered.
 REGISTER_EVERY_S = 0.5
-#: After too long a silence: for so long what may have come meanwhile is still read. It may be this process that stood still,
-#: stopped or in a long step of the user's.
+#: Seconds after a silence that is too long, in which messages that have come meanwhile are still read: this process itself may
+#: have stood still, stopped or in a long step of the user's code.
 GRACE_S = 2.0
-#: So many objects are modules, and not what one task needs: looking through them takes a hundredth of a second.
+#: With more objects than this, modules are loaded, and not only the objects of one task: a look through them takes a hundredth
+#: of a second.
 LOADED = 50_000
-#: New objects after which Python looks for garbage among them; about 700 if nothing is said.
+#: Number of new objects after which Python looks for garbage among them; Python's own value is about 700.
 YOUNG = 50_000
-#: After so long it looks at fewer of them, too, from as many on as it does by itself: three objects that know each other may
-#: hold a batch of megabytes, and fifty thousand of those would be more than there is memory.
+#: After this many seconds Python looks at fewer new objects, too, from its own threshold on: three objects that refer to each
+#: other may hold a batch of megabytes, and the memory is not large enough for fifty thousand of those.
 LOOK_EVERY_S, FEW = 1.0, 700
 
-_found: list[int] = []  # how often this process looked for garbage before
+_found: list[int] = []  # the thresholds of this process before ``short_collections``
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the controller of a query listens, and how to talk to it. Travels with Spark's own task shipping."""
+    """The address of a query's controller, and the means to talk to it. It travels with the tasks that Spark ships."""
 
     endpoint: str
     keys: Keys | None
@@ -47,7 +48,8 @@ class Rendezvous:
 
 
 class ControllerLink:
-    """Registers, and hears commands; raises QueryTimeout when the controller stays silent for too long."""
+    """Link to the controller. It registers, and hears commands; it raises QueryTimeout if the controller is silent for too
+    long."""
 
     def __init__(self, sockets: Sockets, rendezvous: Rendezvous, silence_max_s: float) -> None:
         self.link = sockets.link(rendezvous.endpoint, sealed=True)
@@ -55,18 +57,18 @@ class ControllerLink:
         self.malformed = 0
         self._silence_max_s = silence_max_s
         self._heard = time.monotonic()
-        self._silent_since: float | None = None  # first seen, and nothing heard after that
+        self._silent_since: float | None = None  # when the silence was first noticed; nothing was heard after that
 
     def report(self, message: ToController) -> None:
         self.link.send([encode(message)])
 
     def register_again(self, node: int) -> None:
-        """ZeroMQ has connected anew after a break, and the controller does not know us by this connection."""
+        """Register again: ZeroMQ has connected anew after a break, and the controller does not know this connection."""
         assert self.about is not None
         self.report(msgspec.structs.replace(self.about, node=node))
 
     def commands(self) -> Iterator[FromController]:
-        """What cannot be read is left out and counted."""
+        """Yield the commands that have come. Unreadable ones are left out and counted."""
         for frames in self.link.receive():
             try:
                 command = decode_command(frames[0])
@@ -77,13 +79,13 @@ class ControllerLink:
             yield command
 
     def newly_malformed(self) -> int:
-        """Since the last call."""
+        """Return the number of unreadable commands since the last call."""
         count, self.malformed = self.malformed + self.link.refused, 0
         self.link.refused = 0
         return count
 
     def check(self, now: float) -> None:
-        """To be called between looks at what has come."""
+        """Raise QueryTimeout after too long a silence. To be called between two readings of commands."""
         if now - self._heard <= self._silence_max_s:
             return
         if self._silent_since is None:
@@ -120,25 +122,25 @@ def register(
 
 
 def port_closed(endpoint: str) -> bool:
-    """Whether nobody listens there any more. The port was open before its address was given to anyone."""
+    """Return whether no process listens at an endpoint any more. The port was open before any process was told its address."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
     except ConnectionRefusedError:
         return True
     except OSError:
-        return False  # not known: the time limit decides
+        return False  # unknown: the time limit decides
     return False
 
 
 def short_collections() -> None:
-    """What is loaded by now is left out of Python's garbage collections, for as long as this process lives: modules and
-    compiled kernels are some hundred thousand objects, and looking through all of them would hold up every partition for
-    a tenth of a second. What a task before has left behind is collected, also where Spark uses a process again. Batches of
-    rows that come one by one are many objects, and none of them is garbage: fewer looks for it halve what such rows cost."""
+    """Leave all present objects out of Python's garbage collections, for as long as this process lives: modules and
+    compiled kernels are some hundred thousand objects, and a look through all of them would hold up every partition for
+    a tenth of a second. Garbage of an earlier task is collected first, as Spark may use a process again. Batches of
+    rows that come one by one are many objects, and none of them is garbage: fewer looks for it halve the cost of such rows."""
     much = len(gc.get_objects()) > LOADED
     gc.collect()
-    if much:  # else there is only a task's own, which is not to stay for ever
+    if much:  # else there are only the task's own objects, which must not stay for ever
         gc.freeze()
     _found[:] = gc.get_threshold()
     young, *older = _found
@@ -147,24 +149,26 @@ def short_collections() -> None:
 
 
 def look_for_garbage() -> None:
-    """To be called every ``LOOK_EVERY_S``. Python decides how far it looks, as always; it is only told to begin."""
+    """Make Python look for garbage. To be called every ``LOOK_EVERY_S``. Python decides how far it looks, as always; it is only
+    told to begin."""
     young, *older = gc.get_threshold()
     if young != YOUNG or gc.get_count()[0] <= FEW:
         return
     gc.set_threshold(FEW, *older)
-    for _ in range(2):  # it begins where an object is made, or a loop goes round
+    for _ in range(2):  # a collection begins when an object is made, or a loop goes round
         _ = set()
     gc.set_threshold(young, *older)
 
 
 def usual_collections() -> None:
-    """The end of ``short_collections``: Spark may use the process for something else."""
+    """End ``short_collections``: Spark may use the process for something else."""
     if _found and gc.get_threshold()[0] == YOUNG:
         gc.set_threshold(*_found)
 
 
 def failure_of(node: int, error: BaseException) -> Failure:
-    """What ends the query, as the controller is told. An error that is none of ours is a defect: with all of its frames."""
+    """Return the error that ends the query, as the controller is told. An error that is not one of Flux's is a defect: it has
+    all of its frames."""
     if isinstance(error, FluxError):
         message = shortened(text_of(error, lambda failed: failed.summary))
         return Failure(node=node, kind=type(error).__name__, message=message, traceback=encodable(error.traceback))
@@ -174,7 +178,7 @@ def failure_of(node: int, error: BaseException) -> Failure:
 
 
 class Stopped(Exception):
-    """The controller said Stop."""
+    """End of a process because the controller sent Stop."""
 
 
 def refuse_rejected(command: FromController) -> None:

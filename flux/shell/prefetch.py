@@ -1,6 +1,6 @@
-"""Reads an iterator that may block in a thread of its own, one item ahead.
+"""An iterator that may block, read in a thread of its own, one item ahead.
 
-So that the loop that owns the sockets goes on acking, sending and greeting while the input is silent.
+So the loop that owns the sockets goes on acking, sending and greeting while the input is silent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _END = object()
 
 
 class Prefetch(Generic[T]):
-    """``take`` never blocks; ``bell`` rings when there is something to take."""
+    """A thread that reads an iterator one item ahead. ``take`` never blocks; ``bell`` rings when there is something to take."""
 
     def __init__(self, items: Iterable[T], bell: Bell) -> None:
         self.ended = False
@@ -34,13 +34,13 @@ class Prefetch(Generic[T]):
             for item in self._items:
                 self._ready.put(item)
                 self._bell.ring()
-        except BaseException as error:  # handed to whoever takes
+        except BaseException as error:  # raised again by ``take``
             self._error = error
         self._ready.put(_END)
         self._bell.ring()
 
     def drain(self, timeout: float) -> None:
-        """Throw away what is still to come, for so many seconds at the most."""
+        """Throw away the items still to come, for at most ``timeout`` seconds."""
         end = time.monotonic() + timeout
         while not self.ended and time.monotonic() < end:
             try:
@@ -49,7 +49,7 @@ class Prefetch(Generic[T]):
                 pass
 
     def take(self) -> T | None:
-        """The next item, or None if there is none yet or no more (``ended``). Raises what the iterator raised."""
+        """Return the next item, or None if there is none yet or no more (``ended``). Raises the error of the iterator."""
         try:
             item = self._ready.get_nowait()
         except queue.Empty:

@@ -1,4 +1,4 @@
-"""The sockets and clock of one reader of output (design: readers). What it asks: ``flux.host.pulling``."""
+"""The sockets and clock of one reader of output (design: readers). Its questions come from ``flux.host.pulling``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from flux.wire.control import NewTable, Register
 from flux.wire.frames import encode
 from flux.wire.messages import Pulled
 
-#: How often a controller that does not answer is looked for.
+#: Seconds between two looks whether a silent controller still listens.
 LOOK_S = 2 * REGISTER_EVERY_S
-#: Answers one after the other that cannot be read: no question will be answered better.
+#: The most unreadable answers one after the other: after these no further question will be answered better.
 MALFORMED_MAX = 10
 
 
 class Puller:
-    """To be used by one thread. ``schema``: of the output."""
+    """Transport of one reader, for one thread. ``schema`` is that of the output."""
 
     def __init__(self, rendezvous: Rendezvous, schema: pa.Schema, silence_max_s: float) -> None:
         self._rendezvous = rendezvous
         self._schema = schema
         self._silence_max_s = silence_max_s
         self._sockets = Sockets(rendezvous.keys, rendezvous.secret)
-        self._control: ControllerLink | None = None  # who needs no table does not bother the controller
+        self._control: ControllerLink | None = None  # made when a table is needed: other readers spare the controller
         self._links: dict[str, Link] = {}
-        self._asked_since: float | None = None  # the controller, without an answer
+        self._asked_since: float | None = None  # since when the controller has not answered
         self._look_at = 0.0
         self.malformed = 0
 
@@ -41,7 +41,7 @@ class Puller:
         self._sockets.close()
 
     def say(self, asks: Iterable[Ask]) -> None:
-        """Whatever is answered."""
+        """Send questions, without waiting for their answers."""
         for ask in asks:
             link = self._links.get(ask.endpoint)
             if link is None:
@@ -49,8 +49,8 @@ class Puller:
             link.send([encode(ask.pull)])
 
     def turn(self, pulling: Pulling, seconds: float) -> None:
-        """Ask what is to be asked, and hear what comes within so many seconds. Raises Stopped where the query has ended, and what
-        ``Pulling.on_pulled`` raises."""
+        """Ask the due questions, and take in messages that come within ``seconds``. Raises Stopped if the query has ended, and
+        the errors of ``Pulling.on_pulled``."""
         now = time.monotonic()
         self.say(pulling.asks(now))
         if pulling.wants_table(now):
@@ -62,7 +62,7 @@ class Puller:
                 self._hear_worker(ready, pulling)
 
     def until_over(self, pulling: Pulling, seconds: float) -> None:
-        """For one that reads nothing, or all at once. QueryTimeout where it is not over in time."""
+        """Turn until a reader has finished that reads nothing, or all at once. Raises QueryTimeout if it has not in time."""
         end = time.monotonic() + seconds
         while not pulling.over:
             if (left := end - time.monotonic()) <= 0:
@@ -106,13 +106,13 @@ class Puller:
                     pulling.on_pulled(answer, decoded(frames[1:], self._schema), time.monotonic())
                     self.malformed = 0
             except ProtocolError as error:
-                self.malformed += 1  # as if it had not come: it is asked for again
+                self.malformed += 1  # as if the answer had not come: it is asked for again
                 if self.malformed >= MALFORMED_MAX:
                     raise QueryFailed(f"what the worker at {link.endpoint} sends cannot be read: {error}") from error
 
 
 def decoded(frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
-    """The batches of an answer. ProtocolError where they are none of this output."""
+    """Return the batches of an answer. Raises ProtocolError if they are not batches of this output."""
     if not frames:
         return []
     if len(frames) != 1:

@@ -1,9 +1,9 @@
 """A sign of life that needs no interpreter lock (design: pulse): it tells a worker that is busy from one that is stopped.
 
 One call of the user's code may hold the interpreter lock for seconds, and no Python thread can say anything meanwhile.
-So a compiled thread sends, a few times a second, what the worker's loop has noted in a piece of memory: how often it has
-turned, and what it is at. A process that is stopped sends nothing, whatever it was at. A note costs the loop a few
-stores of numbers. It goes over the lifeline, in records of a fixed size, behind the name (``flux.shell.lifeline``).
+So a compiled thread sends, a few times a second, the notes that the worker's loop has made in a piece of memory: the number of
+its turns, and its present work. A process that is stopped sends nothing, whatever its work was. A note costs the loop a few
+stores of numbers. Pulses go over the lifeline, in records of a fixed size, behind the name (``flux.shell.lifeline``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from flux.host.notes import OVER, STEP, Note, Pulse
 
 _RECORD = struct.Struct("=5q")
 RECORD_BYTES = _RECORD.size
-#: A send that fails is tried again, because a signal may have broken it off; a connection that is lost always fails.
+#: The number of tries of a send that fails, because a signal may have broken it off; on a lost connection every try fails.
 TRIES = 20
 _MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 def parse(data: bytes) -> tuple[list[Pulse], bytes]:
-    """Whole records, and what is left of the next one."""
+    """Return the pulses of whole records, and the bytes of the next record that have come."""
     whole = len(data) - len(data) % RECORD_BYTES
     return [Pulse(*record) for record in _RECORD.iter_unpack(data[:whole])], data[whole:]
 
@@ -39,8 +39,8 @@ _poll = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, typ
 
 @njit(cache=True, nogil=True)
 def _beat(fd: Any, memory: Any, waiting: Any, every_ms: Any, flags: Any) -> None:
-    """Until the connection is closed or ``memory`` says that it is over. ``waiting``: a struct pollfd without events, which
-    is woken by a connection that hangs up."""
+    """Send pulses until the connection is closed or ``memory`` says that it is over. ``waiting`` is a struct pollfd without
+    events, which is woken when the connection hangs up."""
     size = np.uint64(RECORD_BYTES)
     start = np.uint64(memory.ctypes.data) + np.uint64(8)
     tries, sent = 0, np.uint64(0)
@@ -59,7 +59,8 @@ def _beat(fd: Any, memory: Any, waiting: Any, every_ms: Any, flags: Any) -> None
 
 
 class Heart:
-    """``note`` is written by the worker's loop and sent while ``beats``; made once per worker."""
+    """The sender of a worker's pulses, made once per worker. The worker's loop writes ``note``, which is sent while it
+    ``beats``."""
 
     def __init__(self, every_s: float) -> None:
         self._every_ms = np.int32(max(round(every_s * 1e3), 1))
@@ -73,7 +74,7 @@ class Heart:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, connection: socket.socket) -> None:
-        """Beat over a connection until it breaks, or ``stop``, which shuts it down. It stays its owner's to close."""
+        """Beat over a connection until it breaks, or until ``stop``, which shuts it down. Its owner closes it."""
         self._connection = connection
         connection.setblocking(True)
         given = (
@@ -105,5 +106,5 @@ def warm_up() -> None:
 
 
 def records(*pulses: Pulse) -> Iterator[bytes]:
-    """As they travel."""
+    """Return pulses as they travel."""
     return (_RECORD.pack(*pulse) for pulse in pulses)

@@ -1,8 +1,8 @@
-"""What is to be done for the partitions of a sink, and which of it a thread takes next (design: sink-threads).
+"""Jobs for the partitions of a sink, and the choice of the job that a thread takes next (design: sink-threads).
 
-Where a sink can begin a write without waiting for the outside, one thread writes for all partitions that have something to write:
-several threads would take turns with the interpreter at every step, and that costs more than the writes. Law: nothing waits for
-such a round longer than ``LATE_S`` while there are threads; the outside may be slow for one of its partitions only.
+If a sink can begin a write without waiting for the outside, one thread writes for all partitions that have something to write:
+several threads would take turns with the interpreter at every step, and that costs more than the writes. Law: no partition waits
+for such a round longer than ``LATE_S`` while there are threads; the outside may be slow for one of its partitions only.
 """
 
 from __future__ import annotations
@@ -20,40 +20,48 @@ from flux.dataflow.plan import StagePlan
 from flux.dataflow.sink import Position, Sink
 from flux.dataflow.user_code import text_of
 
-#: How long a round may take before others go on without it.
+#: Seconds after which other partitions go on without a round that is not over.
 LATE_S = 0.02
 
-#: A batch of output and where it stands.
+#: A batch of output with its position.
 Given = tuple[Position, pa.RecordBatch]
 
 
 class Job(NamedTuple):
-    """``life``: of the primary it is for. ``given``: what it writes; ``alone``: not in a round. ``do``: what it does else."""
+    """One thing to do for a partition: a write, or a call of ``do``."""
 
+    #: The life of the primary for which the job is.
     life: int
+    #: The batches to write; empty: the job is ``do``.
     given: tuple[Given, ...] = ()
+    #: Whether it is not done in a round.
     alone: bool = False
     do: Callable[[], None] = lambda: None
 
 
 class Line:
-    """What is to be done for one partition. ``life``: counts the primaries here; ``broken``: the life in which a call has failed:
-    nothing more is done for it, because what follows would lie behind a hole; ``has``: what the outside has, as far as this
-    life knows; ``kept``: batches that the sink has taken and not brought outside yet, and their bytes; ``in_round``: what fails
-    is not tried again at once."""
+    """The jobs for one partition, in order."""
 
     def __init__(self, stage: StagePlan, partition: int) -> None:
         self.stage = stage
         self.partition = partition
+        #: Counts the primaries of the partition here.
         self.life = 0
+        #: The life in which a call has failed. No more jobs are done for it, because later output would lie behind a hole.
         self.broken = -1
+        #: The outside has the output below this position, as far as this life knows.
         self.has = 0
         self.jobs: deque[Job] = deque()
+        #: Whether a thread works for the line or is to work for it.
         self.served = False
         self.sink: Sink | None = None
-        self.first = 0  # the outside had what lies below when this life began
-        self.base = 0  # the position that the sink counts as 0 (design: forgotten-output)
+        #: The outside had the output below this position when this life began.
+        self.first = 0
+        #: The position that the sink counts as 0 (design: forgotten-output).
+        self.base = 0
+        #: Batches that the sink has taken and not brought outside yet: sequence number and bytes.
         self.kept: deque[tuple[int, int]] = deque()
+        #: Whether a round does the present job. A call that fails in a round is not tried again at once.
         self.in_round = False
 
     @property
@@ -61,7 +69,7 @@ class Line:
         return f"sink {text_of(self.stage.sink, repr)} of stage {self.stage.name}, partition {self.partition}"
 
     def outside(self, position: Position) -> Position:
-        """The position as the sink counts."""
+        """Return the position as the sink counts."""
         return position if not self.base else position._replace(sequence=position.sequence - self.base)
 
     def lives(self, life: int) -> bool:
@@ -69,32 +77,32 @@ class Line:
 
     @property
     def may_join(self) -> bool:
-        """Whether what it does next may be done in a round."""
+        """Return whether the next job may be done in a round."""
         if self.sink is None or not self.sink.sends_ahead or not self.jobs:
             return False
         return bool(self.jobs[0].given) and not self.jobs[0].alone
 
 
 class ReadyLines:
-    """Those that have something to do, and that no thread works for. ``lock``: held by who calls ``put`` and ``take``."""
+    """The lines with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._news = threading.Condition(lock)
         self._waiting: deque[tuple[float, Line]] = deque()
         self._rounds = 0
-        self._called = False  # a thread was woken for a line that may join, and none has looked since
+        self._called = False  # a thread was woken for a line that may join, and has not looked yet
         self._ended = False
 
     def put(self, line: Line) -> None:
         self._waiting.append((time.monotonic(), line))
         joins = line.may_join
-        if not (joins and (self._rounds or self._called)):  # else who is in the round, or woken for one, takes it next
+        if not (joins and (self._rounds or self._called)):  # else the round's thread, or the woken one, takes it
             self._news.notify()
         self._called |= joins
 
     def take(self) -> tuple[list[Line], bool]:
-        """What a thread does next, and whether that is a round, whose end it tells. Waits until there is something; no line:
-        there will be nothing any more."""
+        """Return the lines that a thread takes next, and whether they are a round, whose end the thread must tell. Waits until
+        there are some; no line: there will be none any more."""
         while not self._ended:
             self._called = False
             lines, in_round = self._next()
@@ -122,7 +130,7 @@ class ReadyLines:
         self._rounds -= 1
 
     def look(self) -> None:
-        """To be called often, without the lock: whoever waits for a round that takes its time gets a thread of its own."""
+        """Give a thread of its own to a line that waits for a slow round. To be called often, without the lock."""
         if self._waiting and self._rounds:
             with self._news:
                 if self._waiting and time.monotonic() >= self._waiting[0][0] + LATE_S:
@@ -135,7 +143,7 @@ class ReadyLines:
 
 
 def arrived(files: Mapping[int, Collection[int]], limit_s: float) -> Iterator[int]:
-    """Those all of whose files have something to read, as it comes, within so many seconds. By number of who waits for them."""
+    """Yield each caller all of whose files have something to read, as it comes, within ``limit_s``. ``files`` are by caller."""
     lacks = {who: {*numbers} for who, numbers in files.items()}
     waiting: dict[int, list[int]] = {}
     poll = select.poll()

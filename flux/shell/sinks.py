@@ -1,8 +1,8 @@
 """The threads of a worker in which sinks are called: a slow or failing outside holds up no partition (design: sink).
 
-What is to be done for a partition lies in its line, and one thread at a time works it off, in order: open a copy of the sink
-and ask what the outside has; write; close. What an earlier life of the line has still under way goes first. Which line a thread
-takes, or several of them at once, is said in ``sink_lines``.
+The jobs for a partition lie in its line, and one thread at a time does them, in order: open a copy of the sink
+and ask for the output that the outside has; write; close. Jobs that an earlier life of the line has still under way go first.
+``sink_lines`` chooses the line, or the several lines, that a thread takes.
 """
 
 from __future__ import annotations
@@ -30,31 +30,34 @@ from partitioning.ids import PartitionKey
 
 log = logging.getLogger("flux")
 
-#: Most threads of one worker. Sinks wait for the outside, or write files without holding the interpreter.
+#: The most threads of one worker. Sinks wait for the outside, or write files without holding the interpreter.
 THREADS_MAX = 8
-#: Pause before a call that failed is repeated: at first, and twice as long each time up to the longest.
+#: Pause before a failed call is repeated: at first, and the longest; it is twice as long each time.
 PAUSE_S, PAUSE_MAX_S = 0.05, 5.0
-#: At least so much time lies between two lines in the log about retries of a stage's sink: they are for people.
+#: The least time between two lines in the log about retries of a stage's sink: the lines are for people.
 RETRY_LINE_S = 1.0
-#: How long the end of a worker waits for calls under way.
+#: Seconds that the end of a worker waits for calls under way.
 CLOSE_S = 5.0
-#: How long an error waits for the news that the partition is led elsewhere: the outside may have refused a late write.
+#: Seconds that an error waits for the news that the partition has another primary, and seconds between two looks for the news:
+#: the outside may have refused a late write.
 LED_ELSEWHERE_S, LOOK_S = 1.0, 0.02
 
 
 class _Over(Exception):
-    """The partition is led elsewhere by now, or the worker ends."""
+    """End of a job because the partition has another primary by now, or the worker ends."""
 
 
 class Failed(NamedTuple):
+    """A call of a sink that has failed, in one life of a line."""
+
     line: Line
     life: int
     error: FluxError
 
 
 class RetryLines:
-    """Decides which retries are a line in the log: one in ``RETRY_LINE_S`` for all partitions of a stage. The outside fails for
-    all of them at once, and a server that starts again for a minute would fill the log."""
+    """The choice of the retries that get a line in the log: one in ``RETRY_LINE_S`` for all partitions of a stage. The outside
+    fails for all of them at once, and a server that starts again for a minute would fill the log."""
 
     def __init__(self) -> None:
         self._at: dict[int, float] = {}  #: By stage: when the last line was written, on the clock of ``now``.
@@ -70,7 +73,7 @@ class RetryLines:
 
 
 class Sinks:
-    """``ring``: wakes the worker's loop, when the outside has more than before or something has failed."""
+    """The sinks of a worker's partitions. ``ring`` wakes the worker's loop when the outside has more, or something has failed."""
 
     def __init__(self, plan: Plan, ring: Callable[[], None]) -> None:
         self._plan = plan
@@ -86,7 +89,7 @@ class Sinks:
         self._failed: SimpleQueue[Failed] = SimpleQueue()
 
     def check(self) -> None:
-        """Raises what a sink has raised that is not transient, if its partition is still led here. To be called often."""
+        """Raise the error of a sink that is not transient, if its partition still has its primary here. To be called often."""
         self._ready.look()
         while not self._failed.empty():
             failed = self._failed.get()
@@ -137,7 +140,7 @@ class Sinks:
     # ---- in the threads
 
     def _run(self) -> None:
-        """Lines take turns, call by call."""
+        """Work for lines in turns, call by call."""
         while True:
             with self._lock:
                 lines, in_round = self._ready.take()
@@ -155,7 +158,7 @@ class Sinks:
                     self._ready.round_is_over()
 
     def _taken(self, line: Line) -> Job | None:
-        """The next job. Batches that wait behind a batch go with it, as far as the sink takes them as one: where each call
+        """Take the next job. Batches that wait behind a batch go with it, as far as the sink takes them as one: if each call
         costs a way to the outside and back, small batches would come faster than they go."""
         if not line.jobs:
             return None
@@ -180,7 +183,7 @@ class Sinks:
                 job.do()
         except _Over:
             pass
-        except BaseException as error:  # the user's, also sys.exit()
+        except BaseException as error:  # an error of the user's code, also sys.exit()
             self._fail(line, job.life, error)
 
     def _done(self, line: Line) -> None:
@@ -190,7 +193,7 @@ class Sinks:
                 self._ready.put(line)
 
     def _do_together(self, taken: list[tuple[Line, Job]]) -> None:
-        """Send all, and take the answers as they come. What does not go through at once goes on alone, with patience."""
+        """Send all, and take the answers as they come. A write that does not go through at once goes on alone, with patience."""
         sent = {at: files for at, each in enumerate(taken) if (files := self._sent(*each)) is not None}
         left = dict(enumerate(taken))
         for at in arrived(sent, LATE_S):
@@ -202,18 +205,18 @@ class Sinks:
                 self._ready.put(line)
 
     def _sent(self, line: Line, job: Job) -> Collection[int] | None:
-        """Begin a write. The files from which its answer is to come; None: it has not begun."""
+        """Begin a write. Returns the files from which its answer will come; None: the write has not begun."""
         given = _lacking(line, job.given)
         if line.sink is None or not given or not line.lives(job.life):
             return ()
         try:
             files = line.sink.send(_as_one(given), line.outside(given[0][0]))
             return None if files is None else [_file(number) for number in files]
-        except BaseException:  # write() says what is wrong
+        except BaseException:  # write() tells the error
             return None
 
     def _at_once(self, line: Line, job: Job) -> bool:
-        """Whether it is written, or need not be any more."""
+        """Return whether a job is written, or need not be written any more."""
         line.in_round = True
         try:
             self._write(line, job.life, job.given)
@@ -259,13 +262,13 @@ class Sinks:
         )
 
     def _check_not_ahead(self, line: Line, life: int, position: int, note: Any) -> None:
-        """Raise SinkAhead if the outside has more than earlier primaries can have made by what the checkpoint location says."""
+        """Raise SinkAhead if the outside has more than earlier primaries can have made, according to the checkpoint location."""
         if line.first > position:
             raise SinkAhead(
                 f"the outside has {line.first - line.base} batches, and the location knows of {position - line.base}"
             )
         if line.sink is not None:
-            # Only a sink of Flux's own has an operator before it that says something, and takes that.
+            # Only a sink of Flux's own takes a note, from the operator before it.
             told: list[Any] = [position - line.base] if note is None else [position - line.base, note]
             self._patiently(line, life, line.sink, partial(line.sink.recovered, *told))
 
@@ -279,7 +282,7 @@ class Sinks:
         except Exception as error:
             if line.in_round or isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
                 raise
-            self._write(line, life, given)  # what is left of it
+            self._write(line, life, given)  # the batches that the outside does not have
             return
         lacks = sequence + 1 if lacks is None else line.base + _whole(line, "write", lacks)
         if lacks > sequence + 1:
@@ -299,13 +302,13 @@ class Sinks:
         self._note(line, life, lacks)
 
     def _landed(self, line: Line, life: int, sink: Sink, refused: Position) -> bool:
-        """Whether the outside has got a batch meanwhile whose write it has refused: a primary that was given up may have had it
-        under way when this one asked. Not asked by who hears that he is the one who was given up."""
+        """Return whether the outside has meanwhile got a batch whose write it has refused: a primary that was given up may have
+        had that batch under way when this one asked. Skipped if this primary learns that it was given up itself."""
         if sink.committed_changes or self._hears_the_end(line, life):
             return False
         try:
             has = sink.committed(refused.partition)
-        except Exception:  # what the write has raised says more
+        except Exception:  # the error of the write says more
             return False
         if has is None or (has := line.base + _whole(line, "committed", has)) <= refused.sequence:
             return False
@@ -354,7 +357,8 @@ class Sinks:
             closed(line.where, sink.close)
 
     def _fail(self, line: Line, life: int, error: BaseException) -> None:
-        """Of who is no longer primary, only the log hears: the outside may well refuse him."""
+        """Report an error. If the partition has another primary, it only goes to the log: the outside may well refuse the writes
+        of a former primary."""
         with self._lock:
             if line.life == life:
                 line.broken = life
@@ -371,7 +375,7 @@ class Sinks:
         self._ring()
 
     def _hears_the_end(self, line: Line, life: int) -> bool:
-        """Whether the partition is led elsewhere, or the worker ends: waits for the news."""
+        """Wait for news of the end: return whether the partition has another primary, or the worker ends."""
         end = time.monotonic() + LED_ELSEWHERE_S
         while line.life == life and not self._closing.is_set() and time.monotonic() < end:
             self._closing.wait(LOOK_S)
@@ -380,7 +384,7 @@ class Sinks:
     # ---- the end
 
     def close(self) -> None:
-        """Nothing is begun any more. Waits for calls under way, but not for ever: these threads end with the process."""
+        """Begin no more jobs. Wait for calls under way, but not for ever: these threads end with the process."""
         self._closing.set()
         for line in self._lines.values():
             with self._lock:
@@ -401,7 +405,7 @@ class Sinks:
 def _is_transient(line: Line, sink: Sink, error: Exception) -> bool:
     try:
         return bool(sink.is_transient(error))
-    except BaseException as failed:  # the user's, also sys.exit()
+    except BaseException as failed:  # an error of the user's code, also sys.exit()
         about = f"{line.where}: is_transient() raised {described(failed)}, asked about {described(error)}"
         raise UserCodeError(about, user_traceback(failed)) from failed
 
@@ -411,7 +415,7 @@ def _note_led_elsewhere(line: Line, error: BaseException) -> None:
 
 
 def _lacking(line: Line, given: Sequence[Given]) -> list[Given]:
-    """What the outside did not have when this life of a line began."""
+    """Return the batches that the outside did not have when this life of a line began."""
     return [(position, batch) for position, batch in given if position.sequence >= line.first]
 
 

@@ -1,8 +1,8 @@
-"""Says which step of the user's code a worker is in (design: long-step), in a thread of its own beside the worker's loop.
+"""A thread beside a worker's loop that reports a long step of the user's code (design: long-step).
 
-It looks now and then, and speaks only of a step that takes long. It needs the interpreter lock: a step that holds it is
-named by numbers alone (``flux.shell.pulse``). The loop's link to the controller is used under ``quiet``, which the loop holds
-wherever it may use the link itself, and gives up for as long as it applies steps.
+It looks now and then, and reports only a step that takes long. It needs the interpreter lock: a step that holds the lock is
+reported by numbers alone (``flux.shell.pulse``). The loop's link to the controller is used under ``quiet``, which the loop holds
+wherever it may use the link itself, and gives up while it applies steps.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from partitioning.ids import PartitionKey
 
 log = logging.getLogger("flux")
 
-#: How often it looks; a step that is seen twice has taken at least so long.
+#: Seconds between two looks; a step that is seen twice has taken at least this long.
 LOOK_S = 0.5
 #: Characters of a row that are shown.
 ROW_CHARACTERS = 500
 
 
 class StepWatch:
+    """A watch over the steps of one worker. ``say`` sends a report to the controller."""
+
     def __init__(self, core: StageWorker, say: Callable[[InStep], None], step_timeout_s: float) -> None:
         self.quiet = threading.Lock()
         self._core = core
@@ -37,7 +39,7 @@ class StepWatch:
         self._thread = threading.Thread(target=self._run, name="flux-steps", daemon=True)
 
     def start(self) -> None:
-        """By the loop's thread, which is quiet from now on."""
+        """Start the thread. Called by the loop's thread, which holds ``quiet`` from now on."""
         self.quiet.acquire()
         self._thread.start()
 
@@ -53,7 +55,7 @@ class StepWatch:
             if step is not None and step == before:
                 try:
                     self._tell(step)
-                except Exception as error:  # and goes on: the next step may be one that can be told
+                except Exception as error:  # and goes on: the report of the next step may succeed
                     log.warning("a step that takes long cannot be told: %s", described(error))
             before = step
 
@@ -70,7 +72,7 @@ class StepWatch:
             node=self._core.worker, stage=stage, partition=partition, step=number, method=replica.method,
             row=first_row(replica),
         )  # fmt: skip
-        # Not while the loop goes on: then there is nothing to say any more.
+        # Not while the loop goes on: then the step is over, and there is nothing to report.
         if self.quiet.acquire(blocking=False):
             try:
                 if self._step() == step:
@@ -80,7 +82,8 @@ class StepWatch:
 
 
 def first_row(replica: Replica) -> str:
-    """Of the step that is being applied; empty where it has none, and where it has no text, as of bytes that are no UTF-8."""
+    """Return the first row of the step that is being applied as text. Empty if there is no row, or a row without a text, as one
+    with bytes that are no UTF-8."""
     batches = [slice_.batch for slice_ in replica.applying if isinstance(slice_, RowSlice)]
     if not batches or not batches[0].num_rows:
         return ""

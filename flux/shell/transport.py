@@ -1,7 +1,7 @@
 """Sockets: the only importer of zmq, with the doorman of its ports.
 
-A ``Port`` is bound and answers many (ROUTER); a ``Link`` is connected to one port (DEALER). Both carry frames and know
-nothing of what they mean. ZeroMQ contexts do not survive a fork, so a ``Sockets`` is made in the process that uses
+A ``Port`` is bound and answers many connections (ROUTER); a ``Link`` is connected to one port (DEALER). Both carry frames and do
+not know their meaning. ZeroMQ contexts do not survive a fork, so a ``Sockets`` is made in the process that uses
 it, and by the thread that uses it. Every socket has LINGER set: nothing hangs at exit.
 """
 
@@ -27,23 +27,23 @@ from flux.shell.link_phases import LinkEvent, LinkPhase, after
 from flux.wire.bundle import BUNDLE_BYTES, bundled, unbundled
 from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
 
-#: How long closing may wait for queued frames: the last acks and reports of a worker that ends.
+#: Milliseconds that closing may wait for queued frames: the last acks and reports of a worker that ends.
 LINGER_MS = 500
 #: Messages taken from one socket before the others get their turn.
 BURST = 64
 #: Seconds without any traffic after which a connection is probed, and given up when the probe is not answered.
 PROBE_S = 2
-#: A link and its monitor are three, and ZeroMQ's own limit would end it at 340 workers.
+#: A link with its monitor is three sockets, and ZeroMQ's own limit would end a process at 340 workers.
 SOCKETS_MAX = 8192
-#: How long ZeroMQ's own part of a handshake may take.
+#: Milliseconds that ZeroMQ's own part of a handshake may take.
 OPENING_MS = 10_000
-#: How soon a link that has lost its connection dials again, at first and later.
+#: Seconds after which a link that has lost its connection dials again, at first and at most.
 DIAL_AGAIN_S, DIAL_AGAIN_MAX_S = 0.02, 0.5
-#: Never by itself: what it had still to send would go to whoever listens there now.
+#: ZeroMQ must not connect again by itself: frames still to be sent would go to any process that listens there now.
 NOT_BY_ITSELF_MS = 3_600_000
-#: Messages that wait for a link's handshake; the oldest give way, and are lost like those of a broken connection.
+#: The most messages that wait for a link's handshake; the oldest give way, and are lost like those of a broken connection.
 HELD_MAX = 256
-#: What a closed connection had sent last is still read for so long.
+#: Seconds during which the last messages of a closed connection are still read.
 LAST_WORDS_S = 5.0
 
 Frames = Sequence[Any]
@@ -51,8 +51,8 @@ Frames = Sequence[Any]
 
 @dataclass(frozen=True)
 class Keys:
-    """CURVE keys of one query. Both sides of every connection share them: to know them is to belong to the query. Only
-    who operates a query from outside has keys of his own, and knows no more than the query's public one: ``server``."""
+    """CURVE keys of one query. Both sides of every connection share them: a process that has them belongs to the query. Only a
+    user who operates a query from outside has other keys, and knows no more than the query's public one: ``server``."""
 
     public: bytes
     private: bytes = field(repr=False)
@@ -76,7 +76,7 @@ class Sockets:
         self._secret = secret
         self._message_max_bytes = message_max_bytes
         self._bundle_max = message_max_bytes if message_max_bytes >= 0 else BUNDLE_BYTES
-        self._open: dict[Any, Any] = {}  # by what is polled
+        self._open: dict[Any, Any] = {}  # by the polled socket or descriptor
         self._monitors: dict[zmq.Socket[bytes], Link] = {}
         self._lost: list[Link] = []
         self._doorman: Doorman | None = None
@@ -90,9 +90,9 @@ class Sockets:
         sealed: bool = False,
         secret: bytes | None = None,
     ) -> Port:
-        """Bind to a free port of ``host``'s address. ``waiting_max``: messages that may wait in each direction of a
-        connection, further answers to one that does not listen are dropped; 0: no limit, credit has to see to it.
-        ``sealed``: see ``handshake``. ``secret``: another than that of the query, for people, who have keys of their own."""
+        """Bind to a free port of ``host``'s address. ``waiting_max``: messages that may wait in each direction of a connection;
+        further answers to a peer that does not read are dropped; 0: no limit, credit must ensure one. ``sealed``: see
+        ``handshake``. ``secret``: another secret than that of the query, for people with keys of their own."""
         family = socket.getaddrinfo(host, None)[0]
         if self._doorman is None:
             self._doorman = Doorman(self._context)
@@ -133,7 +133,7 @@ class Sockets:
         return link
 
     def dial(self, link: Link) -> None:
-        """A new connection for it."""
+        """Make a new connection for a link."""
         caller = Caller(self._secret, link.endpoint)
         with ExitStack() as undo:
             raw = self._socket(zmq.DEALER, undo)
@@ -153,11 +153,12 @@ class Sockets:
         self.add(link)
 
     def _socket(self, kind: int, undo: ExitStack) -> zmq.Socket[bytes]:
-        """``undo`` closes it where it cannot be bound or connected: the context does not end before all are closed."""
+        """Make a socket. ``undo`` closes it if it cannot be bound or connected: the context does not end before all are
+        closed."""
         raw: zmq.Socket[bytes] = self._context.socket(kind)
         undo.callback(raw.close, 0)
         raw.linger = LINGER_MS
-        # Credit bounds what is under way; a high-water mark would only turn a full pipe into a lost message.
+        # Credit bounds the data under way; a high-water mark would only turn a full pipe into a lost message.
         raw.sndhwm = raw.rcvhwm = 0
         raw.setsockopt(zmq.MAXMSGSIZE, self._message_max_bytes)
         raw.setsockopt(zmq.HEARTBEAT_IVL, PROBE_S * 1000)
@@ -165,7 +166,7 @@ class Sockets:
         return raw
 
     def _monitor(self, raw: zmq.Socket[bytes], events: int, undo: ExitStack) -> zmq.Socket[bytes]:
-        """Tells what becomes of the connections of a socket."""
+        """Make a socket that receives the events of another socket's connections."""
         address = f"inproc://monitor {next(self._numbers)}"
         raw.monitor(address, events)
         monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
@@ -175,7 +176,7 @@ class Sockets:
         return monitor
 
     def add(self, opened: Any) -> None:
-        """Something else to wait for: ``raw`` is its file descriptor. Its owner closes it."""
+        """Add something else to wait for: ``raw`` is its file descriptor. Its owner closes it."""
         self._open[opened.raw] = opened
         self._poller.register(opened.raw, zmq.POLLIN)
 
@@ -184,13 +185,13 @@ class Sockets:
         self._poller.unregister(opened.raw)
 
     def bell(self) -> Bell:
-        """Something that other threads can ring to end a ``wait``."""
+        """Make a bell that other threads can ring to end a ``wait``."""
         bell = Bell()
         self.add(bell)
         return bell
 
     def wait(self, seconds: float) -> set[Any]:
-        """Those that have something to receive, after at most so many seconds."""
+        """Return the sockets and bells that have something to receive, after at most ``seconds``."""
         if self._lost:
             seconds = min(seconds, self._dial_again())
         ready: set[Any] = set()
@@ -202,7 +203,7 @@ class Sockets:
                 link = self._monitors[raw]
                 if link.look():
                     self._lose(link)
-                    ready.add(link)  # what came before the end is still to be read
+                    ready.add(link)  # messages that came before the end are still to be read
             else:
                 ready.add(self._open[raw])
         return ready
@@ -212,7 +213,7 @@ class Sockets:
             self._lost.append(link)
 
     def _dial_again(self) -> float:
-        """For links without a connection, when it is time; how long until it is for the next."""
+        """Make new connections for the links whose time has come; return the seconds until the next link's time."""
         now = time.monotonic()
         for link in self._lost:
             if link.phase is LinkPhase.ENDED:
@@ -255,8 +256,8 @@ class Sockets:
 
 
 class Port:
-    """Receives from many connections, those that have proved the secret, and answers each. A connection is an opaque
-    bytes value. What the others say is counted in ``refused``."""
+    """A bound socket that receives from many connections, if they have proved the secret, and answers each. A connection is an
+    opaque bytes value. Messages of others are counted in ``refused``."""
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ class Port:
         sealed: bool,
         bundle_max: int = BUNDLE_BYTES,
     ) -> None:
-        """``bundle_max``: bytes of a message that the other ends accept."""
+        """``bundle_max`` are the bytes of a message that the other ends accept."""
         self.raw = raw
         self.endpoint = endpoint
         self._gate = gate
@@ -283,12 +284,12 @@ class Port:
         return self._refused + self._door.refused
 
     def newly_refused(self) -> int:
-        """Since the last call."""
+        """Return the number of messages refused since the last call."""
         before, self._told = self._told, self.refused
         return self._told - before
 
     def receive(self) -> Iterator[tuple[bytes, Frames]]:
-        """What has come; to go on until it ends, because messages that came together are taken together."""
+        """Yield the messages that have come. Iterate to the end, because messages that came together are taken together."""
         burst = 0
         while burst < BURST:
             try:
@@ -313,11 +314,11 @@ class Port:
                     self._send([connection, UNKNOWN])
 
     def _meet(self, connection: bytes, buffers: Frames, frames: Sequence[zmq.Frame]) -> None:
-        """The next step of a handshake."""
+        """Take the next step of a handshake."""
         answer = self._gate.hear(connection, buffers)
         if answer == ACCEPTED:
-            came = int(frames[0].get("User-Id"))  # as the doorman has said when he admitted it
-            self._door.trust(frames[0].get(zmq.SRCFD), connection, came)  # before it begins to send more
+            came = int(frames[0].get("User-Id"))  # the doorman's count when it admitted the connection
+            self._door.trust(frames[0].get(zmq.SRCFD), connection, came)  # before the connection begins to send more
         self._send([connection, answer])
 
     def _forget_closed(self) -> None:
@@ -327,12 +328,12 @@ class Port:
             self._gate.forget(self._closed.popleft()[1])
 
     def send_all(self, connection: bytes, messages: Sequence[Frames]) -> None:
-        """Several messages, the small ones among them together."""
+        """Send several messages; small ones travel together."""
         for frames in messages if self._sealed else bundled(messages, self._bundle_max):
             self.send(connection, frames)
 
     def send(self, connection: bytes, frames: Frames) -> None:
-        """To a connection that is gone: dropped, the protocol repairs it."""
+        """Send a message. If the connection is gone, the message is dropped, and the protocol repairs that."""
         if self._sealed:
             session = self._gate.sessions.get(connection)
             if session is None:
@@ -349,8 +350,8 @@ class Port:
 
 
 class Link:
-    """A connection to one port. What is sent before both ends have proved the secret waits for that; what was under way
-    when a connection broke is lost. ``problem``: why the other end is not talked to, where that is known."""
+    """A connection to one port. Messages sent before both ends have proved the secret wait for the proofs; messages under way
+    when a connection breaks are lost. ``problem``: why the other end is not talked to, if that is known."""
 
     raw: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
@@ -358,7 +359,7 @@ class Link:
     def __init__(
         self, endpoint: str, sealed: bool, lose: Callable[[Link], None], bundle_max: int = BUNDLE_BYTES
     ) -> None:
-        """``bundle_max``: bytes of a message that the other end accepts."""
+        """``bundle_max`` are the bytes of a message that the other end accepts."""
         self.endpoint = endpoint
         self.problem = ""
         self.refused = 0
@@ -381,7 +382,7 @@ class Link:
         self._send([caller.greeting()])
 
     def look(self) -> bool:
-        """Whether the connection has ended."""
+        """Take in events; return whether the connection has ended."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -391,7 +392,7 @@ class Link:
         return self.phase is LinkPhase.ENDED
 
     def hung_up(self, now: float) -> None:
-        """Its socket is closed. It is dialled anew at ``dial_at``."""
+        """Note that the socket is closed. The link is dialled anew at ``dial_at``."""
         self._on(LinkEvent.HUNG_UP)
         self._session = None
         self.dial_at = now + self._again_s
@@ -401,11 +402,11 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether both ends have proved the secret; what is sent before waits for it."""
+        """Return whether both ends have proved the secret; messages sent before wait for that."""
         return self._session is not None
 
     def receive(self) -> Iterator[Frames]:
-        """What has come; to go on until it ends, because messages that came together are taken together."""
+        """Yield the messages that have come. Iterate to the end, because messages that came together are taken together."""
         burst = 0
         while burst < BURST or self.phase is LinkPhase.ENDED:
             try:
@@ -432,7 +433,7 @@ class Link:
                     self._lose(self)
 
     def _meet(self, buffers: Frames) -> None:
-        """The next step of the handshake."""
+        """Take the next step of the handshake."""
         assert self._caller is not None
         answer = self._caller.hear(buffers)
         if answer is not None:
@@ -448,7 +449,7 @@ class Link:
         self.phase = after(self.phase, event)
 
     def send_all(self, messages: Sequence[Frames]) -> None:
-        """Several messages, the small ones among them together."""
+        """Send several messages; small ones travel together."""
         for frames in messages if self._sealed else bundled(messages, self._bundle_max):
             self.send(frames)
 
@@ -469,7 +470,7 @@ class Link:
 
 
 def own_address(towards: str) -> str:
-    """The address by which this machine is seen from ``towards`` (host or tcp://host:port). Nothing is sent."""
+    """Return the address by which this machine is seen from ``towards`` (host or tcp://host:port). Nothing is sent."""
     host = host_and_port(towards)[0] if "://" in towards else towards
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

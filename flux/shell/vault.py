@@ -1,7 +1,7 @@
 """The process of a vault: a worker's loop around ``flux.durable.vault`` (design: vault).
 
-It is a child of the driver's, because the driver's own threads have other things to do and take turns with it. It ends with the
-driver: its standard input does.
+The process is a child of the driver, because the driver's own threads have other work and would take turns with the vault. It
+ends when its standard input does, which is when the driver ends.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from flux.shell.loop import Rendezvous
 from flux.shell.worker import Worker
 from flux.wire.control import Welcome
 
-#: Attempts to write a location again that was removed, and the pause after which it has to be still there.
+#: Attempts to write a removed location again, and the pause after which it must be still there.
 PUT_BACK_MAX, PUT_BACK_S = 3, 0.3
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the driver gives to it."""
+    """The driver's input for the process of a vault."""
 
     plan: Plan
     rendezvous: Rendezvous
@@ -42,7 +42,7 @@ class Task:
 
 
 def without_code(plan: Plan) -> Plan:
-    """The plan without what is the user's: a vault runs none of it."""
+    """Return the plan without the user's code: a vault runs none of it."""
     sources = tuple(
         replace(source, read=_nothing) if isinstance(source, WorkerSourcePlan) else source for source in plan.sources
     )
@@ -55,6 +55,8 @@ def _nothing(*given: Any) -> Any:
 
 
 class VaultLoop(Worker):
+    """The loop of a vault's process, with the journal and its place."""
+
     role = "vault"
 
     def __init__(self, plan: Plan, rendezvous: Rendezvous, journal: Journal, place: Place, about: bytes) -> None:
@@ -64,7 +66,7 @@ class VaultLoop(Worker):
         self._about = about
 
     def _warm_up(self) -> None:
-        """It clusters nothing and has no tables of keys."""
+        """Do nothing: a vault clusters nothing and has no tables of keys."""
 
     @property
     def first_epoch(self) -> int:
@@ -82,8 +84,8 @@ class VaultLoop(Worker):
 
 
 def after_loss(error: LocationGone, journal: Journal, place: Place, about: bytes) -> str:
-    """See to it that the next program that starts at the place learns what has happened, and return the reason for the end of the
-    query (design: moved-location). A location that has moved is whole: a note at its old name says where it is. A location that
+    """Tell the next program that starts at the place about its loss, and return the reason for the end of the query (design:
+    moved-location). A location that has moved is whole: a note at its old name gives its new path. A location that
     was removed is written again, because this process still holds everything that the query has shown."""
     if error.now is not None:
         noted = place.note_moved(f"was moved to {error.now}")
@@ -95,7 +97,7 @@ def after_loss(error: LocationGone, journal: Journal, place: Place, about: bytes
     reason = "it is removed again and again"
     for _ in range(PUT_BACK_MAX):
         try:
-            time.sleep(PUT_BACK_S)  # the program that removes it may still be at it
+            time.sleep(PUT_BACK_S)  # the program that removes it may not have finished
             journal.move_to(place.put_back(about))
             time.sleep(PUT_BACK_S)
             journal.check()
@@ -120,7 +122,7 @@ def after_loss(error: LocationGone, journal: Journal, place: Place, about: bytes
 
 
 def run(task: Task) -> None:
-    """Until the controller says Stop."""
+    """Run a vault until the controller sends Stop."""
     store = task.place.store()
     try:
         journal = Journal(store, f"the journal in {task.place}")
@@ -147,7 +149,7 @@ def _read(given: RawIOBase, nbytes: int) -> bytes:
 
 
 def main() -> int:
-    """A task on the standard input, and the input stays open; an error as one line of JSON on the standard output."""
+    """Read a task from the standard input, which stays open, and run it; an error is one line of JSON on the standard output."""
     given = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
     task = pickle.loads(_read(given, int.from_bytes(_read(given, 8), "little")))
     threading.Thread(target=_ends_with, args=(given.fileno(),), daemon=True).start()

@@ -1,7 +1,7 @@
 """The loop of one worker: sockets and clock around the state machine (design: worker, one-thread).
 
-One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile. Two others say
-what it cannot say in a long step: that the process lives (``pulse``), and which step it is (``step_watch``).
+One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile. Two other threads report
+during a long step, when the loop cannot: that the process lives (``pulse``), and which step it is in (``step_watch``).
 """
 
 from __future__ import annotations
@@ -72,22 +72,24 @@ from partitioning.warm_up import warm_up
 
 log = logging.getLogger("flux")
 
-#: How long steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
+#: Seconds for which steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
-#: Of the time after which a producer asks again, an ack that waits for others takes this part at most.
+#: An ack that waits for others takes at most this part of the time after which a producer asks again: one eighth.
 ACK_SHARE = 8
-#: How long to wait for the controller's Stop after a failure was reported.
+#: Seconds to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
-#: How often a heartbeat says what load each replica is: with thousands of partitions that is no small message.
+#: Seconds between two heartbeats that tell the load of each replica: with thousands of partitions that is no small message.
 LOAD_EVERY_S = 1.0
-#: How soon a lifeline is opened after the one before it; twice as late after each attempt that fails, up to the longest.
+#: Seconds from one opening of a lifeline to the next, at first and at most; twice as many after each attempt that fails.
 LIFELINE_EVERY_S, LIFELINE_EVERY_MAX_S = 1.0, 30.0
-#: How long the worker stands still for an attempt to open a lifeline, as a share of how long it may be silent: when it
-#: joins, with nothing else to do yet, and later.
+#: The time for which the worker stands still in an attempt to open a lifeline, as a share of the time that it may be silent:
+#: when it joins, with nothing else to do yet, and later.
 JOINING_SHARE, LATER_SHARE = 0.5, 0.2
 
 
 class Worker:
+    """The loop of one worker process, with its port, its links and its threads. ``core`` is the state machine."""
+
     role = "worker"
 
     def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
@@ -120,14 +122,14 @@ class Worker:
         self._process = psutil.Process()
 
     def run(self, index: int, attempt: int, executor: str) -> Statistics:
-        """Until the controller says Stop. Returns the last statistics."""
+        """Run until the controller sends Stop. Return the last statistics."""
         try:
             memory.keep(self.plan.settings.memory_keep_bytes)
             self._warm_up()  # compiling holds the interpreter for seconds: not while others wait for heartbeats
             pulse.warm_up()
             short_collections()
             self._join(index, attempt, executor)
-        except (Stopped, Fenced):  # Spark would count a failure, and that of each worker that was only slow
+        except (Stopped, Fenced):  # Spark would count it as a failure, also for each worker that was only slow
             if self.core is not None:
                 self.control.report(Goodbye(node=self.core.worker))
         finally:
@@ -164,7 +166,7 @@ class Worker:
         return StageWorker(self.plan, welcome.node, time.perf_counter, welcome.workers)
 
     def _open_lifeline(self, core: StageWorker, now: float, share: float = LATER_SHARE) -> None:
-        """Also anew, where it has broken and both live: by something between the hosts."""
+        """Open a lifeline, also after one that broke while both ends live: something between the hosts may have broken it."""
         if self._lifeline is None and self.rendezvous.lifeline and now >= self._lifeline_at:
             self._lifeline_at = now + self._lifeline_every_s
             where, secret = self.rendezvous.lifeline, self.rendezvous.secret
@@ -206,7 +208,7 @@ class Worker:
         busy |= self._read(core, idle=through)
         self._flush(core, now)
         self._heartbeat(core, now)
-        busy |= core.has_work  # what this worker has just sent to itself
+        busy |= core.has_work  # from messages that this worker has just sent to itself
         wait, rest = 0.0, 0.0
         if not busy:
             rest = self._gathering.rest(self._pace.rest_max_s)
@@ -221,7 +223,7 @@ class Worker:
         self._rested_s += waited_s if wait > 0 else 0.0
         for ready in received:
             self._receive(core, ready)
-        if received:  # what others wait for does not wait for the steps that can be applied by now
+        if received:  # messages for which others wait do not wait for the steps that can be applied by now
             self._flush(core, time.monotonic())
         worked_s, rows, steps = time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps
         self._gathering.worked(worked_s, rows, steps)
@@ -308,11 +310,11 @@ class Worker:
     # ---- work and out
 
     def _work(self, core: StageWorker, now: float) -> tuple[bool, bool]:
-        """Whether anything was applied, and whether there is nothing left."""
+        """Apply steps for a while. Return whether any was applied, and whether none is left."""
         end = time.perf_counter() + WORK_S
         worked, through = False, True
         assert self._watch is not None
-        self._watch.quiet.release()  # a step may be long: what there is to say of it is said beside this loop
+        self._watch.quiet.release()  # a step may be long: the watch reports it beside this loop
         try:
             while core.work(now):
                 worked = True
@@ -325,7 +327,7 @@ class Worker:
 
     @staticmethod
     def _read(core: StageWorker, idle: bool) -> bool:
-        """Whether anything was read."""
+        """Read from sources. Return whether anything was read."""
         batches = 0
         while core.read(idle, time.monotonic()):
             batches += 1
@@ -350,7 +352,7 @@ class Worker:
                 reports.append(effect)
         ends = core.leaving.ends + core.reading.ends
         if ends != self._ends:
-            # Before others hear of the end: the controller has the last counts when the last stage has ended.
+            # Before others hear of the end: the controller has the last counts by the time the last stage has ended.
             self._ends = ends
             self._beat(core, now)
         self.links.send(to_workers)
@@ -388,7 +390,7 @@ class Worker:
     # ---- end
 
     def _report_failure(self, core: StageWorker, error: BaseException) -> None:
-        """Tell the controller, which ends the query; the Spark task itself ends well, a retry could only fail again."""
+        """Tell the controller, which ends the query. The Spark task itself ends well, as a retry could only fail again."""
         failure = failure_of(core.worker, error)
         self.control.report(failure)
         end = time.monotonic() + FAREWELL_S
@@ -402,7 +404,7 @@ class Worker:
                         self.control.report(failure)
 
     def _close(self) -> None:
-        self._heart.note[KIND] = TURN  # closing is code of the user's too
+        self._heart.note[KIND] = TURN  # closing runs the user's code, too
         self._sinks.close()  # before the bell
         self._background.close()
         try:
