@@ -96,8 +96,8 @@ def send_micro_batch(
     also a stop of the query, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
-    # Without rows there is nothing to send. If a part of the batch was sent before, consumers must see that it had no rows
-    # then.
+    # Without rows there is nothing to send. If a part of the batch was sent before, it must be found out that it had no rows
+    # then, either.
     if first is None and not again and not _context().attemptNumber():
         return least
     context = _context()

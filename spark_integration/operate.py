@@ -1,11 +1,11 @@
-"""Changing a query while it runs, from its own program: placement, workers, load balance (design: move, drain).
+"""Changes of a query while it runs, from its own program: placement, workers, load balance (design: move, drain).
 
-The same as the ``flux`` command does from outside, asked of the same desk. Every method waits until what was asked for
-is done, at most ``timeout`` seconds; QueryTimeout then says what is still to come, and that goes on. A query that has just
-been started is waited for. UsageError: it cannot be done, and nothing has changed. MoveFailed: it was given up, and why; a
-later request for something else is such a reason. If the query comes to its end in the meantime, ``scale``, ``drain`` and
-``protect`` return, as there is nothing left to do for them, and moves raise MoveFailed. If the query fails, all raise
-QueryFailed.
+These are the same changes that the ``flux`` command makes from outside, by the same desk. Every method waits until its
+change is done, at most ``timeout`` seconds; QueryTimeout then names the rest, which goes on. A query that has just been
+started is waited for. UsageError: the change is impossible, and nothing has changed. MoveFailed: the change was given up,
+with the reason; a later request for another change can be the reason. If the query comes to its end in the meantime,
+``scale``, ``drain`` and ``protect`` return, as there is nothing left to do for them, and moves raise MoveFailed. If the
+query fails, all raise QueryFailed.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from spark_integration.elastic import Elastic
 
 log = logging.getLogger("flux")
 
-#: Characters of a name in a request (``controller.operate.requests.Name``).
+#: Longest name in a request, in characters (``controller.operate.requests.Name``).
 NAME_MAX = 256
-#: How often a wait looks at the status.
+#: Time between two looks at the status while waiting, in seconds.
 LOOK_S = 0.05
 
 A = TypeVar("A")
 
 
 class Operated:
-    """What ``Query`` can do besides starting and ending."""
+    """Changes and views of a running query: the part of ``Query`` besides starting and ending."""
 
     _plan: Plan
     _server: Server
@@ -65,22 +65,22 @@ class Operated:
     # ---- looking
 
     def partitions(self) -> list[dict[str, Any]]:
-        """Where every copy of every partition is: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary",
+        """List every copy of every partition: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary",
         "standby" or "new"), ``kind`` ("active" or "standby"), ``safe``, ``load`` (busy seconds per second), ``queued``,
-        ``state_bytes`` (of a standby: its newest checkpoint), ``checkpoint_behind_s`` (seconds that this lacks, None without
-        one), ``rows_per_s``, ``movable``, ``behind`` (steps, of a replica that is not safe because it lags)."""
+        ``state_bytes`` (of a standby: its newest checkpoint), ``checkpoint_behind_s`` (seconds that this lacks, None
+        without one), ``rows_per_s``, ``movable``, ``behind`` (steps, of a replica that is not safe because it lags)."""
         return [msgspec.to_builtins(row) for row in all_partitions(self._page).replicas]
 
     def members(self) -> dict[int, Member]:
-        """Workers that take part now, by id."""
+        """Return the workers that take part now, by id."""
         return dict(self._server.core.members.workers)
 
     def events(self) -> list[Event]:
-        """Take-overs, repairs, moves and workers that came and went so far, the oldest first."""
+        """Return take-overs, repairs, moves, and workers that came and went until now, the oldest first."""
         return list(self._server.core.repairs.history)
 
     def is_whole(self) -> bool:
-        """Whether every partition has all of its replicas, and all of them are safe and keep up."""
+        """Tell whether every partition has all of its replicas, and all of them are safe and keep up."""
         core = self._server.core
         if core.table is None or core.repairs.under_way or core.repairs.lags.all_beyond():
             return False
@@ -93,7 +93,7 @@ class Operated:
     ) -> dict[str, Any]:
         """Move one copy of a partition to worker ``to`` while rows flow, from worker ``source``, by default the primary's.
 
-        Returns what it took: ``seconds``, ``stall_ms`` of this partition, ``bytes`` of state. MoveFailed if it was given
+        Returns the cost: ``seconds``, ``stall_ms`` of this partition, ``bytes`` of state. MoveFailed if the move was given
         up, for example because worker ``to`` was lost."""
         wanted = WantedMove(stage=stage, partition=_whole(partition), target=_whole(to), source=source)
         end = _end(timeout)
@@ -105,8 +105,8 @@ class Operated:
     ) -> list[dict[str, Any]]:
         """Ask a policy for a plan, by default that of ``spark.flux.balance.policy``, and carry it out.
 
-        Returns its moves, each with ``stage``, ``partition``, ``source``, ``target``, ``gain`` (by how much the higher load of
-        the two workers falls) and ``cost`` (bytes of state). dry_run: only that. MoveFailed if some were given up."""
+        Returns its moves, each with ``stage``, ``partition``, ``source``, ``target``, ``gain`` (the fall of the higher load
+        of the two workers) and ``cost`` (bytes of state). dry_run: only return them. MoveFailed if some were given up."""
         end = _end(timeout)
         self._wait_until_running(end, timeout)
         plan = self._ask(Suggest(policy=policy or ""), Suggested)
@@ -134,11 +134,13 @@ class Operated:
     # ---- workers
 
     def scale(self, workers: int, timeout: float = 600.0) -> None:
-        """Run with so many workers from now on. More: Spark tasks are started for them; done when they have joined and have
-        their share of the partitions (without load balance, ``spark.flux.balance.enabled=false``, when they have joined:
-        ``rebalance("even")`` then gives them their share). Fewer: those that are too many are drained first.
+        """Run with ``workers`` workers from now on.
 
-        UsageError with the arithmetic in it if there are too few task slots, or if fewer could not hold all copies."""
+        More workers: Spark tasks are started for them; the call is done when they have joined and have their share of the
+        partitions (without load balance, ``spark.flux.balance.enabled=false``, when they have joined: ``rebalance("even")``
+        then gives them their share). Fewer: those that are too many are drained first.
+
+        UsageError with the arithmetic in it if there are too few task slots, or if fewer workers could not hold all copies."""
         end = _end(timeout)
         if not 1 <= _whole(workers) <= 4096:
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to 4096 are accepted")
@@ -159,8 +161,9 @@ class Operated:
     def protect(
         self, stage: str, replicas: int | None = None, recovery: str | None = None, timeout: float = 600.0
     ) -> None:
-        """Have a stage with so many copies of each partition, all counted, and of another kind from now on, as in
-        ``@flux.stage``: ``recovery="active"``, ``"standby"`` or ``"upstream"``. What is not given stays as it is.
+        """Give a stage another number of copies of each partition, all counted, and another kind of them, as in
+        ``@flux.stage``: ``recovery="active"``, ``"standby"`` or ``"upstream"``. An argument that is left out changes
+        nothing.
 
         Copies of the new kind are added first, and those that are too many go when the new ones are safe. The newest call
         counts: an earlier one that still waits raises MoveFailed. UsageError with the arithmetic in it if there are too few
@@ -186,7 +189,7 @@ class Operated:
         return answer
 
     def _wait_until_running(self, end: float, timeout: float) -> None:
-        """Nothing of a query can be changed before its workers have joined."""
+        """Wait for the workers: nothing of a query can be changed before they have joined."""
         if not self._server.started.wait(max(end - time.monotonic(), 0)):
             core = self._server.core
             there, wanted = len(core.members.workers), len(core.places.tasked)
@@ -221,7 +224,7 @@ class Operated:
 
 
 def checked_timeout(timeout: float, least: float | None = None) -> float:
-    """Seconds to wait, more than 0 or at least so many; UsageError says what is accepted."""
+    """Check a time-out in seconds, which must be more than 0, or at least ``least``. UsageError names the accepted values."""
     if not isinstance(timeout, Real) or isinstance(timeout, bool):
         raise UsageError(f"timeout must be a number of seconds, got {timeout!r}")
     if not (timeout > 0 if least is None else timeout >= least):
@@ -234,14 +237,14 @@ def _end(timeout: float) -> float:
 
 
 def _name(name: str) -> str:
-    """A name as it may be in a request."""
+    """Check a name for a request."""
     if not isinstance(name, str) or len(name) > NAME_MAX:
         raise UsageError(f"expected a name of at most {NAME_MAX} characters, got {name!r}")
     return name
 
 
 def _whole(number: int) -> int:
-    """A number as it may be in a request."""
+    """Check a number for a request."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise UsageError(f"expected a number of 0 or more, got {number!r}")
     return number

@@ -1,8 +1,8 @@
-"""What sources and sinks settle once, in the program that starts a query, and find again in its checkpoint location (design:
-prepare).
+"""Preparation of sources and sinks: facts that each settles once, in the program that starts a query, and finds again in its
+checkpoint location (design: prepare).
 
-A topic that is read from its latest offsets must begin at the same offsets in every life of the query, and a sink that writes
-under an id must keep it. Both are known when the query starts for the first time, and not before.
+A topic that is read from its latest offsets must begin at the same offsets in every life of the query, and a sink that
+writes under an id must keep it. Both are known when the query starts for the first time, and not before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from flux.dataflow.sink import Sink
 from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 
-#: By name of source and of stage: what each has settled.
+#: Settled facts, by name of source and of stage.
 Kept = dict[str, dict[str, Any]]
 
 
 def prepared(
     plan: Plan, kept: Kept | None, case_sensitive: bool = False, ignored_files: tuple[bool, bool] = (False, False)
 ) -> tuple[Plan, Kept]:
-    """Return the plan with sources and sinks that have settled what they need, and what they want to find again. ``kept``: what
-    was returned when the query was started for the first time; ``case_sensitive``: whether the session tells names apart by upper
-    and lower case, for sources that find columns by name; ``ignored_files``: whether it leaves out missing and corrupt files."""
+    """Return the plan with prepared sources and sinks, and the facts that they want to find again.
+
+    ``kept`` is the result of the first start of the query. ``case_sensitive``: the session tells names apart by upper and
+    lower case, for sources that find columns by name. ``ignored_files``: the session leaves out missing, and corrupt,
+    files."""
     found: Kept = {"sources": {}, "sinks": {}}
     known = kept or {}
 
@@ -36,7 +38,7 @@ def prepared(
         read = copy.deepcopy(given.read)  # another query may be started with the same flow
         if hasattr(read, "case_sensitive"):
             read.case_sensitive = case_sensitive
-        if hasattr(read, "bad_after_s"):  # of files
+        if hasattr(read, "bad_after_s"):  # sources of files
             vars(read).update(
                 bad_after_s=plan.settings.files_bad_after,
                 session_ignores_missing=ignored_files[0],
@@ -59,7 +61,7 @@ def prepared(
 
 
 def forget(plan: Plan) -> None:
-    """A query without a checkpoint location has ended: nobody comes back to what its sources have settled."""
+    """Let sources forget their facts at the end of a query without a checkpoint location, which never goes on."""
     for source in plan.sources:
         if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "forget"):
             source.read.forget()

@@ -1,7 +1,7 @@
 """The handle of a running query, in the manner of pyspark's StreamingQuery (design: public-api).
 
-It is made and started by ``spark_integration.start``. What runs behind it is in ``Run``, what changes it while it runs in
-``Operated``, and what it keeps of its output in ``Output``.
+It is made and started by ``spark_integration.start``. The running parts behind it are in ``Run``, changes while it runs in
+``Operated``, and kept output in ``Output``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from spark_integration.settings import Need
 
 log = logging.getLogger("flux")
 
-#: How often ``processAllAvailable`` looks: shorter than the interval of heartbeats, so that none is missed.
+#: Time between two looks of ``processAllAvailable``: shorter than the interval of heartbeats, so that none is missed.
 THROUGH_LOOK_S = 0.02
-#: How often it says in the log what it waits for: a source that never pauses looks like a program that hangs.
+#: Interval at which ``processAllAvailable`` logs the reason of its wait: a source that never pauses looks like a program that
+#: hangs.
 ALL_AVAILABLE_SAY_S = 10.0
-#: After this time a wait for kept output says in the log for which sources.
+#: After this time a wait for kept output logs its sources.
 OUTPUT_SAY_S = 10.0
 
 
 class Query(Operated):
-    """Handle of a running flow, in the manner of pyspark's StreamingQuery; what changes it while it runs is in
-    ``Operated``."""
+    """Handle of a running flow, in the manner of pyspark's StreamingQuery; changes while it runs are in ``Operated``."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Query(Operated):
         name: str | None,
         location: Place | None,
     ) -> None:
-        """``location``: its directory, where it goes on when it is started again."""
+        """``location`` is the checkpoint directory, where the query goes on when it is started again."""
         self._spark = spark
         self._plan = plan
         self._name = name
@@ -66,7 +66,7 @@ class Query(Operated):
         self._elastic = self._run.elastic
 
     def _start(self) -> None:
-        """Once. Nothing is left running if this raises."""
+        """Start the query, once. Nothing is left running if this raises."""
         active.enter(self)
         try:
             spare_queries(self._spark.sparkContext)
@@ -75,16 +75,16 @@ class Query(Operated):
             active.leave(self.id)
             raise
 
-    # ---- who it is and how it goes
+    # ---- identity and progress
 
     @property
     def id(self) -> str:
-        """With a ``checkpointLocation``, the same each time that it is started."""
+        """Id of the query. With a ``checkpointLocation``, it is the same each time that the query is started."""
         return self._plan.query
 
     @property
     def runId(self) -> str:  # noqa: N802
-        """Of this run. Without a ``checkpointLocation``, another run of the same flow is another query, with another ``id``
+        """Id of this run. Without a ``checkpointLocation``, another run of the same flow is another query, with another ``id``
         too."""
         return self._run.id
 
@@ -95,7 +95,7 @@ class Query(Operated):
 
     @property
     def isActive(self) -> bool:  # noqa: N802
-        """Whether anything of the query still runs."""
+        """A part of the query still runs."""
         return not self._run.terminated.is_set()
 
     @property
@@ -105,10 +105,11 @@ class Query(Operated):
 
     @property
     def status(self) -> dict[str, Any]:
-        """``message`` for people, ``isDataAvailable``: rows wait to be applied, ``isTriggerActive``: rows may flow.
-        ``protection``: of each stage in words, as was asked for last. Of a query with sinks also ``sinks``: where each goes,
-        and what it guarantees. ``notRead``: by source, what has come since the start, as new partitions of a topic.
-        ``unreadFiles``: by source, files of which rows are not read: incomplete ones, and those that are left out."""
+        """The state of the query: ``message`` for people, ``isDataAvailable``: rows wait to be applied,
+        ``isTriggerActive``: rows may flow. ``protection``: that of each stage in words, by the newest request. For a query
+        with sinks also ``sinks``: the destination and the guarantee of each. ``notRead``: by source, input that came after
+        the start, as new partitions of a topic. ``unreadFiles``: by source, files whose rows are not read: incomplete ones,
+        and files that are left out."""
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
@@ -134,12 +135,12 @@ class Query(Operated):
         return status | ({"sinks": said} if sinks else {})
 
     def _how_it_ended(self) -> str:
-        """Of a query that has not failed. Output that is kept for ``toDF`` is lost where it is stopped before that."""
+        """Describe the end of a query that has not failed. Kept output is lost if the query is stopped before ``toDF``."""
         lost = any(stage.collects for stage in self._plan.stages) and not self._output.is_fetched
         return "Stopped" if self._server.core.unfinished or lost else "Finished: all input was read, all output is out"
 
     def _held_back(self) -> list[str]:
-        """By sinks that are slower than their stages."""
+        """Describe partitions that wait because a sink, or a reader, is slower than their stage."""
         stages = (self.lastProgress or QueryProgress()).get("stages", ())
         waiting = [(stage["name"], stage.get("waitForSink", 0)) for stage in stages]
         read = {stage.name for stage in self._plan.stages if isinstance(stage.sink, Readers)}
@@ -160,20 +161,20 @@ class Query(Operated):
 
     @property
     def tasks(self) -> int:
-        """Spark tasks of its workers: one for each worker, also those that are still to come or have not gone yet."""
+        """Number of Spark tasks of its workers: one for each worker, also those that are still to come or have not gone yet."""
         return len(self._server.core.places.tasked)
 
     @property
     def is_fed_by_spark(self) -> bool:
-        """Whether Spark tasks still have to read a DataFrame, or may be asked to fetch the output: they need a slot."""
+        """Spark tasks still have to read a DataFrame, or may be asked to fetch the output: they need a slot."""
         return self._run.is_fed_by_spark
 
     def exception(self) -> FluxError | None:
-        """What ended the query, None if nothing went wrong so far."""
+        """Return the error that ended the query, None if nothing has gone wrong."""
         return self._run.error()
 
     def explain(self) -> None:
-        """Print what runs: sources, stages with keys, partitions and replicas, and policies."""
+        """Print the plan that runs: sources, stages with keys, partitions and replicas, and policies."""
         print(explain(self._plan, self._run.need.workers))
 
     def __repr__(self) -> str:
@@ -190,27 +191,27 @@ class Query(Operated):
                 raise error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: whether it ended.
+        """Wait until the query has ended; raises its error if it failed. With a timeout in seconds: returns whether it ended.
 
-        A query with ``keep_output=True`` has ended when all output is there. That stays until ``toDF`` or ``stop``, and the
-        workers, which keep it, with their task slots too."""
+        A query with ``keep_output=True`` has ended when all output is there. The output stays until ``toDF`` or ``stop``,
+        and so do the workers, which keep it, with their task slots."""
         timeout = None if timeout is None else checked_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         with self._server.awaited():
             ended = self._server.finished.wait(timeout)
-            if ended and self._server.phase != "finished":  # it leaves nothing behind, and that takes a moment
+            if ended and self._server.phase != "finished":  # the query leaves nothing behind, and that takes a moment
                 ended = self._run.terminated.wait(None if end is None else max(end - time.monotonic(), 0))
         if ended and (error := self.exception()) is not None:
             raise error
         return ended if timeout is not None else None
 
     def processAllAvailable(self, timeout: float | None = None) -> None:  # noqa: N802
-        """Wait until all rows that the sources had to give at the time of the call have passed all stages; as in pyspark, meant
-        for tests. A DataFrame gives all its rows; a source in the workers has given all when it yields None or ends. Where all
-        sources come to an end: until the query has ended (with ``keep_output=True`` until all output is there). A source that
-        always has more keeps this waiting; every ten seconds a line in the log says for what.
+        """Wait until all rows that the sources had to give at the time of the call have passed all stages; as in pyspark,
+        meant for tests. A DataFrame gives all its rows; a source in the workers has given all when it yields None or ends.
+        If all sources come to an end, the wait lasts until the query has ended (with ``keep_output=True`` until all output
+        is there). A source that always has more keeps this waiting; every ten seconds a line in the log names it.
 
-        Raises the query's error. timeout: seconds, default no limit; QueryTimeout says what is still to come."""
+        Raises the query's error. timeout: seconds, default no limit; QueryTimeout names the rest."""
         timeout = None if timeout is None else checked_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         self._run.streams.process_all_available(end)
@@ -232,7 +233,7 @@ class Query(Operated):
     def stop(self, timeout: float | None = None) -> None:
         """End the query and wait until nothing of it is left: no task, thread, socket or file.
 
-        timeout: seconds, default twice ``spark.flux.stop.timeout``. QueryTimeout says what is still running."""
+        timeout: seconds, default twice ``spark.flux.stop.timeout``. QueryTimeout names the parts that still run."""
         patience = self._plan.settings.stop_timeout
         limit = 2 * patience + 10 if timeout is None else checked_timeout(timeout, 0)
         end = time.monotonic() + limit
@@ -243,47 +244,48 @@ class Query(Operated):
             raise QueryTimeout(f"query {self.id} is still ending after {limit:g} s: {self._run.left()}")
 
     def _cancel(self, timeout: float) -> None:
-        """Cancel its Spark tasks, for one that does not stop; wait so many seconds."""
+        """Cancel the Spark tasks of a query that does not stop, and wait at most ``timeout`` seconds."""
         self._run.cancel()
         self._run.terminated.wait(timeout)
 
     # ---- its output
 
     def toDF(self, stage: str | None = None) -> DataFrame:  # noqa: N802
-        """Wait for the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint; the
-        query ends when all its output was fetched. Asked again: the same DataFrame. For a query that was started with
+        """Wait for the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint; the query
+        ends when all its output was fetched. A second call returns the same DataFrame. For a query that was started with
         ``keep_output=True``; UsageError if it was stopped before its output was fetched.
 
-        stage: whose output, where there are several."""
+        stage: name of the stage whose output is meant, if there are several."""
         return self._output.get(kept(self._plan, stage))
 
     def rows(self, stage: str | None = None) -> Rows:
-        """The output of a flow that ends in ``to_readers()``, while the query runs: an iterator of pyarrow.RecordBatch, each row
-        once, in order within each partition, whatever workers are lost meanwhile. It waits for more until the query ends, and
-        raises what that has failed with.
+        """Return the output of a flow that ends in ``to_readers()``, while the query runs: an iterator of pyarrow.RecordBatch,
+        each row once, in order within each partition, even if workers are lost meanwhile. It waits for more until the query
+        ends, and raises the query's error.
 
-        stage: whose output, where there are several. A batch counts as read when it has been handed out. One iterator at a time:
-        ``close()`` it, and the next one goes on behind it. UsageError for a query that was stopped before all was read."""
+        stage: name of the stage whose output is meant, if there are several. A batch counts as read when it has been handed
+        out. One iterator at a time: ``close()`` it, and the next one goes on behind it. UsageError for a query that was
+        stopped before all was read."""
         return self._outputs.rows(stage)
 
     def was_read(self, stage: StagePlan) -> bool:
-        """Whether its output was read to its end."""
+        """Tell whether the output of a stage was read to its end."""
         unfinished = tuple(self._server.core.unfinished)  # another thread changes them
         return not any(key.stage == stage.id for key in unfinished)
 
     def job_groups_of_streams(self) -> list[str]:
-        """Return the groups of the jobs of Spark's streaming queries that feed it. It is not known which of those that the
-        program has started write into it, so all of them may."""
+        """Return the job groups of Spark's streaming queries that feed this query. It is not known which streaming queries of
+        the program write into it, so all of them may."""
         outside = self._spark.streams.active if self._run.streams.fed_from_outside else []
         return self._run.streams.job_groups() + [str(streaming.runId) for streaming in outside]
 
     def wait_for_end(self) -> None:
-        """Of a query that is ending, for as long as that may take."""
+        """Wait for the end of a query that is ending, at most three times the time-out of a stop."""
         self._run.terminated.wait(3 * self._plan.settings.stop_timeout)
 
     def wait_for_output(self) -> None:
-        """Wait until all output is there (or the query has failed: raises its error). A source that may never end is named in the
-        log after a while: such a wait looks like a program that hangs."""
+        """Wait until all output is there (or the query has failed: raises its error). A source that may never end is named in
+        the log after a while: such a wait looks like a program that hangs."""
         with self._server.awaited():
             if not self._server.finished.wait(OUTPUT_SAY_S) and (sources := self._without_known_end()):
                 log.warning(

@@ -1,8 +1,9 @@
 """Failed attempts at the tasks of a query: Spark starts them again without a word, ``spark.task.maxFailures`` times.
 
-A query that waits for a task of the user's DataFrame looks as if it stood still, so the failure and its reason are said in the
-log and in the status. A task that lacks a module fails in every attempt: the query ends with the first one, since a hundred
-attempts would take minutes and say the same. Other failures of workers' tasks are losses of workers, which the controller sees.
+A query that waits for a task of the user's DataFrame looks as if it stood still, so the failure and its reason are told in
+the log and in the status. A task that lacks a module fails in every attempt: the query ends with the first one, since a
+hundred attempts would take minutes and fail alike. Other failures of workers' tasks are losses of workers, which the
+controller sees.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ log = logging.getLogger("flux")
 
 #: Failed tasks of a stage that are looked at for the newest reason.
 LOOKED_AT = 20
-#: The same reason is written into the log again when so many times as many tasks have failed.
+#: A reason is logged again when the number of failed tasks has grown by this factor.
 LOGGED_AGAIN = 4
 
 
 class Retries:
-    """``look`` now and then; ``text`` says what has failed so far of the input, empty if nothing has.
+    """Watch over failed attempts, by a ``look`` now and then. ``text`` describes the failures of the input until now, and is
+    empty without any.
 
-    ``inputs``: the job groups of the tasks that read the input; ``workers``: that of the workers' tasks; ``hopeless``: called
-    with a job and a reason, if no further attempt can succeed."""
+    ``inputs`` returns the job groups of the tasks that read the input; ``workers`` is that of the workers' tasks;
+    ``hopeless`` is called with a job and a reason, if no further attempt can succeed."""
 
     def __init__(
         self,
@@ -45,9 +47,9 @@ class Retries:
         self._workers = workers
         self._query = query
         self._hopeless = hopeless
-        self._failed: dict[int, int] = {}  #: Failed tasks of the input that are known, by stage of Spark's.
-        self._lost: dict[int, int] = {}  #: The same of the workers.
-        self._said = ("", 0)  #: The reason in the last line of the log, and how many tasks had failed by then.
+        self._failed: dict[int, int] = {}  #: Known failed tasks of the input, by Spark's stage.
+        self._lost: dict[int, int] = {}  #: Known failed tasks of the workers, by stage.
+        self._said = ("", 0)  #: The reason logged last, and the number of failed tasks by then.
         self.text = ""
 
     def look(self) -> None:
@@ -64,7 +66,7 @@ class Retries:
                 self._hopeless("workers", reason + remedy)
 
     def _news(self, group: str, known: dict[int, int]) -> list[tuple[int, int]]:
-        """Return the stages, each with its attempt, of which more tasks have failed than are known, and note how many."""
+        """Return the stages, each with its attempt, that have more failed tasks than are known, and note the numbers."""
         tracker, found = self._spark.sparkContext.statusTracker(), []
         for job in tracker.getJobIdsForGroup(group):
             about = tracker.getJobInfo(job)
@@ -87,7 +89,7 @@ class Retries:
             log.warning("query %s: %s", self._query, self.text)
 
     def _reason(self, stage: int, attempt: int, failed: int) -> str:
-        """Return the reason of the newest of ``failed`` failures; it is not worth more than a word if Spark does not tell."""
+        """Return the reason of the newest of ``failed`` failures, or a general sentence if Spark does not tell."""
         try:
             jvm: Any = self._spark._jvm
             kind = jvm.java.util.ArrayList()

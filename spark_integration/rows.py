@@ -19,22 +19,22 @@ from flux.shell.pull_loop import Puller
 if TYPE_CHECKING:
     from spark_integration.query import Query
 
-#: Bytes of one answer: so much of each partition may wait in the program.
+#: Bytes of one answer, and of the output of each partition that may wait in the program.
 ANSWER_BYTES = 1 << 20
-#: How long it waits at a time before it looks whether the query has ended, and how long for the workers' first answers.
+#: Longest wait before the next look whether the query has ended, and longest wait for the workers' first answers.
 LOOK_S, FIRST_S = 0.2, 60.0
-#: How long it waits at a time for the query to know that all was read.
+#: Longest wait before the next look whether the query knows that all was read.
 LAST_S = 0.002
 
 
 class Outputs:
-    """What ``Query.rows`` has open, and how far it has read. One iterator at a time for each output."""
+    """Open iterators of ``Query.rows``, and how far each output was read. One iterator at a time for each output."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
         self._lock = threading.RLock()  # an iterator may be collected, and closed, wherever objects are made
         self._open: set[int] = set()
-        self._read: dict[int, dict[int, int]] = {}  # stage -> partition -> what is below was handed out
+        self._read: dict[int, dict[int, int]] = {}  # stage -> partition -> batches below this number were handed out
 
     def rows(self, stage: str | None) -> Rows:
         found = offered(self._query.plan, stage)
@@ -63,9 +63,9 @@ class Outputs:
 
 
 class Rows(Iterator[pa.RecordBatch]):
-    """Batches of the output, in order within each partition. Ends when all has been read, or when the query is stopped; raises
-    what the query has failed with. A batch counts as read when it has been handed out: whoever asks again after ``close`` gets
-    the ones behind it. To be used by one thread at a time."""
+    """Batches of the output, in order within each partition. The iterator ends when all has been read, or when the query is
+    stopped; it raises the query's error. A batch counts as read when it has been handed out: an iterator that is opened
+    after ``close`` begins behind it. To be used by one thread at a time."""
 
     def __init__(
         self, outputs: Outputs, query: Query, stage: StagePlan, through: dict[int, int] | None, over: bool
@@ -112,7 +112,7 @@ class Rows(Iterator[pa.RecordBatch]):
         return None
 
     def _begin(self) -> tuple[Puller, Pulling]:
-        """At the first call: where it goes on is known to the workers, who may have to start before they say so."""
+        """Connect at the first call. The workers know where to go on, and may have to start before they answer."""
         if self._puller is None or self._pulling is None:
             schema, settings = self._stage.output_schema, self._query.plan.settings
             assert schema is not None
@@ -129,7 +129,7 @@ class Rows(Iterator[pa.RecordBatch]):
         return self._puller, self._pulling
 
     def close(self) -> None:
-        """Read no more; nothing happens if it is closed already."""
+        """Read no more. Does nothing if the iterator is closed already."""
         if self._one_at_a_time.acquire(timeout=2 * LOOK_S):
             try:
                 self._close()

@@ -1,7 +1,7 @@
 """One run of a query: starts everything, watches it, and leaves nothing behind (design: where-it-runs).
 
-Where each part runs: the controller in a thread of the driver, workers in long-running Spark tasks, ingress in an ordinary
-Spark job over the user's DataFrame. A thread of the driver looks after them, from the first task to the last.
+The controller runs in a thread of the driver, workers in long-running Spark tasks, ingress in an ordinary Spark job over
+the user's DataFrame. A thread of the driver looks after them, from the first task to the last.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from spark_integration.vault import VaultProcess
 
 log = logging.getLogger("flux")
 
-#: Why a query ends whose Spark is gone.
+#: Reason for the end of a query whose Spark is gone.
 STOPPED = (
     "Spark's session was stopped while the query was running. End the query first: query.stop(), or wait for it with "
     "query.awaitTermination()"
 )
-#: Errors of ingress tasks that only follow from the end of the query.
+#: Beginning of errors of ingress tasks that only follow from the end of the query.
 _OURS = "flux.errors."
 
 
 class Run:
-    """``start`` it once. ``terminated`` is set when nothing of it is left."""
+    """Run of a query; ``start`` it once. ``terminated`` is set when nothing of it is left."""
 
     rendezvous: Rendezvous  # once it has been started
-    #: What Spark was asked for, where workers wait for executors.
+    #: Request for executors that workers wait for, in words.
     asked = ""
-    #: Why an input came to nothing before anything else ended the query; whether what still reads was told to end.
+    #: Failure of an input before anything else ended the query, and whether readers were told to end.
     _input_failed: str | None = None
     _cancelled = False
-    #: Whether tasks lack something, so that no attempt at them can succeed.
+    #: Tasks lack a module, so that no attempt at them can succeed.
     _lacking = False
 
     def __init__(
@@ -71,7 +71,7 @@ class Run:
         end_fetch: Callable[[], None],
         location: Place | None = None,
     ) -> None:
-        """``end_fetch``: called when the controller has ended the query, before its tasks are waited for."""
+        """``end_fetch`` is called when the controller has ended the query, before the query waits for its tasks."""
         self.id = str(uuid.uuid4())
         self.need = need
         self.terminated = threading.Event()
@@ -102,7 +102,7 @@ class Run:
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
 
     def start(self) -> None:
-        """Nothing is left running if this raises."""
+        """Start the run. Nothing is left running if this raises."""
         self.rendezvous = self.server.start()
         try:
             put_bar_away(self._spark)
@@ -118,19 +118,19 @@ class Run:
             raise
 
     def error(self) -> FluxError | None:
-        """What ended the query, None if nothing went wrong so far."""
+        """Return the error that ended the query, None if nothing has gone wrong."""
         error = self.server.error
         if isinstance(error, QueryFailed) and self._input_failed is not None and self._input_failed not in str(error):
-            # Spark may end all Python processes of an executor when it gives up a job, and that is heard first.
+            # Spark may end all Python processes of an executor when it gives up a job, and their loss is heard first.
             return QueryFailed(f"{self._input_failed}. What came of it: {error}")
         return error
 
     def left(self) -> str:
-        """What is still running of a query that ends."""
+        """Name the parts of an ending query that still run."""
         return ", ".join(self.streams.left() + self._jobs.join(0) + self._ingress.join(0)) or "controller"
 
     def cancel(self) -> None:
-        """End its Spark jobs without waiting for what they do."""
+        """End the Spark jobs without waiting for them."""
         self._ingress.cancel()
         self._jobs.cancel()
 
@@ -144,12 +144,13 @@ class Run:
 
     @property
     def is_fed_by_spark(self) -> bool:
-        """Whether Spark tasks still have to read a DataFrame, or may be asked to fetch the output."""
+        """Spark tasks still have to read a DataFrame, or may be asked to fetch the output."""
         fetched = (stage.collects or isinstance(stage.sink, Readers) for stage in self._plan.stages)
         return bool(self._unread) or self.streams.reads or any(fetched)
 
     def _ask_for_executors(self) -> str:
-        """Tasks that wait are what dynamic allocation goes by; people are told. Empty if nothing has to be asked for."""
+        """Log that workers wait for executors, and return that text. Spark asks for executors by itself while tasks wait
+        (dynamic allocation). Empty if there are enough slots."""
         if not grows_on_demand(self._spark):
             return ""
         wanted = self.need.workers + self.need.others
@@ -204,8 +205,8 @@ class Run:
     # ---- from start to end
 
     def _supervise(self) -> None:
-        """Start reading once the workers are there, and workers that are asked for later; when the controller has sent
-        everybody home see them off, cancel who does not go, close up."""
+        """Start reading once the workers are there, and start workers that are asked for later. When the controller has sent
+        all workers home, wait for them, cancel those that do not go, and close everything."""
         # Not earlier: ingress tasks that come first could take the slots that the workers need.
         while not self.server.started.wait(LOOK_S):
             self._look_at_tasks()  # workers that lack a module never come
@@ -216,11 +217,11 @@ class Run:
             self.streams.start(self.rendezvous)
         while not self.server.ended.wait(LOOK_S):
             self._look()
-        self._look_at_input()  # where Spark has given up the input since the last look
+        self._look_at_input()  # Spark may have given up the input since the last look
         self._wind_up()
 
     def _look(self) -> None:
-        """What goes wrong here is no reason to end a query that runs."""
+        """Look after streams and workers. A failure here is no reason to end a running query."""
         if session_stopped(self._spark):
             self.server.job_failed("Spark", STOPPED)
             return
@@ -245,7 +246,7 @@ class Run:
                 log.warning("query %s: cannot look after its input: %s", self._plan.query, error)
 
     def _wind_up(self) -> None:
-        """Once the controller has sent everybody home, or nobody has come."""
+        """Close everything, once the controller has sent all workers home, or no worker has come."""
         patience_s = self._plan.settings.stop_timeout
         try:
             self._end_fetch()
@@ -254,7 +255,7 @@ class Run:
             still_reading = self._ingress.join(0.0 if self._lacking else 1.0)
             self._cancelled = True
             if still_reading:
-                self._ingress.cancel()  # whatever they still read, nobody wants it
+                self._ingress.cancel()  # their rows are not wanted any more
             if self._jobs.join(1.0 if self._lacking else patience_s if self.server.error is None else 5.0):
                 self._jobs.cancel()
                 self._jobs.join(patience_s)
@@ -270,7 +271,7 @@ class Run:
             self.terminated.set()
 
     def _explain(self, error: FluxError) -> FluxError:
-        """Executors that go with their session look as if they were lost."""
+        """Replace an error that comes from Spark's end: executors that end with their session look as if they were lost."""
         if session_stopped(self._spark, ask_jvm=True):
             return QueryFailed(STOPPED)
         if isinstance(error, QueryTimeout) and self.asked:

@@ -79,7 +79,8 @@ def difference(was: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """The most telling one first: where a stage is new, numbers and inputs of others differ only because of it."""
+    """Yield differences, the most telling one first: if a stage is new, numbers and inputs of others differ only because of
+    it."""
     gone = [f"{name!r}" for name in was["stages"] if name not in now["stages"]]
     new = [f"{name!r}" for name in now["stages"] if name not in was["stages"]]
     if gone or new:
@@ -119,7 +120,8 @@ def _of_stage(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     if was["operator"] != now["operator"] and not both_stateless:
         yield f"its operator was {was['operator']} and is {now['operator']}, which cannot go on with that state"
     yield from _of_state(was.get("state") or {}, now["state"] or {}, known="state" in was)
-    # Rows of a sink may be kept that were made by the earlier plan. The rows of other stages are kept as their readers want them.
+    # A sink may still keep rows that were made by the earlier plan. Rows of other stages are kept in the form that their
+    # readers want.
     if now["sink"] and was["sink"] and was["output"] != now["output"]:
         yield f"its rows go into a sink, and were {_columns(was['output'])} and are {_columns(now['output'])}"
 
@@ -135,7 +137,7 @@ def _of_inputs(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator
 
 
 def _of_state(was: dict[str, Any], now: dict[str, Any], known: bool) -> Iterator[str]:
-    """``known``: the location was written by a release that remembers what state means."""
+    """Yield differences of state. ``known``: the location was written by a release that remembers what state means."""
     version = was.get("version")
     if version is not None and version != now.get("version"):
         yield f"state_version was {version!r} and is {now.get('version')!r}"

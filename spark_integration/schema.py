@@ -13,10 +13,10 @@ from flux.errors import SchemaError
 
 
 def to_arrow(spark: SparkSession, declared: Any) -> pa.Schema:
-    """The pyarrow schema; SchemaError says what is accepted."""
+    """Return the pyarrow schema. SchemaError names the accepted kinds."""
     if isinstance(declared, pa.Schema):
         return declared
-    # mapInArrow hands timestamps over in the session's time zone
+    # mapInArrow passes timestamps in the session's time zone
     timezone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     if isinstance(declared, DataFrame):
         return struct_to_arrow(declared.schema, timezone)
@@ -29,7 +29,7 @@ def to_arrow(spark: SparkSession, declared: Any) -> pa.Schema:
 
 
 def struct_to_arrow(declared: Any, timezone: str) -> pa.Schema:
-    """Of a StructType; SchemaError names the column that pyarrow has no type for."""
+    """Convert a StructType. SchemaError names the column that pyarrow has no type for."""
     if not isinstance(declared, StructType):
         raise SchemaError(
             f"a schema must be a DDL string such as 'user STRING, n BIGINT', a StructType or a pyarrow schema; got {declared!r}"
@@ -47,8 +47,8 @@ def struct_to_arrow(declared: Any, timezone: str) -> pa.Schema:
 
 
 def for_spark(schema: pa.Schema, what: str) -> tuple[StructType, pa.Schema]:
-    """As a DataFrame has it, and the types in which Spark reads these columns; SchemaError names the first column that
-    Spark has no type for. ``what`` has these columns."""
+    """Return the columns as a DataFrame has them, and the types in which Spark reads them. SchemaError names the first column
+    that Spark has no type for. ``what`` is the owner of the columns, for the message."""
     struct, fields = StructType(), []
     for field in schema:
         try:
@@ -63,8 +63,8 @@ def for_spark(schema: pa.Schema, what: str) -> tuple[StructType, pa.Schema]:
 
 
 def recast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in the types of ``for_spark``: what Spark does not read as it is has one that it reads, as large_list list.
-    Nanoseconds are cut off, as Spark does."""
+    """Cast a batch to the types of ``for_spark``: a type that Spark does not read is replaced by one that it reads, as
+    large_list by list. Nanoseconds are cut off, as Spark does."""
     if batch.schema.equals(schema):
         return batch
     columns = [column.cast(type_, safe=False) for column, type_ in zip(batch.columns, schema.types, strict=True)]

@@ -1,8 +1,8 @@
-"""Sessions of our own beside the user's: settings that suit bulk transfer, and nothing of the user's changed.
+"""Sessions of our own beside the user's: with settings that suit bulk transfer, while the user's session stays as it is.
 
-By default Spark bounds the batches that it hands to Python by bytes, and to do so adds up the size of the whole batch
-at every row, which costs three quarters of the throughput. Bounding them by rows, computed from the schema's width,
-keeps memory bounded at full speed.
+By default Spark bounds the batches that it passes to Python by bytes, and to do so adds up the size of the whole batch at
+every row, which costs three quarters of the throughput. Bounding them by rows, computed from the schema's width, keeps
+memory bounded at full speed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pyspark.sql.types import DataType, StructType
 
 #: Settings of a session by name; None: it is not set there.
 Settings = Mapping[str, str | None]
-#: Aim of one batch from Spark to Python.
+#: Wanted size of one batch from Spark to Python.
 BATCH_BYTES = 4 << 20
 ROWS_MIN, ROWS_MAX = 1_024, 65_536
 
 
 def row_bytes(schema: StructType) -> int:
-    """Rough width of a row; a guess of 64 bytes for what has no fixed width."""
+    """Estimate the width of a row, with 64 bytes for types without a fixed width."""
     return sum(_width(field.dataType) for field in schema.fields) or 1
 
 
@@ -37,8 +37,9 @@ def _width(kind: DataType) -> int:
 def for_reading(
     df: DataFrame, columns: Sequence[int] | None, batch_max_rows: int, cut_by: Settings | None = None
 ) -> DataFrame:
-    """The DataFrame as an ingress job reads it: these of its columns, None: all, in a session for mapInArrow, with settings that
-    say how it is cut. mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice."""
+    """Return the DataFrame as an ingress job reads it: with the given columns (None: all), in a session for mapInArrow, with
+    settings that determine its cuts. mapInArrow looks columns up by name, and finds none whose name has a dot or is there
+    twice."""
     names = [f"c{position}" for position in range(len(df.columns))]
     df = df.toDF(*names)
     if columns is not None:
@@ -47,8 +48,8 @@ def for_reading(
 
 
 def for_bulk_transfer(df: DataFrame, batch_max_rows: int, more: Settings | None = None) -> DataFrame:
-    """The same DataFrame in a cloned session with settings for mapInArrow, and ``more``. Where Spark does not let us clone
-    (Spark Connect, another release), the DataFrame itself: slower, and right."""
+    """Return the same DataFrame in a cloned session with settings for mapInArrow, and ``more``. If Spark cannot clone it
+    (Spark Connect, another release), return the DataFrame itself, which is slower and gives the same rows."""
     spark = df.sparkSession
     rows = min(max(BATCH_BYTES // row_bytes(df.schema), ROWS_MIN), ROWS_MAX, batch_max_rows)
     try:
@@ -67,7 +68,7 @@ def for_bulk_transfer(df: DataFrame, batch_max_rows: int, more: Settings | None 
 
 
 def set_for_bulk_transfer(batch: DataFrame, batch_max_rows: int) -> None:
-    """The same for a micro-batch, whose session is a copy that Spark has made for the streaming query alone."""
+    """Set the same for a micro-batch, whose session is a copy that Spark has made for the streaming query alone."""
     rows = min(max(BATCH_BYTES // row_bytes(batch.schema), ROWS_MIN), ROWS_MAX, batch_max_rows)
     for key, value in _transfer_settings(rows).items():
         batch.sparkSession.conf.set(key, value)
@@ -83,8 +84,8 @@ def _transfer_settings(rows: int) -> dict[str, Any]:
 
 
 def session_stopped(spark: SparkSession, ask_jvm: bool = False) -> bool:
-    """Whether the session's context was stopped, as far as this process knows; ``ask_jvm``: or is being stopped, or its JVM
-    is gone."""
+    """Tell whether the session's context was stopped, as far as this process knows. ``ask_jvm``: also whether it is being
+    stopped, or its JVM is gone."""
     jsc = spark.sparkContext._jsc
     if jsc is None or not ask_jvm:
         return jsc is None

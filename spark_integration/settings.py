@@ -17,9 +17,9 @@ from flux.errors import UsageError
 from flux.replicas.kinds import replicated
 from flux.settings import PREFIX, Settings
 
-#: Master with so many executors of so many cores on this machine.
+#: Master with a number of executors, each with a number of cores, on this machine.
 LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]"
-#: So many task slots, and executors, are as many as one likes; Spark's own default is beyond.
+#: From this number on, task slots and executors count as unlimited; Spark's own default is beyond.
 UNLIMITED = 1 << 20
 
 
@@ -28,18 +28,18 @@ def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
 
 
 def says_where_copies_go(spark: SparkSession, options: dict[str, Any]) -> bool:
-    """Whether somebody has decided if replicas may share an executor."""
+    """Tell whether the user has decided if replicas may share an executor."""
     return "replicas_allow_same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
 
 
 def with_flushes_for(place: Place, settings: Settings, spark: SparkSession, options: dict[str, Any]) -> Settings:
-    """The settings, with flushes as often as suits the place unless somebody has decided that."""
+    """Return the settings, with an interval of flushes that suits the place unless the user has set one."""
     said = "journal_flush" in options or f"{PREFIX}journal.flush" in _given(spark)
     return settings if said else replace(settings, journal_flush=place.flush_s)
 
 
 def _given(spark: SparkSession) -> dict[str, str]:
-    # The context's own configuration holds what was given at start; the session's may have been changed since.
+    # The context's own configuration has the settings given at start; the session's may have been changed since.
     conf = {key: value for key, value in spark.sparkContext.getConf().getAll() if key.startswith(PREFIX)}
     return conf | {key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)}
 
@@ -55,12 +55,12 @@ def is_encrypted(spark: SparkSession, settings: Settings) -> bool:
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
-    """Whether the session tells column names apart by upper and lower case."""
+    """Tell whether the session tells column names apart by upper and lower case."""
     return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def ignored_files(spark: SparkSession) -> tuple[bool, bool]:
-    """Whether the session leaves out files that are missing, and those that are corrupt."""
+    """Tell whether the session leaves out missing files, and whether it leaves out corrupt ones."""
     missing, corrupt = (
         str(spark.conf.get(f"spark.sql.files.ignore{kind}Files", "false")).lower() == "true"
         for kind in ("Missing", "Corrupt")
@@ -69,18 +69,18 @@ def ignored_files(spark: SparkSession) -> tuple[bool, bool]:
 
 
 def has_one_executor(spark: SparkSession) -> bool:
-    """Master local, local[N], local[N,F]: the driver is the executor."""
+    """Tell whether the driver is the executor: master local, local[N], local[N,F]."""
     return re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) is not None
 
 
 def grows_on_demand(spark: SparkSession) -> bool:
-    """Whether Spark gets more executors when tasks wait (dynamic allocation)."""
+    """Tell whether Spark gets more executors when tasks wait (dynamic allocation)."""
     conf = spark.sparkContext.getConf()
     return str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true" and not has_one_executor(spark)
 
 
 def executors_at_most(spark: SparkSession) -> int | None:
-    """None: there is no limit, or it is not known."""
+    """Return the largest number of executors. None: there is no limit, or it is not known."""
     context = spark.sparkContext
     if has_one_executor(spark):
         return 1
@@ -94,7 +94,8 @@ def executors_at_most(spark: SparkSession) -> int | None:
 
 
 def task_slots(spark: SparkSession) -> int:
-    """How many tasks can run at once when every executor is there; UNLIMITED where Spark gets as many as are asked for."""
+    """Return the number of tasks that can run at once when every executor is there; UNLIMITED if Spark gets executors on
+    demand without limit."""
     executors = executors_at_most(spark)
     if executors is None and grows_on_demand(spark):
         return UNLIMITED
@@ -102,7 +103,7 @@ def task_slots(spark: SparkSession) -> int:
 
 
 def slots_at_first(spark: SparkSession) -> int:
-    """How many tasks can run at once without asking Spark for more executors."""
+    """Return the number of tasks that can run at once without asking Spark for more executors."""
     conf = spark.sparkContext.getConf()
     keys = ("dynamicAllocation.initialExecutors", "dynamicAllocation.minExecutors", "executor.instances")
     executors = max(int(conf.get(f"spark.{key}", "0") or 0) for key in keys)
@@ -114,13 +115,13 @@ def _cores_per_task(spark: SparkSession) -> int:
 
 
 def live_slots(spark: SparkSession) -> int:
-    """How many tasks can run at once on the executors that are there and are not to go."""
+    """Return the number of tasks that can run at once on the executors that are there and are not to go."""
     context = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def failures_at_most(spark: SparkSession) -> int:
-    """So often a task may fail; with the last failure its job does."""
+    """Return the number of failures of a task with which its job fails."""
     context = spark.sparkContext
     if has_one_executor(spark):
         match = re.fullmatch(r"local\[[^,]+,\s*(\d+)\]", str(context.master))
@@ -129,7 +130,7 @@ def failures_at_most(spark: SparkSession) -> int:
 
 
 def _cores(spark: SparkSession, executors: int | None) -> int:
-    """Of so many executors."""
+    """Return the cores of this number of executors."""
     context = spark.sparkContext
     master = str(context.master)
     if match := re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", master):
@@ -150,7 +151,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Room:
-    """So many workers a query may have at most, and why not more."""
+    """Largest number of workers that a query may have, with the arithmetic."""
 
     workers: int
     arithmetic: str
@@ -158,10 +159,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Others:
-    """Other queries of the session: the task slots that their workers hold, by the query's name, and one whose Spark tasks
-    still have to read its input or to fetch its output. They need a slot now and then, all queries together one."""
+    """Other queries of the session, as far as task slots are concerned."""
 
+    #: Task slots that the workers of each query hold, by the query's name.
     held: Mapping[str, int] = field(default_factory=dict)
+    #: A query whose Spark tasks still have to read its input or to fetch its output. Such tasks need a slot now and then: one
+    #: slot for those of all queries together.
     feeding: str | None = None
 
     @property
@@ -170,7 +173,7 @@ class Others:
 
 
 def room_for_workers(need: Need, slots: int, others: Others) -> Room:
-    """How many fit beside the other queries."""
+    """Return the number of workers that fit beside the other queries."""
     kept = _kept(need.others, others)
     workers = max(slots - kept - others.slots, 0)
     feeding = f", {_kept_for(need.others, others)}" if kept else ""
@@ -186,7 +189,7 @@ def _held(others: Others) -> str:
 
 
 def _kept(own: int, others: Others) -> int:
-    """Slots that workers must leave free."""
+    """Return the number of slots that workers must leave free."""
     return max(own, int(others.feeding is not None))
 
 
@@ -203,8 +206,8 @@ def count_slots(
     copies: int = 1,
     at_first: int | None = None,
 ) -> Need:
-    """UsageError with the arithmetic in it if there are too few. ``copies`` of a partition, each in a worker of its own;
-    ``at_first``: slots that are there where others come on demand."""
+    """Count the task slots of a query. UsageError with the arithmetic in it if there are too few. Each of ``copies`` of a
+    partition needs a worker of its own. ``at_first`` is the number of slots that are there, if more come on demand."""
     own = 1 if spark_tasks else 0
     kept = _kept(own, others)
     free = slots - others.slots
@@ -222,8 +225,8 @@ def count_slots(
 
 
 def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
-    """UsageError where it is known before the start that there are not enough workers, or executors, for all copies.
-    ``executors``: at most so many, None if that is not known."""
+    """Raise UsageError if there are certainly too few workers, or executors, for all copies. ``executors`` is the largest
+    number of them, None if it is not known."""
     apart = not plan.settings.same_executor
     for stage in plan.stages:
         if stage.replicas > workers:
@@ -240,7 +243,7 @@ def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
 
 
 def told_of_copies(plan: Plan, master: str, failures: int) -> str:
-    """What copies in the one executor of ``master`` are good for; empty if there are none."""
+    """Describe the use of copies that are all in the one executor of ``master``; empty if there are none."""
     copied = [stage.name for stage in plan.stages if replicated(stage) and not stage.collects]
     if not copied:
         return ""

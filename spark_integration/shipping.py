@@ -1,4 +1,6 @@
-"""What travels to the executors with the tasks: the user's operators, functions and readers, checked before anything runs."""
+"""Check of everything that is sent to the executors with the tasks: the user's operators, functions and readers, before
+anything runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from flux.errors import UsageError
 
 
 def check_shipping(plan: Plan) -> None:
-    """UsageError names the stage or source that cannot be pickled, and what it refers to that cannot."""
+    """Raise UsageError, which names the stage or source that cannot be pickled, and the object in it that cannot."""
     if _fault(plan) is None:
         return
     for what, shipped in _parts(plan):

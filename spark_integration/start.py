@@ -1,4 +1,4 @@
-"""Flows become a running query: everything that can be checked is checked before anything runs (design: public-api)."""
+"""Start of a query from flows: everything that can be checked is checked before anything runs (design: public-api)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from spark_integration.vault import Location
 
 log = logging.getLogger("flux")
 
-_told: set[str] = set()  # applications that know what copies on one executor are good for
+_told: set[str] = set()  # applications that were told about copies on one executor
 
 
 def start_query(
@@ -161,7 +161,7 @@ def check_flows(flows: Sequence[Any]) -> None:
 
 
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
-    """Runs the flow to its end. ``progress``: show it on the screen. Raises what the query raises."""
+    """Run the flow to its end. ``progress`` shows it on the screen. Raises the query's errors."""
     query = start_query([flow], spark=spark, keep_output=True, **options)
     try:
         if progress:
@@ -173,7 +173,7 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
 
 
 def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:
-    """In the order in which the compiler numbers them."""
+    """Return the sources, in the order in which the compiler numbers them."""
     found: list[Source] = []
     for flow in topological([flow_of(given) for given in flows]):
         for given in flow.inputs:
@@ -183,12 +183,12 @@ def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:
 
 
 def session_of(sources: list[Source]) -> SparkSession:
-    """That of a DataFrame among them, or else the one of the program."""
+    """Return the session of a DataFrame among the sources, or else that of the program."""
     for source in sources:
         dataframe = source.dataframe if isinstance(source, DataFrameSource | StreamSource) else None
         if dataframe is not None:
             return dataframe.sparkSession
-    # A session is active in the thread that made it; the default one is that of the whole program.
+    # A session is active in the thread that made it; the default session is that of the whole program.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if session is None or session_stopped(session):
         raise UsageError("there is no SparkSession: make one with SparkSession.builder, or give spark=...")
@@ -196,13 +196,13 @@ def session_of(sources: list[Source]) -> SparkSession:
 
 
 def _copies(flows: Sequence[Flow | FlowTo]) -> int:
-    """The most of any stage; whether they are numbers is checked with the rest of the flow."""
+    """Return the most copies of any stage. Wrong types are found with the check of the flow."""
     wanted = [flow.stage.replicas for flow in topological([flow_of(given) for given in flows])]
     return max((copies for copies in wanted if isinstance(copies, int)), default=1)
 
 
 def _tell_of_copies(spark: SparkSession, plan: Plan) -> None:
-    """Once per application: it holds for every query of it."""
+    """Tell about copies on one executor, once per application: the text holds for all of its queries."""
     application = str(spark.sparkContext.applicationId)
     told = told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))
     if told and application not in _told:

@@ -1,8 +1,8 @@
-"""How many rows each partition of a streaming query has had, kept beside the state of a query with a checkpoint location (design:
+"""Row counts of a streaming query's partitions, kept beside the state of a query with a checkpoint location (design:
 micro-batches).
 
-Spark never gives the rows of a committed batch again. If the query has to go on from an older checkpoint than Spark, because a
-newer one is damaged, these rows are missing, and the tasks of the next batch have to notice.
+Spark never gives the rows of a committed batch again. If the query has to go on from an older checkpoint than Spark,
+because a newer one is damaged, these rows are missing, and the tasks of the next batch have to notice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ log = logging.getLogger("flux")
 
 
 class Ends:
-    """Written before Spark commits a batch, so it may be one batch ahead of Spark; of that it knows how many rows were before it.
-    Behind Spark, after a loss of power, it notices less, and is never wrong."""
+    """Row counts by partition. They are written before Spark commits a batch, so they may be one batch ahead of Spark; the
+    counts before that batch are kept, too. Behind Spark, after a loss of power, fewer missing rows are noticed, and none
+    are reported wrongly."""
 
     def __init__(self, place: Place | None, name: str) -> None:
         self._place = place
@@ -29,7 +30,7 @@ class Ends:
         self._batch = -1
         self._before: dict[int, int] = {}  # by partition: rows before that batch
         self._through: dict[int, int] = {}
-        self._begun = (-1, 0)  # the newest batch that was begun, and in how many partitions
+        self._begun = (-1, 0)  # the newest batch that was begun, and its number of partitions
         if place is not None:
             try:
                 self._batch, *found, begun = json.loads(place.read(self._name))
@@ -46,12 +47,12 @@ class Ends:
                 )
 
     def before(self, batch: int) -> dict[int, int]:
-        """Rows that each partition has had in the batches before this one, as far as is known."""
+        """Return the rows that each partition has had in the batches before this one, as far as is known."""
         return self._through if batch > self._batch else self._before if batch == self._batch else {}
 
     def begins(self, batch: int, partitions: int) -> bool:
-        """A batch is about to be sent in so many partitions. Whether some of it may have been sent before. QueryFailed: in
-        another number of partitions, and rows would come twice by another stream."""
+        """Note that a batch is about to be sent in this number of partitions. Returns whether a part of it may have been sent
+        before. QueryFailed: that was in another number of partitions, and rows would come twice by another stream."""
         again = batch == self._begun[0]
         if again and partitions != self._begun[1]:
             raise QueryFailed(
@@ -64,7 +65,7 @@ class Ends:
         return again
 
     def note(self, batch: int, rows: Iterable[Any]) -> None:
-        """Everybody has applied this batch; each of ``rows`` has ``partition`` and ``end``."""
+        """Note that all consumers have applied this batch; each of ``rows`` has ``partition`` and ``end``."""
         before = self.before(batch)
         self._batch, self._before = batch, before
         self._through = before | {row.partition: row.end for row in rows if row.end}
@@ -77,5 +78,5 @@ class Ends:
 
 
 def quoted(name: str) -> str:
-    """As part of a file's name."""
+    """Quote a name for a part of a file's name."""
     return quote(name, safe=" ")

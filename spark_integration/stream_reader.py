@@ -1,11 +1,11 @@
 """The output of a running query as a stream of Spark's (design: readers).
 
-Offsets are positions: {partition: number of its next batch}. Batch n of a partition is the same in every replica, so a batch that
-Spark runs again after a failure has the same rows. What Spark has processed for good it says with ``commit``, and the workers
-forget it.
+Offsets are positions: {partition: number of its next batch}. Batch n of a partition is the same in every replica, so a
+batch that Spark runs again after a failure has the same rows. Spark calls ``commit`` for batches that it has processed for
+good, and the workers forget these.
 
-The reader lives in a process of its own on the driver's machine. It finds the query by its connection file; tasks go straight to
-the workers.
+The reader lives in a process of its own on the driver's machine. It finds the query by its connection file; tasks go
+straight to the workers.
 """
 
 from __future__ import annotations
@@ -33,24 +33,27 @@ from spark_integration.schema import for_spark, recast
 
 #: Bytes of one answer to a task.
 ANSWER_BYTES = 4 << 20
-#: How long workers may take to say how far they are, and a task may get nothing: longer than a take-over, and than a repair of
-#: a partition whose only replica has to be restored.
+#: Time that workers may take to report their positions, and that a task may wait for a batch: longer than a take-over, and
+#: than a repair of a partition whose only replica has to be restored.
 PATIENCE_S = 60.0
-#: How long a task waits at a time.
+#: Longest wait of a task before it looks again.
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
 class Output:
-    """Which output, and how to reach it."""
+    """An output of a query, and the way to it."""
 
+    #: Id of the query.
     query: str
+    #: Name and id of the query, for messages.
     called: str
     stage: int
     stage_name: str
     partitions: int
     schema: pa.Schema
     rendezvous: Rendezvous
+    #: Longest time without an answer of the controller, in seconds.
     silence_max_s: float
 
     def puller(self) -> Puller:
@@ -58,7 +61,7 @@ class Output:
 
 
 def find_output(options: Mapping[str, str]) -> Output:
-    """The output that the options of ``readStream`` mean. FluxError says what is missing."""
+    """Find the output that the options of ``readStream`` name. FluxError names the missing part."""
     query, stage = options_of(options)
     connection = choose(query)
     with QueryClient(connection) as client:
@@ -76,7 +79,7 @@ def find_output(options: Mapping[str, str]) -> Output:
 
 
 def options_of(options: Mapping[str, str]) -> tuple[str, str | None]:
-    """Query and stage. UsageError for others, and where the query is not named."""
+    """Return query and stage. UsageError for other options, and for a missing query."""
     given = {name.lower(): value for name, value in options.items()}
     query, stage = given.pop("query", ""), given.pop("stage", None)
     if given:
@@ -90,18 +93,19 @@ def options_of(options: Mapping[str, str]) -> tuple[str, str | None]:
 
 
 def spark_schema(options: Mapping[str, str]) -> StructType:
-    """Of the output that the options mean."""
+    """Return the schema of the output that the options name."""
     output = find_output(options)
     return for_spark(output.schema, f"the output of stage {output.stage_name}")[0]
 
 
 @dataclass
 class Slice(InputPartition):  # type: ignore[misc]
-    """The batches of one partition from ``start`` to below ``end``. ``endpoint``: of its primary when this was planned."""
+    """The batches of one partition from ``start`` to below ``end``."""
 
     partition: int
     start: int
     end: int
+    #: Endpoint of the partition's primary when the slice was planned.
     endpoint: str | None
     output: Output = field(repr=False)
 
@@ -110,7 +114,8 @@ class Slice(InputPartition):  # type: ignore[misc]
 
 
 class FluxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """What Spark calls, and where. Not more than it must: each call is one more way to the workers and back."""
+    """Reader that Spark calls, in its process and in tasks. It asks the workers rarely: each question is one more way there
+    and back."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = dict(options)
@@ -124,7 +129,7 @@ class FluxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     # ---- in the process on the driver's machine
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """What nobody has acknowledged yet."""
+        """Return the first positions that no reader has acknowledged."""
         survey = self._asked()
         return offset_of(self._found(), {partition: part.left for partition, part in survey.parts.items()})
 
@@ -152,7 +157,7 @@ class FluxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         ]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Said at once, and once more with each survey: should it be lost, nothing is."""
+        """Acknowledge batches at once, and again with each survey: a lost message does no harm."""
         output = self._found()
         self._acknowledged = positions_of(end, output)
         if self._survey is not None and self._puller is not None:
@@ -171,7 +176,7 @@ class FluxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return self._output
 
     def _asked(self) -> Survey:
-        """What the workers say now."""
+        """Ask the workers for their positions."""
         output = self._found()
         if self._puller is None:
             self._puller = output.puller()
@@ -193,7 +198,7 @@ class FluxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
 
 def batches_of(part: Slice) -> Iterator[pa.RecordBatch]:
-    """All of them, in order. They can be read again: nothing is acknowledged."""
+    """Yield the batches of a slice in order. They can be read again: nothing is acknowledged."""
     output, puller = part.output, part.output.puller()
     where = {part.partition: part.endpoint} if part.endpoint is not None else None
     pulling = Pulling(
@@ -229,12 +234,12 @@ def over(output: Output) -> FluxError:
 
 
 def offset_of(output: Output, positions: Mapping[int, int]) -> dict[str, Any]:
-    """As Spark keeps it in its checkpoint."""
+    """Make the offset that Spark keeps in its checkpoint."""
     return {"query": output.query, "stage": output.stage_name, "next": {str(p): at for p, at in positions.items()}}
 
 
 def positions_of(offset: Any, output: Output) -> dict[int, int]:
-    """UsageError where the offset is of another query, or is none."""
+    """Read an offset. UsageError: it belongs to another query, or is no offset."""
     given = offset if isinstance(offset, dict) else {}
     of, stage, at = given.get("query"), given.get("stage"), given.get("next")
     if isinstance(of, str) and (of, stage) != (output.query, output.stage_name):

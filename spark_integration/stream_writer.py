@@ -1,8 +1,8 @@
 """``df.writeStream.format("flux")``: a streaming query of Spark that writes into an input of a running query (design:
 micro-batches).
 
-Its tasks are ingress tasks, as those of ``flux.stream(streaming_df)``. They end when everybody has applied their rows, so there
-is nothing left to do when Spark commits a batch, and nothing to take back when it fails: Spark repeats it.
+Its tasks are ingress tasks, as those of ``flux.stream(streaming_df)``. They end when all consumers have applied their rows,
+so there is nothing left to do when Spark commits a batch, and nothing to take back when it fails: Spark repeats it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from spark_integration.executor import send_micro_batch
 from spark_integration.schema import struct_to_arrow
 
 OPTIONS = ("query", "input")
-#: Of Spark's own, which it gives to the data source, too.
+#: Options for Spark itself, which it passes to the data source, too.
 OF_SPARK = ("checkpointlocation", "queryname")
 
 
 @dataclass
 class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """One partition of a batch, which everybody has applied. ``end``: rows that it had in all batches, if it has any in this."""
+    """Result of one partition of a batch, which all consumers have applied."""
 
+    #: Rows that the partition had in all batches, if it has any in this one.
     end: int
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """Of one micro-batch: ``write`` is called in its tasks. ``columns``: where each column of the input is in the rows."""
+    """Writer of one micro-batch: ``write`` is called in its tasks. ``columns`` has the place of each column of the input in
+    the rows."""
 
     def __init__(self, inputs: ingress_file.Inputs, source: int, columns: list[int]) -> None:
         self._inputs = inputs
@@ -54,8 +56,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
-    """``query``: name or id of a running query of this user on this host; ``input``: name of the ``flux.stream`` in its flow,
-    if it has several. UsageError and SchemaError say what there is."""
+    """Make the writer. Option ``query`` is the name or id of a running query of this user on this host; ``input`` the name of
+    the ``flux.stream`` in its flow, if it has several. UsageError and SchemaError list the choices."""
     given = {key.lower(): value for key, value in options.items()}
     unknown = sorted(given.keys() - {*OPTIONS, *OF_SPARK})
     if "path" in unknown:
@@ -75,8 +77,8 @@ def writer_of(options: dict[str, str], schema: StructType) -> StreamWriter:
 
 
 def columns_for(given: StructType, wanted: pa.Schema, what: str) -> list[int]:
-    """Which column of the streaming DataFrame is which of the input: by name, in any order. Types must be those of the input;
-    time zones may differ, they are those of the sessions."""
+    """Find the columns of the input in the streaming DataFrame: by name, in any order. Types must be those of the input; time
+    zones may differ, they are those of the sessions."""
     columns = struct_to_arrow(given, "UTC")
     wrong = [f"it has no {name}" for name in wanted.names if name not in columns.names]
     for field in columns:
@@ -106,5 +108,5 @@ def _type_of_spark(type_: pa.DataType) -> str:
 
 
 def _named(type_: pa.DataType) -> str:
-    """The type without time zones, wherever they are in it, and without names of the elements of lists."""
+    """Describe the type without time zones, wherever they are in it, and without names of the elements of lists."""
     return re.sub(r"list<\w+: ", "list<", re.sub(r", tz=[^\]]*\]", ", tz]", str(type_)))

@@ -1,8 +1,8 @@
 """The streaming queries of Spark that feed the sources of a query: started, watched and stopped together with it (design:
 micro-batches).
 
-Spark calls ``foreachBatch`` for every micro-batch, and that runs one Spark job, whose tasks send the rows. The call returns when
-everybody has applied them, and Spark commits the batch then.
+Spark calls ``foreachBatch`` for every micro-batch, and that runs one Spark job, whose tasks send the rows. The call returns
+when all consumers have applied them, and Spark commits the batch then.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ from spark_integration.stream_ends import Ends, quoted
 
 log = logging.getLogger("flux")
 
-#: By this text Spark knows that a batch was interrupted because its streaming query is stopped, which is no failure.
+#: Text by which Spark knows that a batch was interrupted because its streaming query is stopped, which is no failure.
 INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
-#: Where py4j logs, with and without a thread of the JVM for each of Python.
+#: Logs of py4j, with and without a thread of the JVM for each of Python.
 PY4J_LOGS = ("py4j.clientserver", "py4j.java_gateway")
-#: How often it is looked whether a call of pyspark has returned.
+#: Time between two looks whether a call of pyspark has returned.
 LOOK_S = 0.05
 
 
 class Interrupted(QueryFailed):
-    """Raised in a batch whose streaming query is stopped."""
+    """Error in a batch whose streaming query is stopped."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """py4j logs what a function raises that Spark has called, with its traceback: also where it only was stopped."""
+    """Filter the log of py4j, which has the errors of functions called by Spark, with their tracebacks, even if the function
+    only was stopped."""
     return not (record.exc_info and isinstance(record.exc_info[1], Interrupted))
 
 
 class Streams:
-    """Those of one run. ``start`` them once the workers are there; ``look`` now and then; ``stop`` them before the workers go."""
+    """Streaming queries of one run. ``start`` them once the workers are there; ``look`` now and then; ``stop`` them before the
+    workers go."""
 
     def __init__(
         self,
@@ -66,14 +68,14 @@ class Streams:
         server: Server,
         failed: Callable[[str, str], None],
     ) -> None:
-        """``location``: the checkpoint location of the query; ``failed``: called with what failed and why."""
+        """``location`` is the checkpoint location of the query; ``failed`` is called with a description and a reason."""
         self._plan = plan
         self._name = name
         self._location = location
         self._server = server
         self._failed = failed
         self._given = [(i, source) for i, source in enumerate(sources) if isinstance(source, StreamSource)]
-        #: Whether no other source may have more when these have ended.
+        #: No other source may have more when these have ended.
         self._alone = all(isinstance(source, StreamSource) and source.dataframe is not None for source in sources)
         self._running: dict[int, Any] = {}
         self._temporary: list[str] = []
@@ -86,13 +88,13 @@ class Streams:
 
     @property
     def reads(self) -> bool:
-        """Whether Spark tasks read for any, now or later."""
+        """Spark tasks read for a source, now or later."""
         return bool(self._given)
 
     def start(self, rendezvous: Rendezvous) -> None:
-        """What cannot be started fails the query."""
+        """Start the streaming queries. A failure ends the query."""
         for name in PY4J_LOGS:
-            logging.getLogger(name).addFilter(_is_news)  # once, however often it is added
+            logging.getLogger(name).addFilter(_is_news)  # it is added once, even if this is called again
         try:
             if any(source.dataframe is None for _, source in self._given):
                 self._file = ingress_file.write(self._plan, self._name, rendezvous)
@@ -122,7 +124,7 @@ class Streams:
                 feed = micro_batch_function(plan, rendezvous, index, ends.before(number), again)
                 ends.note(number, numbered.mapInArrow(feed, "partition int, end long").collect())
             except Exception as error:
-                # Short: Spark searches the text of what is raised here with a regular expression that is recursive.
+                # Short: Spark searches the text of this error with a regular expression that is recursive.
                 if self._stopping.is_set():
                     raise Interrupted(INTERRUPTED) from None
                 raise QueryFailed(reason_of(error)) from None
@@ -143,16 +145,16 @@ class Streams:
     # ---- while they run
 
     def job_groups(self) -> list[str]:
-        """Return the groups of the Spark jobs that run micro-batches of its own streaming queries."""
+        """Return the groups of the Spark jobs that run micro-batches of this run's streaming queries."""
         return [str(running.runId) for running in list(self._running.values())]
 
     @property
     def fed_from_outside(self) -> bool:
-        """Whether streaming queries that somebody else starts write into this one."""
+        """Streaming queries that the program starts by itself write into this query."""
         return any(source.dataframe is None for _, source in self._given)
 
     def look(self) -> None:
-        """One that fails ends the query; one that ends is the end of its source."""
+        """Look after the streaming queries. A failed one ends the query; one that has ended is the end of its source."""
         for index, running in list(self._running.items()):
             if running.isActive or self._stopping.is_set():
                 continue
@@ -168,8 +170,8 @@ class Streams:
         self._pause()
 
     def _pause(self) -> None:
-        """All that was available is read, and the query goes on another time: it is stopped, and not finished, once the rows have
-        passed all stages."""
+        """Stop the query once the rows have passed all stages. All available rows were read, and the query goes on another
+        time, so it is stopped and not finished."""
         if self._pausing is None or self._server.phase != "running":
             return
         waiting = self._pausing
@@ -178,7 +180,7 @@ class Streams:
             self._server.stop()
 
     def process_all_available(self, end: float | None) -> None:
-        """Until Spark has given all that its sources had at the time of the call. QueryTimeout at the time ``end``."""
+        """Wait until Spark has given all rows that its sources had at the time of the call. QueryTimeout at the time ``end``."""
         while self._given and not (self._started.wait(LOOK_S) or self._server.ended.is_set()):
             _check_time(end, "Spark's streaming queries have not started")
         calls = [Call(running.processAllAvailable) for running in list(self._running.values())]
@@ -193,7 +195,7 @@ class Streams:
     # ---- their end
 
     def left(self) -> list[str]:
-        """Those that Spark was told to stop, and has not stopped yet."""
+        """Name the streaming queries that Spark was told to stop, and has not stopped yet."""
         return [
             f"Spark's streaming query for source {self._plan.sources[index].name}"
             for index, call in list(self._stops.items())
@@ -201,7 +203,8 @@ class Streams:
         ]
 
     def end(self, within: float) -> None:
-        """Spark ends what it is at, and repeats that batch another time. Waits for that, at most so many seconds."""
+        """Stop the streaming queries: Spark ends its present batch, and repeats it another time. Waits for that at most
+        ``within`` seconds."""
         end = time.monotonic() + within
         self._stopping.set()
         with self._stop_once:
@@ -212,7 +215,7 @@ class Streams:
             call.join(max(end - time.monotonic(), 0))
 
     def stop(self) -> None:
-        """The same, and what is left of them goes."""
+        """Stop them, and remove their files."""
         self.end(self._plan.settings.stop_timeout)
         for where in self._temporary:
             shutil.rmtree(where, ignore_errors=True)
@@ -221,7 +224,8 @@ class Streams:
 
 
 class Call:
-    """A call of pyspark, which has no time limit, in a thread of its own. What it raises is known to ``look`` as well."""
+    """A call of pyspark, which has no time limit, in a thread of its own. Its errors are dropped: ``look`` learns of them as
+    well."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -238,11 +242,11 @@ class Call:
                 # Each thread of Python has one of its own in the JVM, which waits in its place.
                 self._java = context._jvm.java.lang.Thread.currentThread()
             self._call()
-        with self._lock:  # from here on the thread of the JVM may do something else
+        with self._lock:  # from here on the thread of the JVM may have another task
             self._java = None
 
     def interrupt(self) -> None:
-        """Ends a wait in the JVM, whose thread would stay there until the streaming query ends."""
+        """End a wait in the JVM, whose thread would stay there until the streaming query ends."""
         with self._lock, contextlib.suppress(Exception):
             if self._java is not None:
                 self._java.interrupt()
@@ -254,7 +258,7 @@ def _check_time(end: float | None, what: str) -> None:
 
 
 def checkpoint_of(name: str, given: str | None, location: Place | None) -> str | None:
-    """Where Spark keeps how far it is; None: in a temporary directory."""
+    """Return the place of Spark's own checkpoint; None: a temporary directory."""
     if given is not None or location is None:
         return given
     where = location.uri_of(f"stream-{quoted(name)}")
@@ -270,7 +274,8 @@ def checkpoint_of(name: str, given: str | None, location: Place | None) -> str |
 def check_checkpoints(
     spark: SparkSession, plan: Plan, sources: list[Source], location: Place | None, new: bool
 ) -> None:
-    """UsageError: Spark would go on behind batches that the state of the query does not have. ``new``: it has no state."""
+    """Raise UsageError if Spark would go on behind batches that the state of the query does not have. ``new``: it has no
+    state."""
     if not new:
         return
     for index, source in enumerate(sources):
@@ -286,7 +291,7 @@ def check_checkpoints(
 
 
 def _last_commit(spark: SparkSession, checkpoint: str) -> int | None:
-    """The last batch that Spark has committed there."""
+    """Return the last batch that Spark has committed there."""
     jvm: Any = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/commits")
     files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())

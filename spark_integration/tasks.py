@@ -1,4 +1,4 @@
-"""How the workers' tasks are started: on executors that are there, in Python processes like all others (design: worker)."""
+"""Start of the workers' tasks: on executors that are there, in Python processes like all others (design: worker)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from spark_integration.settings import executors_at_most, grows_on_demand
 
 log = logging.getLogger("flux")
 
-#: By this, tasks of Spark's SQL differ from those of RDDs in their environment. Spark has a daemon for each environment.
+#: Variable by which the environment of tasks of Spark's SQL differs from that of RDDs, and its setting. Spark has a daemon
+#: for each environment.
 TRACEBACKS, TRACEBACKS_BY = "SPARK_SIMPLIFIED_TRACEBACK", "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
-#: How often Spark is asked which executors are there, and how long it may take until the first ones are.
+#: Time between two questions to Spark for its executors, and the longest wait for the first ones.
 LOOK_S, EXECUTORS_S = 0.1, 30.0
-#: From its joining until Spark gives an executor its first task: it starts services, and nobody is told when it is done.
+#: Time from its joining until an executor gets its first task: it starts services, and gives no sign when that is done.
 READY_S = 2.0
 _environment = threading.Lock()
 
 
 def collect_in_tasks(spark: SparkSession, run: Callable[[Iterable[int]], Iterator[Any]], tasks: int) -> list[Any]:
-    """``run`` in so many tasks, and what they yield."""
+    """Run ``run`` in ``tasks`` tasks, and return the yielded values."""
     context = spark.sparkContext
-    # Whoever cleans up temporary folders after some days removes this one, and a query may last longer.
+    # A query may last longer than the age at which a clean-up of temporary folders removes this one.
     os.makedirs(context._temp_dir, exist_ok=True)
     job = context.parallelize(range(tasks), tasks).mapPartitions(run)
     with _environment:
@@ -46,15 +47,15 @@ def collect_in_tasks(spark: SparkSession, run: Callable[[Iterable[int]], Iterato
 
 def _has_simple_tracebacks(spark: SparkSession) -> bool:
     try:
-        # With Spark's own default, which another one given here would hide.
+        # Without a default here, which would hide Spark's own.
         return str(spark.conf.get(TRACEBACKS_BY)) == "true"
     except PySparkException:  # a release that does not know it
         return False
 
 
 def await_executors(spark: SparkSession, plan: Plan, over: threading.Event) -> None:
-    """Until as many executors have joined as copies are to be on different ones, if Spark may have so many: all tasks would go
-    to the first one, and stay there. Not longer than ``EXECUTORS_S``, or until ``over``."""
+    """Wait until enough executors have joined for copies on different ones, if Spark may have that many: otherwise all tasks
+    would go to the first one, and stay there. Waits at most ``EXECUTORS_S``, or until ``over``."""
     copies = max((stage.replicas for stage in plan.stages), default=1)
     most = executors_at_most(spark)
     if copies < 2 or plan.settings.same_executor or grows_on_demand(spark) or (most is not None and most < copies):
@@ -69,7 +70,7 @@ def await_executors(spark: SparkSession, plan: Plan, over: threading.Event) -> N
 
 
 def executors_there(spark: SparkSession, for_s: float = 0.0) -> int:
-    """That have joined so long ago. The driver is in Spark's list, too."""
+    """Count the executors that joined at least ``for_s`` seconds ago. The driver is in Spark's list, too."""
     executors = spark.sparkContext._jsc.sc().statusStore().executorList(True)
     found = [executors.apply(number) for number in range(executors.size())]
     latest = (time.time() - for_s) * 1e3

@@ -1,8 +1,8 @@
-"""What sources have got since the query was started, and do not read (design: unread).
+"""Input that sources have got since the query was started, and do not read (design: unread).
 
-A partition that a topic gets later would need a number among the streams of the query, which has a fixed number of them. So it is
-only told, in the log and in reports; the next start reads it. Readers are asked here, in the program that started the query, in a
-thread of its own, because the answer may take seconds.
+A partition that a topic gets later would need a number among the streams of the query, which has a fixed number of them. So
+it is only named, in the log and in reports; the next start reads it. Readers are asked here, in the program that started
+the query, in a thread of its own, because the answer may take seconds.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from flux.dataflow.plan import Plan, WorkerSourcePlan
 
 log = logging.getLogger("flux")
 
-#: How often readers are asked. What comes later is read by the next start, so that nobody waits for the answer.
+#: Time between two questions to readers. The next start reads later input anyway, so the answer is not urgent.
 EVERY_S = 10.0
 #: Names that the log and a report show at most.
 SHOWN = 100
-#: How long the end of a query waits for an answer.
+#: Time for which the end of a query waits for an answer.
 _END_S = 6.0
 
 
-#: Of a source of files: by what is wrong with them, the reason for each.
+#: Unread files of a source: by kind of fault, the reason for each file.
 UnreadFiles: TypeAlias = "Mapping[str, Mapping[str, str]]"
 
 
 class Unread:
-    """Questions to sources. ``tell`` is given all that is not read, by the number of the source, each time that it has changed;
-    ``tell_files`` the same of files."""
+    """Questions to sources, in a thread. ``tell`` is given all unread partitions, by the number of the source, each time that
+    they have changed; ``tell_files`` all unread files."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Unread:
             self.look_at_files()
 
     def look(self) -> None:
-        """Ask all once."""
+        """Ask all sources once."""
         found = dict(self._known)
         for number, (name, ask) in self._ask.items():
             try:
                 names = [str(each) for each in ask()]
-            except Exception as error:  # it is no reason to end a query that runs
+            except Exception as error:  # it is no reason to end a running query
                 if number not in self._failed and not self._ended.is_set():
                     log.warning("query %s: cannot see what source %s does not read: %s", self._called, name, error)
                 self._failed.add(number)

@@ -1,5 +1,6 @@
-"""The driver's side of a checkpoint location: what is written there about the query, and the process that writes (design:
-vault)."""
+"""The driver's side of a checkpoint location: the description of the query that is written there, and the process that writes
+(design: vault).
+"""
 
 from __future__ import annotations
 
@@ -27,25 +28,26 @@ from spark_integration.same_plan import description, difference, other_destinati
 
 log = logging.getLogger("flux")
 
-#: Of what is in the directory. Another number is not read.
+#: Format of the directory. Other formats are not read.
 FORMAT = 2
 _KEYS = {"format", "query", "workers", "plan"}
-#: How long its process may take to end after Stop.
+#: Time that the vault process may take to end after Stop.
 END_S = 10.0
 
 
 @dataclass(frozen=True)
 class Location:
-    """``query``: id of the query that it belongs to; ``began_with`` so many workers; None: the directory is new."""
+    """A checkpoint location."""
 
     place: Place
+    #: Description of the query that the directory belongs to; None: the directory is new.
     about: dict[str, Any] | None
-    #: As it was read, where ``about`` was changed for this start.
+    #: The description as it was read, if ``about`` was changed for this start.
     found: dict[str, Any] | None = None
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Location:
-        """UsageError: it cannot be used, or something else is in it."""
+        """Read a location. UsageError: it cannot be used, or something else is in it."""
         return cls.read(place_of(location))
 
     @classmethod
@@ -77,18 +79,18 @@ class Location:
 
     @property
     def partitions(self) -> dict[str, int]:
-        """Of the sources that have as many as they had at the first start, by name."""
+        """Partitions, by name, of sources with as many as at the first start."""
         sources = [] if self.about is None else self.about["plan"]["sources"]
         return {each["name"]: each["partitions"] for each in sources if isinstance(each["partitions"], int)}
 
     @property
     def kept(self) -> Kept | None:
-        """What sources and sinks have settled; None: nothing yet."""
+        """Facts that sources and sinks have settled; None: there are none yet."""
         return None if self.about is None else self.about.get("kept", {})
 
     def for_sinks_of(self, plan: Plan) -> Location:
-        """Return the location for this plan: a sink that goes elsewhere than before begins anew there, behind what is known to be
-        outside. UsageError: a query uses the location."""
+        """Return the location for this plan: a sink that goes elsewhere than before begins anew there, behind the output that
+        is known to be outside. UsageError: a query uses the location."""
         others = {} if self.about is None else other_destinations(self.about["plan"], plan)
         if self.about is None or not others:
             return self
@@ -97,7 +99,7 @@ class Location:
         return Location(self.place, forget(self.place, self.about, others), self.about)
 
     def forgotten(self, plan: Plan) -> dict[int, Forgotten]:
-        """By stage, where its sink began anew."""
+        """Return, by stage, the place from which a sink began anew."""
         found = {} if self.about is None else self.about.get("forgotten", {})
         return {
             stage.id: Forgotten(found[stage.name]["query"], tuple(found[stage.name]["first"]))
@@ -106,7 +108,7 @@ class Location:
         }
 
     def check(self, plan: Plan) -> None:
-        """UsageError: the directory is another plan's, and in what they differ."""
+        """Raise UsageError with the difference, if the directory is that of another plan."""
         if self.about is None:
             return
         found = difference(_grown(self.about["plan"], plan), description(plan))
@@ -117,8 +119,8 @@ class Location:
             )
 
     def take(self, plan: Plan, kept: Kept | None = None) -> None:
-        """The directory is this plan's from now on, and keeps what its sources and sinks have settled. UsageError: it is another
-        one's, and in what they differ."""
+        """Make the directory that of this plan, and write down the facts that its sources and sinks have settled. UsageError
+        with the difference: it is that of another plan."""
         described = description(plan)
         try:
             with self.place.locked():
@@ -155,7 +157,7 @@ class Location:
             },
         }
         if self.found is not None or news != {"plan": self.about["plan"], "kept": known}:
-            # What a source settles builds on what it has settled before: two that do so at once would give a number twice.
+            # A source builds on facts that it has settled before: two starts at once would give a number twice.
             if self.read(self.place).about != (self.found or self.about):
                 raise UsageError(
                     f"checkpointLocation={str(self.place)!r} is that of a query which another program has just started, too"
@@ -168,7 +170,7 @@ def _may_grow(source: SourcePlan) -> bool:
 
 
 def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The description of a plan as it would be with the partitions that its sources may have got since."""
+    """Describe a plan as it would be with the partitions that its sources may have got since."""
     now = {source.name: source.worker_partitions for source in plan.sources if _may_grow(source)}
     sources = []
     for source in was["sources"]:
@@ -179,15 +181,17 @@ def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 class VaultProcess:
-    """``failed``: called, in another thread, with the reason if it ends before ``end``."""
+    """The process that keeps the location. ``failed`` is called, in another thread, with the reason if the process ends before
+    ``end``."""
 
     def __init__(self, plan: Plan, rendezvous: Rendezvous, place: Place, failed: Callable[[str], None]) -> None:
         self._failed = failed
         self._ends = False
         task = pickle.dumps(Task(without_code(plan), rendezvous, place))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
-        # A group of its own, so that no Ctrl-C in a terminal ends it before the query. Not a session of its own: Linux shares
-        # the processors out by sessions, and whatever priority was given to the driver's would leave the vault behind.
+        # The process has a group of its own, so that no Ctrl-C in a terminal ends it before the query. It has no session of
+        # its own: Linux shares the processors out by sessions, and a priority that was given to the driver's session would
+        # leave the vault behind.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "flux.shell.vault"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
             process_group=0,
@@ -196,7 +200,7 @@ class VaultProcess:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
             self._process.stdin.write(len(task).to_bytes(8, "little") + task)
             self._process.stdin.flush()
-        # Until the last task has ended: a task may bring outside what is in the journal already.
+        # Held until the last task has ended: a task may bring rows outside that are in the journal already.
         self._hold = place.hold()
         self._watch = threading.Thread(target=self._watched, name="flux-vault", daemon=True)
         self._watch.start()
@@ -213,7 +217,7 @@ class VaultProcess:
                 self._failed(f"its process (pid {self._process.pid}) has ended with code {code}")
 
     def end(self) -> None:
-        """The query is over: wait for the process, which the controller has told to stop."""
+        """Wait for the process at the end of the query; the controller has told it to stop."""
         self._ends = True
         self._watch.join(END_S)
         if self._process.poll() is None:
