@@ -1,8 +1,8 @@
 """Copies of state that arrive at a worker, as a state machine without I/O (design: copy, standby).
 
-Parts are put together, checked, and made a replica of; or kept as a checkpoint, where the replica is a standby. What has changed
-since a checkpoint is kept with that one; a standby that has not got it says so. A standby that is to be primary restores what it
-keeps.
+Parts are joined and checked. A replica is made of them, or, for a standby, they are kept as a checkpoint. Changes since a
+checkpoint are kept with that checkpoint; a standby without it answers that it lacks it. A standby that becomes primary restores
+its checkpoint.
 """
 
 from __future__ import annotations
@@ -30,53 +30,57 @@ _ABOUT = struct.Struct("!5q")
 
 
 class Host(Protocol):
-    """The worker, as its arrivals see it. ``awaited``: replicas placed here without a state yet -> incarnation;
-    ``followers``: those without an operator."""
+    """The worker, as seen by its arrivals."""
 
     replicas: dict[PartitionKey, Replica]
+    #: Incarnations of replicas that are placed here and have no state yet.
     awaited: dict[PartitionKey, int]
+    #: Replicas without an operator.
     followers: dict[PartitionKey, Follower]
 
     def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
-        """Of the operator of that stage: see ``Operator``."""
+        """Return the ``Operator.snapshot_classes`` of that stage."""
 
     def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
-        """A replica that nobody knows of yet."""
+        """Make a replica that is not registered anywhere yet."""
 
     def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
-        """Its operator has been restored: it comes to life."""
+        """Bring a replica to life whose operator has been restored."""
 
     @property
     def shelf(self) -> Shelf:
-        """Where its standbys are."""
+        """The shelf on which the standbys of this worker keep checkpoints."""
 
     def keeps_checkpoints(self, key: PartitionKey) -> bool:
-        """Whether what is awaited there has no operator."""
+        """Tell whether the awaited replica has no operator."""
 
     def begins_on_disk(self, key: PartitionKey) -> bool:
-        """Whether what is awaited there comes from the vault: all that a standby holds."""
+        """Tell whether the awaited replica comes from the vault, as everything that a standby holds."""
 
     def lead_from(self, standby: Standby, now: float) -> None:
-        """That has come: it takes over."""
+        """Let a standby that arrived from the vault take over."""
 
     def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
-        """A replica without an operator comes to life, with its first checkpoint."""
+        """Bring a replica without an operator to life, with its first checkpoint."""
 
     def take_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
-        """What a standby has kept has been restored: it comes to life. None: the empty state."""
+        """Bring a replica to life that has been restored from a standby's checkpoint. None: it has the empty state."""
 
 
 @dataclass
 class Incoming:
-    """A copy that arrives. ``received`` of ``total`` bytes are here. ``base``: as in ``Install``."""
+    """A copy that arrives at this worker."""
 
     incarnation: int
     term: int
     number: int
+    #: Bytes of the whole copy.
     total: int
     connection: Hashable
+    #: It has the changes since the copy of this number; -1: it is whole.
     base: int = -1
     parts: list[bytes | memoryview] = field(default_factory=list)
+    #: Bytes that are here.
     received: int = 0
     phase: InPhase = InPhase.RECEIVING
 
@@ -85,14 +89,17 @@ class Incoming:
 
 
 def sign(secret: bytes, about: tuple[int, int, int, int, int], data: memoryview) -> bytes:
-    """Of the copy of a replica: stage, partition, incarnation, number of the copy, and of the one that it is the changes to; -1:
-    it is whole."""
+    """Sign the copy of a replica. ``about``: stage, partition, incarnation, number of the copy, and number of the copy to which
+    it has the changes; -1: it is whole."""
     return mac(secret, b"copy of state", _ABOUT.pack(*about), data)
 
 
 class Arrivals:
-    """Of one worker. ``answer`` on the connection by which a part came: how many bytes are here, whether the replica lives, and
-    whether the checkpoint is lacking that the copy is the changes to. ``inline_bytes``: as in ``transfers.Limits``."""
+    """The arriving copies of one worker.
+
+    ``answer`` is called with the connection by which a part arrived, the number of bytes that are here, whether the replica
+    lives, and whether the checkpoint is lacking to which the copy has the changes. ``inline_bytes``: as in
+    ``transfers.Limits``."""
 
     def __init__(
         self,
@@ -102,7 +109,7 @@ class Arrivals:
         aside: Aside,
         answer: Callable[..., None],
     ) -> None:
-        self.forged = 0  # copies that did not bear the right signature
+        self.forged = 0  # copies without a valid signature
         self._host = host
         self._secret = secret
         self._inline_bytes = inline_bytes
@@ -112,7 +119,7 @@ class Arrivals:
         self._restoring = Restoring(host, aside)
 
     def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> bool:
-        """A part of a copy has come. False: of another life of the replica."""
+        """Take a part of a copy. Return False if it is for another incarnation of the replica."""
         key, name = PartitionKey(message.stage, message.partition), (message.term, message.copy)
         standby = self._standby(key, message.incarnation)
         if standby is not None:
@@ -161,24 +168,24 @@ class Arrivals:
         return True
 
     def _standby(self, key: PartitionKey, incarnation: int) -> Standby | None:
-        """The standby that the copy of a state is for, if it is here already."""
+        """Return the standby that the copy of a state is for, if it is here already."""
         follower = self._host.followers.get(key)
         return follower if isinstance(follower, Standby) and follower.incarnation == incarnation else None
 
     def _forget(self, key: PartitionKey) -> None:
-        """A copy that is on its way; what is done aside for it comes to nothing."""
+        """Forget a copy that is on its way. The results of its jobs in other threads will be ignored."""
         self._incoming.pop(key).on(InEvent.DROPPED)
 
     def _signed_data(self, key: PartitionKey, found: Incoming) -> memoryview | None:
-        """All parts in one piece; None: the signature is wrong."""
+        """Return all parts in one piece; None: the signature is wrong."""
         whole = joined(found.parts)
-        found.parts.clear()  # here, because to free so much takes its time too
+        found.parts.clear()  # in this thread, because it takes long to free large parts
         about = (*key, found.incarnation, found.number, found.base)
         data, signature = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
         return data if same(signature, sign(self._secret, about, data)) else None
 
     def _usable(self, key: PartitionKey, found: Incoming, read: Any) -> bool:
-        """Whether what was ``read`` of a copy is of use: not if it is None, because the signature is wrong."""
+        """Tell whether the result ``read`` from a copy can be used. It is None, and useless, if the signature is wrong."""
         if read is None:
             self.forged += 1
         if found.phase is InPhase.FORGOTTEN:
@@ -224,7 +231,7 @@ class Arrivals:
     # ---- standbys
 
     def _keep(self, key: PartitionKey, found: Incoming, message: Install, now: float) -> None:
-        """A whole checkpoint has come."""
+        """Keep a checkpoint whose parts are all here."""
 
         def read() -> tuple[Checkpoint, ReplicaState] | None:
             data = self._signed_data(key, found)
@@ -256,7 +263,7 @@ class Arrivals:
         self._read("decode", key, found.total <= self._inline_bytes, read, keep, now)
 
     def _revive(self, key: PartitionKey, found: Incoming, message: Install, now: float) -> None:
-        """All that the vault holds of a partition has come: its replica here is the primary."""
+        """Let a replica take over whose whole image has come from the vault: it is the primary."""
 
         def read() -> Standby | None:
             data = self._signed_data(key, found)
@@ -274,7 +281,7 @@ class Arrivals:
         self._read("decode", key, found.total <= self._inline_bytes, read, lead, now)
 
     def promote(self, standby: Standby, epoch: int, now: float) -> None:
-        """Restore what a standby keeps, because it is to be the primary."""
+        """Restore the checkpoint of a standby that becomes the primary."""
         key, kept = standby.key, standby.checkpoint
         standby.lead(epoch)
         if key in self._incoming:
@@ -302,27 +309,27 @@ class Arrivals:
     # ---- both
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         for key, found in self._incoming.items():
             assert self._is_for(key, found), f"a copy comes for {key}, which is not awaited"
             receiving = found.phase is InPhase.RECEIVING
             assert (found.received < found.total) == receiving, f"{found.received} of {found.total}, {found.phase}"
 
     def on_table(self) -> None:
-        """What is received for replicas that are no longer placed here is forgotten."""
+        """Forget copies for replicas that are no longer placed here."""
         for key in [key for key, found in self._incoming.items() if not self._is_for(key, found)]:
             self._forget(key)
 
     def _is_for(self, key: PartitionKey, found: Incoming) -> bool:
-        """Whether somebody here waits for this copy."""
+        """Tell whether a replica here waits for this copy."""
         awaited = self._host.awaited.get(key) == found.incarnation
         return awaited or self._standby(key, found.incarnation) is not None
 
     def newly_forged(self) -> int:
-        """Since the last call."""
+        """Return the number of forged copies since the last call."""
         count, self.forged = self.forged, 0
         return count
 
     def close(self) -> None:
-        """End operators that were about to come to life. Nothing runs aside any more."""
+        """Close operators that were about to come to life. No job runs in another thread any more."""
         self._restoring.close()

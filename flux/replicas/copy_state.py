@@ -1,13 +1,14 @@
 """A replica's state as one value that travels: step 2 of AddReplica (design: copy).
 
-Taken by the primary between two steps: operator state, input positions, output logs, step number, the order received
-but not yet applied, and where uncommitted output begins, so that the new replica holds back what the primary holds back.
+The copy is taken by the primary between two steps: operator state, input positions, output logs, step number, the order that is
+received but not yet applied, and the beginning of uncommitted output, so that the new replica holds back the same output as the
+primary.
 
-A standby that has an earlier copy gets one of what has changed since: the operator's changes, and the rest as ever, because that
-is small and all of it may have changed.
+A standby that has an earlier copy gets a copy with the operator's changes since then. The rest is whole in it, as ever, because
+that is small and all of it may have changed.
 
-Two parts, because the second takes long where there is much state: ``photograph`` refers to everything as it is, and
-``Photograph.encode`` makes bytes of it, in any thread, as long as the replica takes no step meanwhile.
+A copy is made in two parts, because the second takes long for a large state: ``photograph`` refers to everything as it is, and
+``Photograph.encode`` serialises it, in any thread, as long as the replica takes no step meanwhile.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ _LogTuple = tuple[int, bytes, bytes, bytes, int, int, float]
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream's input goes on, and what tells a retried producer apart: the ``marks`` of the stream."""
+    """The position of one input stream. The ``marks`` of the stream identify a retried producer."""
 
     stream: StreamId
+    #: Next sequence that the partition has to apply.
     next: int
+    #: Incarnation of the producer.
     incarnation: int
     marks: tuple[tuple[int, int, int, bytes, int], ...]
 
@@ -57,8 +60,9 @@ class OutputLog:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """Everything about one replica between two steps, but what its operator holds. ``replica`` is Replica.state()."""
+    """Everything about one replica between two steps, except the state of its operator."""
 
+    #: As returned by ``Replica.state``.
     replica: dict[str, object]
     positions: tuple[Position, ...]
     outputs: tuple[OutputLog, ...]
@@ -66,10 +70,12 @@ class ReplicaState:
 
 @dataclass(frozen=True)
 class StateCopy:
-    """As it came: ``snapshot`` of the operator, and its ``changes`` after that, up to the moment of ``state``."""
+    """A received copy: the state of a replica, and that of its operator up to the same moment."""
 
     state: ReplicaState
+    #: Snapshot of the operator.
     snapshot: Any
+    #: Changes of the operator after the snapshot, up to the moment of ``state``.
     changes: tuple[Any, ...] = ()
 
     @property
@@ -83,7 +89,7 @@ class StateCopy:
 
 @dataclass(frozen=True)
 class OutputNow:
-    """An output log as it is: entries never change, the log goes on without them."""
+    """An output log at one moment: its entries never change, and the log goes on without them."""
 
     base: int
     finished: bool
@@ -97,7 +103,7 @@ class OutputNow:
 
     @classmethod
     def after(cls, producer: Producer) -> OutputNow:
-        """As it will be once all of it has been acked."""
+        """Describe the log as it will be once all its entries have been acked."""
         gone = producer.log.gone.copy()
         for entry in producer.log.entries():
             gone[entry.touches] = entry.sequence
@@ -106,27 +112,29 @@ class OutputNow:
 
 @dataclass(frozen=True)
 class Photograph:
-    """What ``encode`` makes bytes of, or ``encode_changes``. ``snapshot`` may be a view of the operator's state; ``changes``:
-    what it said has changed. ``classes``: as ``Operator.snapshot_classes``."""
+    """References to the state of a replica between two steps, which ``encode`` or ``encode_changes`` serialises."""
 
     where: str
     replica: dict[str, object]
     positions: tuple[Position, ...]
     outputs: tuple[OutputNow, ...]
+    #: Snapshot of the operator; may be a view of its state.
     snapshot: Any
+    #: As ``Operator.snapshot_classes``.
     classes: tuple[type, ...] | None
+    #: The operator's changes since its last cut.
     changes: Any = None
 
     def encode(self, room: np.ndarray | None = None) -> bytes | memoryview:
-        """A whole copy. ``room``: memory to use for it if that is enough."""
+        """Encode a whole copy. ``room``: memory that is used for the copy if it is large enough."""
         return encode_snapshot(self.snapshot, self.where, self._head(), room, self.classes)
 
     def encode_changes(self) -> memoryview:
-        """Of this cut alone."""
+        """Encode the changes of this cut alone."""
         return memoryview(encode_snapshot(self.changes, self.where, classes=self.classes)).cast("B")
 
     def encode_since(self, changes: Sequence[memoryview]) -> memoryview:
-        """What goes to a standby that lacks these changes; the rest of the state is whole in it."""
+        """Encode the copy for a standby that lacks these changes; the rest of the state is whole in it."""
         return laid_out(self._head(), changes)
 
     def _head(self) -> bytes:
@@ -139,7 +147,8 @@ class Photograph:
 
 
 def photograph(replica: Replica, inbounds: Iterable[Inbound], changes: Any = None, whole: bool = True) -> Photograph:
-    """Of a replica between two steps. ``changes``: what its operator has just said. ``whole``: with a snapshot of it."""
+    """Refer to the state of a replica between two steps. ``changes``: those that its operator has just returned. ``whole``: with
+    a snapshot of the operator."""
     return Photograph(
         replica.where,
         replica.state(),
@@ -152,7 +161,7 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound], changes: Any = Non
 
 
 def positions_of(replica: Replica, inbounds: Iterable[Inbound]) -> tuple[Position, ...]:
-    """Where its inputs go on."""
+    """Return the positions at which the replica's inputs go on."""
     return tuple(_position(inbound, replica.partition) for inbound in inbounds)
 
 
@@ -162,7 +171,7 @@ def _position(inbound: Inbound, partition: int) -> Position:
 
 
 def room_for(nbytes: int) -> np.ndarray:
-    """Memory that is really there: to touch it for the first time can take longer than the copy."""
+    """Allocate memory and touch each page of it, because the first touch can take longer than the copy."""
     room = np.empty(nbytes, np.uint8)
     room[::_PAGE] = 0
     return room
@@ -172,7 +181,7 @@ _PAGE = 4096
 
 
 def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
-    """One piece of memory of its own, that may be written to."""
+    """Join parts into one new piece of memory, which may be written to."""
     whole = np.empty(sum(memoryview(part).nbytes for part in parts), np.uint8)
     start = 0
     for part in parts:
@@ -185,15 +194,15 @@ def joined(parts: Sequence[bytes | memoryview]) -> memoryview:
 def decode(
     data: bytes | memoryview, classes: Sequence[type] | None = (), since: Sequence[bytes | memoryview] = ()
 ) -> StateCopy:
-    """Only of bytes signed with the query's secret. Arrow data stays a view into ``data``. ``classes``: as
-    ``Operator.snapshot_classes``. ``since``: copies of what has changed after it, each after the one before."""
+    """Decode a copy, which must have been signed with the query's secret. Arrow data stays a view into ``data``. ``classes``: as
+    ``Operator.snapshot_classes``. ``since``: copies with the changes after it, each after the one before."""
     view, end = _head(data)
     changes = [decode_snapshot(each, 0, classes) for piece in since for each in laid_pieces(*_head(piece))]
     return StateCopy(decode_state(since[-1] if since else data), decode_snapshot(view, end, classes), tuple(changes))
 
 
 def decode_state(data: bytes | memoryview) -> ReplicaState:
-    """The same without the snapshot of the operator."""
+    """Decode a copy without the snapshot of the operator."""
     view, end = _head(data)
     state = loads(view[_LENGTH.size : end], (ReplicaState, Position, OutputLog, StreamId))
     assert isinstance(state, ReplicaState)
@@ -201,14 +210,14 @@ def decode_state(data: bytes | memoryview) -> ReplicaState:
 
 
 def _head(data: bytes | memoryview) -> tuple[memoryview, int]:
-    """The bytes, and where the snapshot begins."""
+    """Return a view of the bytes, and the offset at which the snapshot begins."""
     view = memoryview(data).cast("B")
     (length,) = _LENGTH.unpack_from(view)
     return view, _LENGTH.size + length
 
 
 def restore(copy: StateCopy, replica: Replica) -> None:
-    """Make a fresh replica what the copied one was. Its operator has been restored, and its producers were made with the
+    """Give a fresh replica the state of the copied one. Its operator has been restored, and its producers were made with the
     logs' bases."""
     replica.adopt(copy.state.replica)
     for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
@@ -235,6 +244,6 @@ def _append(producer: Producer, packed: _LogTuple, schema: pa.Schema | None) -> 
         producer.finish(created) if isinstance(word, End) else producer.say(word, created)
         return
     rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
-    # Copies that may be written: kernels would be compiled anew for arrays that may not.
+    # Copies, because kernels would be compiled anew for arrays that are read-only.
     data = Clustered(rows, np.frombuffer(by_rank, np.int32).copy(), np.frombuffer(offsets, np.int64).copy(), nbytes)
     producer.append(data, created, checksum)

@@ -1,6 +1,6 @@
-"""Keeping the replicas of one worker in step with those on other workers: the traffic of order logs (design: order-log, commit).
+"""The traffic of order logs between the replicas of one worker and those on other workers (design: order-log, commit).
 
-Orders for all replicas on the same worker travel in one message. They go out as soon as there is something new, and
+Orders for all replicas on the same worker travel in one message. They are sent as soon as there is something new, and sent
 again until acked, so that a lost message costs one interval and nothing else.
 """
 
@@ -19,37 +19,41 @@ from flux.stream.receiver import Counters
 from flux.wire.messages import Orders, OrdersSeen, PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey
 
-#: Entries in one message at most: a replica that is far behind is not served in one piece.
+#: Limit of entries in one message: a replica that is far behind gets its entries in several pieces.
 ENTRIES_MAX = 1024
-#: Times the ack interval: how long orders wait for each other while there is other work, at least. Each message has its answer.
+#: Least time, in ack intervals, for which orders wait for each other while there is other work. Each message has its answer.
 PATIENCE = 2
-#: How soon a replica that is catching up, or that holds back its primary, is asked again how far it is.
+#: Seconds after which a replica that is catching up, or that holds back its primary, is asked for its progress again.
 PROBE_S = 0.005
-#: A replica becomes live when it has applied what came while its state was copied: a partition that moves stands still
-#: for the rest. Not for longer: a worker that has as much to do as it can is long about it, and two copies apply the same
-#: rows meanwhile; the order alone is enough for safety.
+#: A replica becomes live once it has applied the steps that arrived while its state was copied, because a partition that moves
+#: stands still for the rest. This is the limit for that wait, in seconds: a worker that is fully busy takes long to catch up, two
+#: replicas apply the same rows meanwhile, and having the order alone is enough for safety.
 CATCH_UP_MAX_S = 0.05
 
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A replica that is being added follows the order without a gap and close behind; ``safe``: it is live and has all
-    that is committed. ``steps_behind``: what it has still to apply, ``replay_s``: seconds that this takes by estimate."""
+    """Report to the controller: a replica that is being added follows the order without a gap and close behind."""
 
     stage: int
     partition: int
     worker: int
     incarnation: int
+    #: It is live and has all that is committed.
     safe: bool
+    #: Milliseconds for which the partition stood still while its state was copied.
     stall_ms: float
+    #: Size of the copy.
     bytes: int = 0
+    #: Steps that it has still to apply.
     steps_behind: int = 0
+    #: Estimated seconds that these steps will take.
     replay_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Diverged:
-    """A secondary gave other output than its primary for the same steps."""
+    """Report to the controller: a secondary gave other output than its primary for the same steps."""
 
     stage: int
     partition: int
@@ -59,8 +63,10 @@ class Diverged:
 
 
 class Pairing:
-    """Of one worker: what its primaries tell, and what its secondaries are told. ``patience_s``: how long orders wait for each
-    other while there is other work, at least ``least_patience_s``; the shell of a busy worker makes it longer."""
+    """The order traffic of one worker: orders from its primaries, and answers from its secondaries.
+
+    ``patience_s`` is the time for which orders wait for each other while there is other work. It is at least
+    ``least_patience_s``; the shell of a busy worker makes it longer."""
 
     def __init__(
         self,
@@ -71,8 +77,8 @@ class Pairing:
         wake: Callable[[PartitionKey], None],
         report_complete: Callable[[Replica], None],
     ) -> None:
-        """``wake`` a replica that may have a step to apply by now; ``report_complete`` one whose end may have been
-        committed."""
+        """Begin without traffic. ``wake`` is called for a replica that may have a step to apply by now, ``report_complete`` for
+        one whose end may have been committed."""
         self._replicas = replicas
         self._followers = followers
         self._counters = counters
@@ -80,21 +86,22 @@ class Pairing:
         self._report_complete = report_complete
         self.patience_s = self.least_patience_s = PATIENCE * settings.ack_interval
         self._again_s = settings.heartbeat_interval
-        self._untold: dict[PartitionKey, None] = {}  # primaries that have something to say, oldest first
+        #: Primaries that have something to send, the oldest first.
+        self._untold: dict[PartitionKey, None] = {}
         self._tell_at = 0.0
         self._again_at = 0.0
 
     def tell(self, key: PartitionKey) -> None:
-        """A primary has something to say."""
+        """Note that a primary has something to send."""
         self._untold[key] = None
 
     def due(self) -> float:
-        """When ``poll`` must be called again at the latest."""
+        """Return the time at which ``poll`` must be called again at the latest."""
         return min(self._tell_at if self._untold else math.inf, self._again_at)
 
     def poll(self, now: float, busy: bool, wall_ahead: float = 0.0) -> Iterator[ToWorker]:
-        """At once if there is nothing else to do; while there is, a few steps travel together. Steps are ordered at the
-        wall clock's time, which is ``wall_ahead`` of ``now``."""
+        """Yield due orders: at once if there is nothing else to do; while there is, a few steps travel together. Steps are
+        ordered at the time of the wall clock, which is ``wall_ahead`` of ``now``."""
         if now >= self._again_at:
             self._again_at = now + self._again_s / 2
             self._untold |= dict.fromkeys(key for key, replica in self._replicas.items() if replica.order.peers)
@@ -112,7 +119,7 @@ class Pairing:
             yield ToWorker(worker, Orders(items))
 
     def on_orders(self, message: Orders) -> list[PartitionSeen]:
-        """What the secondaries here answer."""
+        """Follow the orders of primaries, and return the answers of the secondaries here."""
         answers = []
         for item in message.items:
             replica = self._replicas.get(PartitionKey(item.stage, item.partition))
@@ -121,7 +128,7 @@ class Pairing:
             elif replica.incarnation != item.incarnation:
                 self._counters.stale += 1
             elif replica.primary:
-                self._counters.stale += 1  # from one that was deposed and does not know yet
+                self._counters.stale += 1  # from a primary that was deposed and does not know it yet
             elif self._follow(replica, item):
                 answers.append(seen(replica))
             else:
@@ -129,14 +136,14 @@ class Pairing:
         return answers
 
     def _kept(self, item: PartitionOrder) -> list[PartitionSeen]:
-        """What a replica without operator answers."""
+        """Return the answer of a replica without an operator."""
         follower = self._followers.get(PartitionKey(item.stage, item.partition))
         answer = follower.on_orders(item) if follower is not None and follower.incarnation == item.incarnation else None
         self._counters.stale += answer is None
         return [] if answer is None else [answer]
 
     def _follow(self, replica: Replica, item: PartitionOrder) -> bool:
-        """False: the sender is deposed."""
+        """Follow the orders of a primary. Return False if the sender is deposed."""
         committed = replica.order.committed
         if not replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
             return False
@@ -148,12 +155,12 @@ class Pairing:
         return True
 
     def _release(self, replica: Replica) -> None:
-        """Let go what has become committed: output, and the news that the partition is through."""
+        """Release committed output, and the report that the partition is complete."""
         replica.release()
         self._report_complete(replica)
 
     def on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> Iterator[CaughtUp | Diverged]:
-        """What the secondaries on a worker answer; what the controller is to hear of it."""
+        """Take the answers of the secondaries on a worker, and yield reports for the controller."""
         for item in message.items:
             replica = self._replicas.get(PartitionKey(item.stage, item.partition))
             if replica is None or not replica.primary or item.term != replica.leads_since:
@@ -170,13 +177,13 @@ class Pairing:
                 replica.order.trim(replica.applied)
             goes_on = held_back and not replica.held_back
             if goes_on or replica.timer_at < math.inf:
-                self._wake(replica.key)  # ticks wait where much is not committed, or not applied
+                self._wake(replica.key)  # a tick waits while too many steps are not committed, or not applied
             if goes_on or replica.order.untold:
                 self._untold[replica.key] = None
 
 
 def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[int, list[PartitionOrder]]:
-    """What the primaries among these have to say, by worker."""
+    """Collect the pending orders of the primaries among these replicas, by worker."""
     by_worker: dict[int, list[PartitionOrder]] = {}
     for replica in replicas:
         order = replica.order
@@ -205,7 +212,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
 
 
 def seen(replica: Replica) -> PartitionSeen:
-    """What a secondary answers."""
+    """Return the answer of a secondary."""
     return PartitionSeen(
         replica.stage.id, replica.partition, replica.incarnation, replica.order.term, replica.order.verified,
         replica.applied, replica.checked, replica.last_checksum,
@@ -214,7 +221,7 @@ def seen(replica: Replica) -> PartitionSeen:
 
 
 def on_seen(replica: Replica, worker: int, item: PartitionSeen, now: float) -> list[CaughtUp | Diverged]:
-    """A secondary's answer at its primary; what the controller is to hear of it."""
+    """Take the answer of a secondary at its primary, and return reports for the controller."""
     if item.term != replica.leads_since:
         return []
     if not replica.order.on_seen(worker, item.incarnation, item.received_below, item.applied):
@@ -230,9 +237,12 @@ def on_seen(replica: Replica, worker: int, item: PartitionSeen, now: float) -> l
 
 
 def _differs(replica: Replica, peer: Peer, item: PartitionSeen) -> int | None:
-    """Compare the output of a secondary with that of its primary, where both have been by now; None: it is the same. What the
-    secondary says of a step that the primary has still to come to, is compared then: it may be ahead all the time. What
-    differs is compared and reported with every answer until the secondary is dropped: a report may be lost."""
+    """Compare the output of a secondary with that of its primary, for steps that both have applied by now. Return the step after
+    which it differs; None: it is the same.
+
+    A secondary's claim about a step that the primary has not reached yet is kept and compared later, because the secondary may
+    be ahead all the time. A difference is found and reported with every answer until the secondary is dropped, because a report
+    may be lost."""
     said = Claim(item.checked, item.checksum)
     claims = [said] if peer.claim is None else [peer.claim, said]
     peer.claim = None
@@ -249,11 +259,11 @@ def _differs(replica: Replica, peer: Peer, item: PartitionSeen) -> int | None:
 
 
 def _arrived(replica: Replica, worker: int, peer: Peer, now: float) -> Iterator[CaughtUp]:
-    """News of a replica that has not been reported as safe yet."""
+    """Yield the progress of a replica that has not been reported as safe yet."""
     assert peer.acked is not None
     if peer.live_at_step is None:
         peer.live_at_step, peer.live_at_since = replica.order.committed, now
-    # Not all that is committed by now: under a steady load there is always a step that is still on its way.
+    # The steps committed by now are not all required: under a steady load there is always a step that is still on its way.
     applied = not peer.kind.applies or peer.applied >= peer.live_at_step or now - peer.live_at_since >= CATCH_UP_MAX_S
     if not peer.live and peer.acked >= peer.live_at_step and applied and not peer.caught_up_reported:
         peer.caught_up_reported = True

@@ -1,12 +1,13 @@
-"""One replica of a partition of a stage: what waits for it, what it applies next, and its end (design: order-log, release-rule).
+"""One replica of a partition of a stage: its pending slices, its next step, and its end (design: order-log, release-rule).
 
-The primary takes slices in the order in which they came, groups small ones into one step, writes the step into the
-order log and applies it at once; a secondary applies committed steps in the order of that log. Release rule: what a
-step gives out is not sent before the step is committed. With one replica every step is committed at once.
+The primary takes slices in the order of their arrival, joins small ones into one step, writes the step into the order log and
+applies it at once; a secondary applies committed steps in the order of that log. Release rule: the output of a step is not
+sent before the step is committed. With one replica every step is committed at once.
 
-Timers fire in steps of their own, ticks, which the primary orders like any other step: the others fire theirs at the same
-step, because they have set the same. A timer that is due goes before what waits, so that an operator sees no rows of a
-later time first; but no two ticks while rows wait, so that a timer that is always due cannot keep them out.
+Timers fire in steps of their own, ticks, which the primary orders like any other step. The other replicas fire their timers at
+the same step, because they have set the same timers. A due timer goes before pending slices, so that an operator sees no rows
+of a later time first. But no two ticks follow each other while rows are pending, so that a timer that is always due cannot keep
+the rows out.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ from partitioning.cluster import Clustered
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt
 
-#: Steps that may wait for their commit when a tick is ordered. Rows are bounded by credit, ticks by nothing else.
+#: Limit of uncommitted steps above which no tick is ordered. Credit bounds the number of rows, but nothing else bounds ticks.
 UNCOMMITTED_MAX = 1024
+#: The clustered form of one output batch for each outlet.
 ByOutlet = Sequence[Clustered | None]
-#: Looked up often.
+#: Kinds of steps under module names, because they are looked up often.
 _TICK, _FINISH = StepKind.TICK, StepKind.FINISH
 
 
 class Replica:
-    """``add`` slices, ``step`` while ``ready``."""
+    """A replica: the caller ``add``s slices and calls ``step`` while the replica is ``ready``."""
 
     def __init__(
         self,
@@ -70,52 +72,75 @@ class Replica:
         self.where = f"stage {stage.name}, partition {partition}"
         self.incarnation = incarnation
         self.outlets = outlets
-        self.exit: Exit | None = None  # where the stage has a sink
+        #: The kept output for the outside, if the stage has a sink.
+        self.exit: Exit | None = None
         self.finished = False
         self.rows_in = self.rows_out = 0
         self.busy_s = 0.0
         self.slices = 0
-        self.copy_bytes = 0  # size of the last copy of its state
-        self._silent = 0  # what the steps before give is thrown away: everybody has it (design: replay-point)
-        self._claim = NO_CLAIM  # while it repeats what a lost primary has done
-        self._repeats_to = -1  # steps that earlier primaries can have shown; -1: not known
-        #: A copy of a replica that came from a checkpoint location and did not know yet whether its sink is ahead.
+        #: Size of the last copy of its state.
+        self.copy_bytes = 0
+        #: Output of the steps below this is thrown away, because every consumer has it (design: replay-point).
+        self._silent = 0
+        #: The claim of a lost primary about the output of the steps that this replica repeats.
+        self._claim = NO_CLAIM
+        #: Steps below this may have been shown by earlier primaries; -1: not known.
+        self._repeats_to = -1
+        #: It is a copy of a replica that came from a checkpoint location and had not yet compared its sink with that location.
         self._unsure = False
-        self.cuts = Cuts()  # while it leads: which changes its standbys have
-        self.gathers = False  # as primary: it orders nothing yet, because more will come
-        self.frozen = 0  # copies of its state that are being taken now: no step until they are
+        #: As primary: the checkpoints of its standbys, and their changes.
+        self.cuts = Cuts()
+        #: As primary: it orders nothing yet, because more slices are expected soon.
+        self.gathers = False
+        #: Copies of its state that are being taken now. It takes no step until they are done.
+        self.frozen = 0
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
         self.primary = True
-        self.leads_since = -1  # the epoch in which it became primary
-        self.reads_since = incarnation  # the epoch since when it reads streams
-        self.said_complete = False  # the controller knows that it is complete
+        #: The epoch in which it became primary; -1: it has led in no epoch yet.
+        self.leads_since = -1
+        #: The epoch since which it reads streams.
+        self.reads_since = incarnation
+        #: The controller knows that it is complete.
+        self.said_complete = False
         self.order = OrderLog()
-        self.applied = 0  # steps
-        self.checksum = 0  # running, of the output, step under way included
+        #: Number of applied steps.
+        self.applied = 0
+        #: Running checksum of the output, with that of the step under way.
+        self.checksum = 0
         self._checksums = Checksums()
         self.limits = limits
-        self._applies = kind.applies  # while another leads
-        self.compared = compared(stage)  # its output, with that of the others
-        self._alive_since = 0  # steps that were applied when it came to life
+        #: It applies steps while another replica is primary.
+        self._applies = kind.applies
+        #: Its output is compared with that of other replicas.
+        self.compared = compared(stage)
+        #: Number of steps that were applied when it came to life.
+        self._alive_since = 0
         self.waits = Waiting(stage.edges_in, partition, self.where)
         self.add: Callable[[Slice], None] = self.waits.add
         self._waiting = self.waits.by_stream
         self._held = Release(outlets)
-        self._latest = 0.0  # time of the newest step, as primary: a new one's clock may be behind
-        self._ticked = False  # as primary: the newest step is a tick
-        self.kind = StepKind.SLICES  # of the step applied last, or under way
-        self.method = "process"  # of the operator, for that step
+        #: As primary: time of the newest step. A new primary's clock may be behind it.
+        self._latest = 0.0
+        #: As primary: the newest step is a tick.
+        self._ticked = False
+        #: Kind of the step under way, or of the last applied one.
+        self.kind = StepKind.SLICES
+        #: Method of the operator that this step calls.
+        self.method = "process"
+        #: Slices of this step.
         self.applying: list[Slice] = []
-        self._output: Iterator[pa.RecordBatch] | None = None  # of the step under way
-        self._unsent: pa.RecordBatch | None = None  # came when the logs were full
+        #: Output of the step under way; None: no step is under way.
+        self._output: Iterator[pa.RecordBatch] | None = None
+        #: A batch of output for which the logs had no room.
+        self._unsent: pa.RecordBatch | None = None
         self.blame = Blame(self.where, stage, self.context)
         self.operator: Operator = self.blame.guard("open", None, self._open)
         self.gives_changes = gives_changes(self.operator)
-        # A state that cannot travel cannot be repaired or moved: say so before there is any.
+        # A state that cannot travel cannot be repaired or moved: raise the error before there is any state.
         self.check_state()
-        # Most attributes that cannot travel are there after the first rows, if not before.
+        # Most attributes that cannot travel exist after the first rows at the latest.
         first = chain_of(self.operator)[0]
         self._proven = attribute_count(first) if keeps_attributes(first) else None
         self.goes_together = goes_together(self.operator)
@@ -123,7 +148,7 @@ class Replica:
 
     @property
     def complete(self) -> bool:
-        """Whether its end is reached for good: another replica would come to the same."""
+        """True if its end is reached for good: any other replica would reach the same end."""
         return self.finished and self.order.committed >= self.applied
 
     @property
@@ -131,13 +156,13 @@ class Replica:
         return self._output is None
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         applied, order = self.applied, self.order
         assert applied <= order.end, f"{applied} steps applied of {order.end}"
         if self.primary:
             assert order.term < max(self.leads_since, 0), f"leads since {self.leads_since}, and has heard {order.term}"
         else:
-            # A copy of the state may have steps that are not committed.
+            # A copy of the state may contain steps that are not committed.
             may = max(order.committed if self._applies else 0, self._alive_since)
             assert applied <= may, f"a secondary has applied {applied} steps, and may {may}"
             assert self.waits.arrivals is None, "a secondary gives slices their turn"
@@ -155,7 +180,7 @@ class Replica:
         self.cuts.validate()
 
     def check_state(self) -> None:
-        """SnapshotError: the state cannot travel."""
+        """Check that the state can travel. SnapshotError says why it cannot."""
         check_snapshot(self.snapshot(), self.where, self.operator.snapshot_classes)
 
     def _open(self) -> Operator:
@@ -166,21 +191,21 @@ class Replica:
     # ---- input
 
     def waiting(self) -> dict[StreamId, list[Slice]]:
-        """Slices received and not yet applied, for whoever discards the replica. Those of a step that waits for room in the
-        logs are among them: a primary may be dropped in the middle of it."""
+        """Return received slices that are not applied, for a caller that discards the replica. The slices of a step that waits
+        for room in the logs are among them, because a primary may be dropped in the middle of such a step."""
         slices = {stream: list(slices) for stream, slices in self._waiting.items()}
         for slice_ in [] if self.between_steps else self.applying:
             slices.setdefault(slice_.stream, []).append(slice_)
         return slices
 
     def expect(self, edge: int, producers: Collection[int]) -> None:
-        """These are all the streams of an edge: kept as they are, because every replica here hears the same."""
+        """Note all streams of an edge. The collection is kept as it is and shared, because all replicas here get the same one."""
         self.waits.expected[edge] = producers
 
     # ---- copies
 
     def state(self) -> dict[str, Any]:
-        """Everything but the operator's own state and the output logs, between two steps."""
+        """Return everything but the operator's own state and the output logs, between two steps."""
         assert self.between_steps
         return {
             "applied": self.applied,
@@ -200,7 +225,7 @@ class Replica:
         }
 
     def adopt(self, state: dict[str, Any]) -> None:
-        """Become what ``state`` describes; the operator has been restored."""
+        """Take over the ``state`` of another replica, once the operator has been restored."""
         self.applied, self.checksum, self.finished = state["applied"], state["checksum"], state["finished"]
         self.compared = state.get("compared", self.compared)
         self._alive_since, self._silent = self.applied, state.get("silent", 0)
@@ -211,7 +236,7 @@ class Replica:
         self._held.marks.extend((step, list(starts)) for step, starts in state["marks"])
         self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
         self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)
-        self.context.timers.replace(state["timers"])  # instead of what the fresh operator has set
+        self.context.timers.replace(state["timers"])  # the fresh operator has set timers of its own
         self.rows_in, self.rows_out = state["rows"]
         if self.exit is not None and state["exit"] is not None:
             self.exit.adopt(state["exit"])
@@ -220,9 +245,10 @@ class Replica:
         self.release()
 
     def succeed(self, order: OrderLog, left: int, claim: Claim = NO_CLAIM, whole: bool = False) -> None:
-        """It has the state of a standby's checkpoint, and goes on with the order that the standby has. ``left``: the outside has
-        the positions of the output below; ``claim``: what the steps that it repeats have given before; ``whole``: no earlier
-        primary has shown anything of steps that are not in this order."""
+        """Go on with a standby's order, from the state of the standby's checkpoint, which has been restored.
+
+        ``left``: the outside has the positions of the output below this; ``claim``: the checksum of the output that the
+        repeated steps gave before; ``whole``: no earlier primary has shown anything of steps that are not in this order."""
         self.follow()
         self.order, self._claim = order, claim if claim.steps >= self._silent else NO_CLAIM
         if self.exit is not None:
@@ -232,7 +258,7 @@ class Replica:
 
     @property
     def _is_unsure(self) -> bool:
-        """Whether it has still to compare its sink with the checkpoint location (design: ahead)."""
+        """True if it has still to compare its sink with the checkpoint location (design: ahead)."""
         return self.exit is not None and (self.exit.made is not None or self.applied < self._repeats_to)
 
     def _note_repeated(self) -> None:
@@ -241,7 +267,7 @@ class Replica:
 
     @property
     def state_bytes(self) -> int:
-        """About, without taking a snapshot."""
+        """An estimate of the size of the state, without a snapshot."""
         said = self.blame.guard("state_bytes", None, lambda: int(self.operator.state_bytes() or 0))
         return max(said, 0) or self.copy_bytes
 
@@ -249,11 +275,11 @@ class Replica:
         return self.blame.guard("snapshot", None, self.operator.snapshot)
 
     def changes(self) -> Any:
-        """What has changed since the last call. None: not known."""
+        """Return the operator's changes since the last call. None: they are not known."""
         return self.blame.guard("changes", None, self.operator.changes)
 
     def needs_from(self) -> int | None:
-        """The first step whose rows still matter. None: all of them."""
+        """Return the first step whose rows still matter. None: all rows matter."""
         return self.blame.guard("needs_from", None, self.operator.needs_from)
 
     def restore(self, snapshot: Any, changes: Iterable[Any] = ()) -> None:
@@ -265,11 +291,11 @@ class Replica:
     # ---- roles
 
     def lead(self, epoch: int, others: Iterable[ReplicaAt]) -> None:
-        """Be primary with these other replicas."""
+        """Become or stay primary, with these other replicas."""
         if not self.primary:
             self.primary, self.leads_since = True, epoch
             self.waits.forget_turns()
-            if self._unsure:  # all that was shown is in its order, because that is committed
+            if self._unsure:  # all steps that were shown are in its order, because they were committed
                 self._repeats_to, self._unsure = self.order.end, False
                 self._note_repeated()
             ordered = self.order.since(self.applied)
@@ -278,24 +304,24 @@ class Replica:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
         if self.compared and not self.order.peers and self.applied >= self._claim.steps:
-            self.compared, self._checksums = False, Checksums()  # until somebody gets a copy
+            self.compared, self._checksums = False, Checksums()  # until another replica gets a copy
         self.release()
 
     def compare(self) -> None:
-        """Another replica gets a copy of the state that is here now: what both give after it is compared. The plan does not
-        say so where a stage has got other replicas since (design: compared-since)."""
+        """Compare output from now on, because another replica gets a copy of the present state. The plan does not say so if
+        the stage has got other replicas since it was made (design: compared-since)."""
         if not self.compared:
             self.compared, self._checksums = True, Checksums()
             self._note()
 
     def follow(self) -> None:
-        """Be secondary: somebody else decides the order."""
+        """Become secondary: another replica decides the order."""
         self.primary = False
         self.waits.forget_turns()
         self.order.follow()
 
     def release(self) -> None:
-        """Let go what is committed by now."""
+        """Release the output of the steps that are committed by now."""
         self._held.through(self.order.committed)
         self.order.trim(self.applied)
 
@@ -303,17 +329,17 @@ class Replica:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for more of its output: in its logs and, while it leads, in what it keeps for its sink. A
-        secondary hears only later what has left."""
+        """True if there is room for more output: in the logs and, on the primary, in the output kept for the sink. A secondary
+        learns only later which output has left, so its kept output is no reason to wait."""
         if self.exit is not None and self.primary and not self.exit.has_room:
             return False
         return all(outlet.producer.has_room for outlet in self.outlets)
 
     def ready(self, now: float) -> bool:
-        """Whether there is something to do and room for what comes of it."""
+        """Tell whether there is something to do, and room for its output."""
         if self.finished or self.frozen:
             return False
-        for outlet in self.outlets:  # asked more than once for every step
+        for outlet in self.outlets:  # a loop, because this is called more than once for every step
             if not outlet.producer.has_room:
                 return False
         if self.exit is not None and self.primary and not self.exit.has_room:
@@ -329,43 +355,43 @@ class Replica:
 
     @property
     def held_back(self) -> bool:
-        """Whether the order log is as long as it may be, or it is not known how long that of a standby is: nothing more is
-        ordered until the others have caught up. Steps that are ordered go on (design: order-bound)."""
+        """True if the order log has reached its bound, or the length of a standby's log is not known. Nothing more is ordered
+        until the other replicas have caught up; steps that are ordered go on (design: order-bound)."""
         order = self.order
         return order.unanswered or order.end - order.oldest >= self.limits.order_max_steps
 
     @property
     def step_s(self) -> float:
-        """Seconds that a step has taken here, on average."""
+        """Average seconds that a step has taken here."""
         return self.busy_s / max(self.applied - self._alive_since, 1)
 
     @property
     def timer_at(self) -> float:
-        """When this replica has to order a tick; infinite if it has none to order."""
+        """The time at which this replica has to order a tick; infinite if it has none to order."""
         return self.context.timers.next if self.primary and not self.finished else math.inf
 
     def _tick_due(self, now: float) -> bool:
         if self.context.timers.next > max(now, self._latest) or self.order.end - self.order.committed > UNCOMMITTED_MAX:
             return False
         if self.order.behind > self.limits.replicas_max_steps_behind:
-            return False  # whoever takes over has to make up for these ticks first
+            return False  # a replica that takes over has to make up for these ticks first
         return not self._ticked or not (self._waiting or self.waits.all_ended)
 
     def missing(self) -> list[StreamId]:
-        """Streams of which the next ordered step wants rows that have not come."""
+        """List the streams that lack rows of the next ordered step."""
         limit = self.order.end if self.primary else self.order.committed if self._applies else 0
         return self.waits.lacks(self.order[self.applied]) if self.between_steps and self.applied < limit else []
 
     def step(self, now: float) -> list[Slice]:
-        """Apply the next step, or go on with one whose output did not fit into the logs; returns the slices that are
-        applied now, in the order of each stream."""
+        """Apply the next step, or go on with one whose output did not fit into the logs. Return the slices that are applied
+        now, in the order of each stream."""
         assert self.ready(now)
         if self._output is None and (rows := self.begin(now)) is not None:
             self.process(rows)
         return self.go_on()
 
     def begin(self, now: float) -> pa.RecordBatch | None:
-        """Begin the next step: its rows, for ``process``. None: it has none."""
+        """Begin the next step and return its rows, which ``process`` applies. None: it has no rows."""
         if self.applied == self.order.end:
             self._decide(now)
         entry = self.order[self.applied]
@@ -388,16 +414,17 @@ class Replica:
         self._output = self.blame.guard("process", self.applying, lambda: self._parts(self.operator.process(rows)))
 
     def give(self, output: list[pa.RecordBatch]) -> None:
-        """What the step that has begun gives has been found elsewhere; see ``go_on``."""
+        """Take the output of the step that has begun, computed elsewhere; ``go_on`` emits it."""
         self._output = self._parts(output)
 
     def give_one(self, batch: pa.RecordBatch, clustered: ByOutlet, checksum: int) -> None:
-        """The same of a batch that needs no cut, by partition for each outlet, and the ``checksum`` of all output with it."""
+        """Emit a batch of output that needs no cut. ``clustered``: the batch by partition, for each outlet; ``checksum``: that of
+        all output, with this batch."""
         self._output = iter(())
         self._hand_on(batch, clustered, checksum)
 
     def go_on(self) -> list[Slice]:
-        """Hand on what the step gives that is under way; see ``step``."""
+        """Emit output of the step under way. Return the applied slices once all of it is emitted, as ``step`` does."""
         if self._output is not None:
             if not self.blame.guard(self.method, self.applying, self._emit):
                 return []
@@ -413,7 +440,7 @@ class Replica:
             self._output = self.blame.guard("finish", None, lambda: self._parts(self.operator.finish()))
 
     def _fired(self) -> Iterator[pa.RecordBatch]:
-        """What the timers give that are due when the step begins."""
+        """Yield the output of the timers that are due when the step begins."""
         timers, now = self.context.timers, self.context.now
         for name in timers.due(now):
             if timers.take(name, now):
@@ -440,8 +467,8 @@ class Replica:
         return self.applying
 
     def _prove(self) -> None:
-        """Whether attributes that a step has made, and what the first rows have put into the others, can travel: a loss is no
-        time to find out."""
+        """Check that attributes created by a step, and the contents that the first rows gave to the other attributes, can travel:
+        the time of a loss is too late to find out."""
         count = attribute_count(chain_of(self.operator)[0])
         if not self.rows_in or count != self._proven:
             self._proven = count
@@ -449,7 +476,7 @@ class Replica:
 
     @property
     def checked(self) -> int:
-        """Steps that ``last_checksum`` is about."""
+        """The number of steps that ``last_checksum`` covers."""
         return self._checksums.steps
 
     @property
@@ -457,45 +484,46 @@ class Replica:
         return self._checksums.newest
 
     def claim(self) -> Claim:
-        """What those may check one day who keep checkpoints: of the newest committed output."""
+        """Return the claim about the newest committed output, which replicas that keep checkpoints check if they take over."""
         steps = min(self.applied, self.order.committed)
         checksum = self.checksum_at(steps) if self.compared else None
         return NO_CLAIM if checksum is None else Claim(steps, checksum)
 
     def _note(self) -> bool:
-        """Of output that is given, after a step. Whether more checksums are kept than need be."""
+        """Note the checksum after a step whose output is not thrown away. Return whether more checksums are kept than needed."""
         return self.applied >= self._silent and self._checksums.note(self.applied, self.checksum)
 
     def _check_repetition(self) -> None:
-        """What the lost primary has given may be outside: it cannot be taken back."""
+        """Compare repeated output with the lost primary's output, which may be outside and cannot be taken back."""
         if self.compared and self.checksum != self._claim.checksum:
             raise other_output(self.where, self.applied)
 
     def checksum_at(self, applied: int) -> int | None:
-        """Checksum of the output of the first ``applied`` steps; None: not there yet, or long ago."""
+        """Return the checksum of the output of the first ``applied`` steps; None: not reached yet, or no longer kept."""
         return self._checksums.at(applied)
 
     def decide_ahead(self, now: float) -> None:
-        """Order all that waits and that the order log has room for, so that the others need not wait for this replica's turn
-        to apply it.
+        """Order all pending slices for which the order log has room, so that the other replicas need not wait for this replica's
+        turn to apply them.
 
-        Not where there are timers: a step that is applied before these may set one that has to go before them. Nor where there
-        is a sink: the others would apply it, and keep its output, however long this one waits for the sink."""
+        An operator with timers is an exception: a step that is applied before these slices may set a timer that has to go
+        before them. A stage with a sink is another: the other replicas would apply the steps, and keep their output, however
+        long this replica waits for the sink."""
         if self.timed or self.gathers or self.stage.sink is not None:
             return
-        while self.waits.arrivals and not self.held_back:  # none: it has to catch up with the primary before it
+        while self.waits.arrivals and not self.held_back:  # None: it has to catch up with the earlier primary first
             self._decide(now)
 
     def _decide(self, now: float) -> None:
-        """Order a tick if a timer is due; else the oldest slice that is not ordered, and with it the following ones of the
-        same input as long as they are few rows together; if there is none, the input has ended."""
+        """Order a tick if a timer is due. Otherwise order the oldest slice that is not ordered, joined with the following slices
+        of the same input while they have few rows together. If there is no slice, the input has ended."""
         self.waits.arrange()
         if self.context.timers.pending:
             if self._tick_due(now):
                 self._append(max(now, self._latest), [], _TICK)
                 return
             if self.context.timers.next <= now:
-                now = self._latest  # what has become due since then has its turn after this step, so this is not later
+                now = self._latest  # timers that are due since then come after this step, so it is not later
         chosen = self.waits.choose(self.limits.step_max_rows, self.busy_s)
         assert chosen or self.waits.all_ended
         self._append(now, chosen, StepKind.SLICES if chosen else _FINISH)
@@ -510,8 +538,8 @@ class Replica:
         return cut_output(output, self.stage, self.limits, f"{self.where}, {self.method}()")
 
     def _emit(self) -> bool:
-        """Hand on output as long as the logs have room; False if more is to come. However much a step gives, a log
-        stays within its bound and one batch."""
+        """Emit output as long as the logs have room; return False if more is to come. However much output a step has, a log
+        exceeds its bound by one batch at most."""
         assert self._output is not None
         while True:
             if self._unsent is None:
@@ -535,7 +563,7 @@ class Replica:
             self.exit.add(self.applied, batch)
 
     def close(self) -> None:
-        """What the operator raises is logged as a warning once, by the primary: its copies raise the same."""
+        """Close the operator. Its exception is logged as a warning once, by the primary: the other replicas raise the same."""
         if self.primary:
             closed(self.where, self.operator.close)
         else:

@@ -1,7 +1,7 @@
-"""State of an operator as bytes and back.
+"""Conversion of operator state to bytes and back.
 
-Arrow data travels as Arrow IPC, bytes as they are, everything else pickled, large arrays in it beside the pickle.
-Snapshots are only read back by workers of the same query, from copies signed with its secret (design: signed-copies).
+Arrow data travels as Arrow IPC, bytes as they are, and everything else pickled, with large arrays beside the pickle.
+Snapshots are only read by workers of the same query, from copies signed with its secret (design: signed-copies).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError
 from flux.wire.unpickle import dumps, loads
 
-#: Arrow data begins at a multiple of this, as it likes to, and is read in place where words are aligned.
+#: Arrow data begins at a multiple of ``ALIGNMENT``, as Arrow recommends, and is read in place if it is aligned to a ``WORD``.
 ALIGNMENT, WORD = 64, 8
 _LENGTH = struct.Struct("<Q")
 _NONE, _BYTES, _BATCH, _TABLE, _PICKLE, _ATTRIBUTES = b"N", b"B", b"R", b"T", b"P", b"A"
@@ -28,10 +28,11 @@ _NONE, _BYTES, _BATCH, _TABLE, _PICKLE, _ATTRIBUTES = b"N", b"B", b"R", b"T", b"
 def encode_snapshot(
     state: Any, where: str, head: bytes = b"", room: np.ndarray | None = None, classes: Sequence[type] | None = ()
 ) -> bytes | memoryview:
-    """The bytes of ``head``, then those of the state. Arrow data and arrays are copied once, to where they will be sent
-    from: that copy is for how long their partition stands still. ``room``: memory to copy them to if it is large enough.
-    ``where`` names stage and partition in the SnapshotError raised for what cannot be serialised. ``classes``: as
-    ``Operator.snapshot_classes``."""
+    """Encode a state: the bytes of ``head``, then those of the state.
+
+    Arrow data and arrays are copied once, to the memory from which they will be sent; the partition stands still for as long as
+    that copy takes. ``room``: memory for the copy, used if it is large enough. ``where`` names stage and partition in the
+    SnapshotError for a state that cannot be serialised. ``classes``: as ``Operator.snapshot_classes``."""
     if state is None:
         return head + _NONE
     if isinstance(state, bytes | bytearray | memoryview):
@@ -63,7 +64,7 @@ def encode_snapshot(
 
 
 def laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None = None) -> memoryview:
-    """``head``, the number of the pieces and their lengths, then the pieces, each at a multiple of ALIGNMENT."""
+    """Lay out ``head``, the number of the pieces and their lengths, then the pieces, each at a multiple of ALIGNMENT."""
     lengths = [_LENGTH.pack(len(pieces)), *(_LENGTH.pack(piece.nbytes) for piece in pieces)]
     front = head + b"".join(lengths)
     starts = []
@@ -79,7 +80,7 @@ def laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None 
 
 
 def laid_pieces(view: memoryview, start: int) -> list[memoryview]:
-    """Those of ``laid_out``, whose head ends at ``start``. Views."""
+    """Return views of the pieces laid out by ``laid_out``, whose head ends at ``start``."""
     (count,) = _LENGTH.unpack_from(view, start)
     end = start + _LENGTH.size * (1 + count)
     pieces = []
@@ -96,7 +97,7 @@ def _aligned(offset: int) -> int:
 
 
 def _memory(nbytes: int, room: np.ndarray | None) -> np.ndarray:
-    """Of numpy, because that comes in huge pages where there are any: touching small ones takes longer than the copy."""
+    """Allocate memory by numpy, which uses huge pages if there are any: touching small pages takes longer than the copy."""
     return room[:nbytes] if room is not None and len(room) >= nbytes else np.empty(nbytes, np.uint8)
 
 
@@ -106,7 +107,7 @@ def _write(state: pa.RecordBatch | pa.Table, out: Any) -> None:
 
 
 def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[type] | None = ()) -> Any:
-    """Of what follows the first ``start`` bytes. Arrow data stays a view into ``data``. ``classes``: as
+    """Decode a state, from the bytes after the first ``start``. Arrow data stays a view into ``data``. ``classes``: as
     ``Operator.snapshot_classes``."""
     view = memoryview(data).cast("B")
     kind = bytes(view[start : start + 1])
@@ -117,23 +118,23 @@ def decode_snapshot(data: bytes | memoryview, start: int = 0, classes: Sequence[
     if kind in (_BATCH, _TABLE):
         body = view[_aligned(start + 1) :]
         if np.frombuffer(body, np.uint8).ctypes.data % WORD:
-            body = memoryview(bytes(body))  # small messages lie anywhere in the buffer that they were received in
+            body = memoryview(bytes(body))  # small messages begin anywhere in their receive buffer
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             table = reader.read_all()
         return table if kind == _TABLE else (table.combine_chunks().to_batches() or [_empty(table.schema)])[0]
     if kind in (_PICKLE, _ATTRIBUTES):
         pickled, *pieces = laid_pieces(view, start + 1)
-        # What is restored may be changed in place.
+        # Restored arrays may be changed in place.
         arrays = [memoryview(bytearray(piece)) if piece.readonly else piece for piece in pieces]
         return PickledAttributes(pickled, arrays) if kind == _ATTRIBUTES else loads(pickled, classes, arrays)
     raise SnapshotError(f"not a snapshot: it starts with {kind!r}")
 
 
 def check_snapshot(state: Any, where: str, classes: Sequence[type] | None) -> None:
-    """Whether it would come back at another worker, as far as can be seen here. SnapshotError: why not."""
+    """Check that the state could be restored at another worker, as far as can be seen here. SnapshotError says why not."""
     try:
         for part in state.values() if isinstance(state, dict) else [state]:
-            if isinstance(part, AttributeState):  # read when there is an operator for it, so decoding is no check
+            if isinstance(part, AttributeState):  # read once there is an operator for it, so decoding is no check
                 part.check()
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error

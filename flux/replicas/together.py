@@ -1,7 +1,7 @@
 """Steps of several partitions of a stage, applied with one call of their operators (design: together).
 
-The steps are those that each replica would apply alone: in its order, with its rows, with output in the same batches. Only what
-is called for them is called once.
+The steps are those that each replica would apply alone: in its order, with its rows, with output in the same batches. Only the
+calls that they have in common are made once for all.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from flux.stream.checksum import extend_apart
 from flux.stream.receiver import Slice
 from partitioning.cluster import owned
 
-#: Of larger steps the rows cost more than the calls.
+#: Above this many rows, per-row work dominates call overhead.
 ROWS_MAX = 1024
-#: So are those whose rows lie in more memory, much of which may be that of others: all rows of a call are copied together.
+#: Steps whose rows lie in more memory than this are applied alone, too, because all rows of a call are copied together. Much of
+#: that memory may belong to other rows.
 BYTES_MAX = 1 << 20
-#: Output of one call shares memory until the last of it is gone. What has less than this part of a fair share is copied: all logs
-#: of a worker together then hold four times of their bound at most. What waits for a sink has a bound for each partition, and is
-#: always copied.
+#: Output of one call shares memory until the last of it is gone. A partition's output that is smaller than this part of a fair
+#: share is copied, so that all logs of a worker together hold at most four times their bound. Output that waits for a sink has a
+#: bound for each partition, and is always copied.
 LEAST_SHARE = 1 / 4
 
 
 def may_go_together(replica: Replica) -> bool:
-    """Whether the next step of a replica that is ready is one for ``step_together``: with rows, few as far as is known, and
-    without code of the user's. A timer or an end may take as long as it likes, and the worker says that it is at it."""
+    """Tell whether the next step of a ready replica suits ``step_together``: it has rows, few of them as far as is known, and
+    runs no user code. A timer or an end may take any time, and the worker announces it, so these steps are applied alone."""
     if not replica.goes_together or not replica.between_steps:
         return False
     if replica.applied < replica.order.end:
@@ -38,8 +39,8 @@ def may_go_together(replica: Replica) -> bool:
 
 
 def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
-    """``step`` of each, through the first whose step is large after all: the others have their turn after that. All are of one
-    stage and ready, and ``may_go_together``."""
+    """``step`` each replica, through the first one whose step is large after all: the replicas behind it have their turn later.
+    All replicas are of one stage, ready, and such that ``may_go_together`` holds."""
     few: list[tuple[Replica, pa.RecordBatch]] = []
     begun = 0
     for replica in replicas:
@@ -97,7 +98,7 @@ def _give_each(replicas: Sequence[Replica], results: Results) -> None:
 
 
 def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without what says that nothing is null, which is there because of another partition: it would count as bytes."""
+    """Drop validity bitmaps without nulls, which exist because of another partition: they would count as bytes."""
     columns = batch.columns
     spare = [not column.null_count and column.buffers()[0] is not None for column in columns]
     if not any(spare):
@@ -112,7 +113,7 @@ def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _through(replica: Replica, results: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """What the second operator of the stage makes of what the first gives."""
+    """Pass the results of the first operator of the stage through the second one."""
     operator = replica.operator
     assert isinstance(operator, Chained)
     return replica.blame.guard("process", replica.applying, lambda: list(operator.through([results])))

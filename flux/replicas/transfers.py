@@ -1,15 +1,15 @@
 """Copies of state on their way from one worker to another, as a state machine without I/O (design: copy, copy-in-parts).
 
-The primary stands still while its state is copied to a memory of its own, and goes on; from there it travels in parts, a
-few at a time, so that rows on the same connection need not wait behind it. The new worker puts the parts together and
-makes a replica of them (``arrivals``), or keeps them if it is a standby, which gets further copies while it lives: of what has
-changed since one that it has, where the operator can tell and that is less (``cuts``). What takes long is given away as
-``Aside``: other partitions of the worker go on meanwhile.
+The primary stands still while its state is copied to separate memory, and then goes on. From that memory the copy travels in
+parts, a few at a time, so that rows on the same connection need not wait behind it. The new worker puts the parts together and
+makes a replica of them (``arrivals``), or keeps them if the replica is a standby. A standby gets further copies while it lives:
+changes since a copy that it has, if the operator knows its changes and they are smaller (``cuts``). Long jobs are given away as
+``Aside``, so that other partitions of the worker go on meanwhile.
 
-Which phase follows which is in ``copy_phases``.
+The order of the phases is in ``copy_phases``.
 
-A copy ends with a code (HMAC) over all of it under the query's secret, and is not read without: who reads it makes the
-objects that it names. It is computed aside while the parts travel, and sent last.
+A copy ends with a code (HMAC) over all of it under the query's secret, and is not read without a valid code, because reading it
+creates the objects that it names. The code is computed aside while the parts travel, and sent last.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ from partitioning.ids import PartitionKey
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Effect: do this in another thread and bring the result back by ``on_done``. ``what``: "room", "copy" or
-    "checkpoint", "sign", "decode" or "restore", of the replica of a partition."""
+    """Effect: run this job in another thread, and return the result by ``on_done``."""
 
+    #: Number by which ``on_done`` names the job.
     token: int
+    #: "room", "copy" or "checkpoint", "sign", "decode" or "restore".
     what: str
+    #: The partition whose replica the job is for.
     key: PartitionKey
     job: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ToSender:
-    """Effect: answer on the connection by which a part came."""
+    """Effect: answer on the connection by which a part arrived."""
 
     connection: Hashable
     message: Installed
@@ -63,19 +65,19 @@ Effect = Aside | ToWorker | ToSender
 
 
 class Host(arrivals.Host, Protocol):
-    """The worker, as its transfers see it."""
+    """The worker, as seen by its transfers."""
 
     def inbounds_of(self, replica: Replica) -> Iterable[Inbound]: ...
 
     def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
-        """A copy for a new replica on a worker was taken, which has these positions."""
+        """Note that a copy for a new replica on a worker was taken, and that it has these positions."""
 
     def goes_on(self, key: PartitionKey) -> None:
-        """A replica that stood still may take steps again, or has orders to tell."""
+        """Wake a replica that stood still and may take steps again, or that has orders to send."""
 
 
 class Name(NamedTuple):
-    """Of a replica that is to be made."""
+    """The name of a replica that is to be made."""
 
     stage: int
     partition: int
@@ -85,21 +87,28 @@ class Name(NamedTuple):
 
 @dataclass
 class Outgoing:
-    """A copy that leaves. ``checkpoint``: for a live standby, which hears the order meanwhile. ``cuts``: for a standby, by an
-    operator that can tell what has changed. ``base``: it is what has changed since the copy of this number; -1: it is whole.
-    ``replays``: it is a replay point, ``point`` once that is known."""
+    """A copy that leaves this worker."""
 
     command: CopyState
     replica: Replica
+    #: Number of the copy, unique on this worker.
     number: int
     phase: OutPhase
+    #: It is for a live standby, which gets the order meanwhile.
     checkpoint: bool = False
+    #: It is for a standby, and the operator knows its changes.
     cuts: bool = False
+    #: It is a replay point.
     replays: bool = False
+    #: It has the changes since the copy of this number; -1: it is whole.
     base: int = -1
+    #: It is small enough to be made in the thread of the worker.
     inline: bool = False
+    #: Memory prepared for a large copy.
     room: np.ndarray | None = None
+    #: Time, by the clock of the transfers, at which the partition stopped.
     began: float = 0.0
+    #: The replay point, once it is known.
     point: ReplayPoint | None = None
     parts: Parts = field(default_factory=Parts)
 
@@ -116,7 +125,7 @@ class Outgoing:
 
 
 class Transfers:
-    """Of one worker. ``clock`` (seconds) only measures how long a partition stands still."""
+    """The transfers of one worker. ``clock`` (seconds) only measures how long a partition stands still."""
 
     def __init__(
         self, host: Host, secret: bytes, again_s: float, clock: Callable[[], float], limits: Limits | None = None
@@ -127,8 +136,10 @@ class Transfers:
         self._clock = clock
         self._limits = limits or Limits()
         self._outgoing: dict[Name, Outgoing] = {}
-        self._early: dict[Name, CopyState] = {}  # asked of a primary that has not come to life yet
+        #: Commands for primaries that have not come to life yet.
+        self._early: dict[Name, CopyState] = {}
         self._points: WeakKeyDictionary[Replica, ReplayPoints] = WeakKeyDictionary()
+        #: Callbacks for the results of jobs, by token.
         self._waiting: dict[int, Callable[[Any, float], None]] = {}
         self._effects: deque[Effect] = deque()
         self._number = 0
@@ -138,7 +149,8 @@ class Transfers:
     # ---- the primary's side
 
     def on_copy_state(self, command: CopyState) -> None:
-        """Copy at the next step boundary; safe to repeat. A primary that is still restored does it when it has come to life."""
+        """Copy a state at the next step boundary; safe to repeat. A primary that is still being restored copies its state once it
+        has come to life."""
         key = PartitionKey(command.stage, command.partition)
         name = Name(*key, command.worker, command.incarnation)
         replica = self._host.replicas.get(key)
@@ -147,13 +159,13 @@ class Transfers:
             return
         peer = None if replica is None else self._peer(replica, command)
         if name in self._outgoing or replica is None or peer is None:
-            return  # under way, or no longer wanted
+            return  # the copy is under way, or no longer wanted
         if peer.acked is not None and not peer.copying:
-            return  # it has arrived, which the controller does not know yet
+            return  # the copy has arrived, which the controller does not know yet
         self._begin(name, command, replica, checkpoint=False)
 
     def _comes_to_life(self, key: PartitionKey) -> bool:
-        """Whether a replica of it is placed here that has no operator yet."""
+        """Tell whether a replica of the partition is placed here that has no operator yet."""
         return key in self._host.awaited or key in self._host.followers
 
     def _begin_early(self) -> None:
@@ -164,8 +176,8 @@ class Transfers:
                 self.on_copy_state(command)
 
     def checkpoint(self, key: PartitionKey, worker: int, whole: bool = True) -> None:
-        """Copy the state of a primary here to its standby on a worker, at the next step boundary. ``whole``: no replay point
-        will do, and one that is under way is given up."""
+        """Copy the state of a primary here to its standby on a worker, at the next step boundary. ``whole``: a replay point is
+        not enough, and one that is under way is given up."""
         replica = self._host.replicas[key]
         peer = replica.order.peers[worker]
         name = Name(*key, worker, peer.incarnation)
@@ -176,13 +188,13 @@ class Transfers:
         self._begin(name, CopyState(*key, worker, peer.incarnation), replica, checkpoint=True, replays=replays)
 
     def under_way(self, key: PartitionKey, worker: int) -> OutPhase | None:
-        """How far the copy of a primary here is on its way to a worker; None: there is none."""
+        """Return the phase of the copy from a primary here to a worker; None: there is no copy."""
         return next((out.phase for name, out in self._outgoing.items() if name[:3] == (*key, worker)), None)
 
     @property
     def checkpoints(self) -> int:
-        """Those that are on their way. One that waits for the end of a step, or for acks, does not count: these may wait for
-        others."""
+        """The number of checkpoints that are on their way. A checkpoint that waits for the end of a step, or for acks, does not
+        count, because the step or the acks may in turn wait for other partitions."""
         waiting = (OutPhase.ROOM, OutPhase.BOUNDARY, OutPhase.UNACKED)
         return sum(out.checkpoint and out.phase not in waiting for out in self._outgoing.values())
 
@@ -209,7 +221,7 @@ class Transfers:
             self._aside("room", key, partial(room_for, size), partial(self._on_room, out))
 
     def _follow(self, replica: Replica) -> None:
-        """What is known of its standbys is of its term, and of their lives."""
+        """Restrict the knowledge about standbys to the present term, and to their present incarnations."""
         peers = replica.order.peers
         lives = {worker: peer.incarnation for worker, peer in peers.items()}
         replica.cuts.follow(replica.leads_since, lives, self._limits)
@@ -221,7 +233,7 @@ class Transfers:
 
     @staticmethod
     def _peer(replica: Replica, command: CopyState) -> Peer | None:
-        """The replica that is to be made, as its primary knows it."""
+        """Return the replica that is to be made, as its primary sees it."""
         peer = replica.order.peers.get(command.worker)
         if peer is None or peer.incarnation != command.incarnation or not peer.kind.copies:
             return None
@@ -232,7 +244,7 @@ class Transfers:
 
     @property
     def active(self) -> bool:
-        """Whether ``poll`` may have something to do."""
+        """True if ``poll`` may have something to do."""
         return bool(self._outgoing or self._effects or self._early)
 
     def poll(self, now: float) -> Iterator[Effect]:
@@ -240,12 +252,12 @@ class Transfers:
             self._begin_early()
         for out in list(self._outgoing.values()):
             if out.phase is OutPhase.COPYING:
-                continue  # also if nobody wants it any more: its state is being read
+                continue  # even if the copy is no longer wanted: the state is being read
             if not self._wanted(out):
                 out.on(OutEvent.DROPPED)
                 self._over(out)
                 continue
-            # One cut after the other: the changes of the next one come behind those of this one.
+            # One cut after the other: the changes of the next cut come behind those of this one.
             if out.phase is OutPhase.BOUNDARY and out.replica.between_steps and not (out.cuts and out.replica.frozen):
                 self._note_point(out) if out.replays else self._copy(out, now)
             if out.point is not None and out.phase is OutPhase.UNACKED and out.point.acked(out.replica):
@@ -256,8 +268,8 @@ class Transfers:
             yield self._effects.popleft()
 
     def _over(self, out: Outgoing) -> None:
-        """The other replica has its state, or is gone. It may be live already, with a copy of another primary: from now on it
-        must hear the order in any case."""
+        """End a copy: the other replica has its state, or is gone. The other replica may be live already, with a copy from
+        another primary. Either way it must get the order from now on."""
         del self._outgoing[out.name]
         peer = out.replica.order.peers.get(out.command.worker)
         if peer is not None and peer.incarnation == out.command.incarnation and peer.copying:
@@ -265,7 +277,7 @@ class Transfers:
             self._host.goes_on(out.key)
 
     def _note_point(self, out: Outgoing) -> None:
-        """Nothing is sent where the standby would learn nothing."""
+        """Note a replay point. If the standby would learn nothing from it, nothing is sent."""
         out.began = self._clock()
         replica = out.replica
         replica.compare()
@@ -300,11 +312,11 @@ class Transfers:
             )
         else:
             if changes is not None:
-                replica.cuts.add(memoryview(b""))  # of use to nobody
+                replica.cuts.add(memoryview(b""))  # no standby can use these changes
             self._encode(out, partial(Photograph.encode, picture, out.room), partial(self._copied, out), now)
 
     def _changes(self, out: Outgoing) -> Any:
-        """What has changed since the last cut; None: it is not known."""
+        """Return the changes since the last cut; None: they are not known."""
         self._follow(out.replica)
         changes = out.replica.changes()
         if changes is None:
@@ -318,14 +330,14 @@ class Transfers:
             self._aside("checkpoint" if out.checkpoint else "copy", out.key, job, then)
 
     def _changed(self, out: Outgoing, made: tuple[memoryview, bytes | memoryview], now: float) -> None:
-        """The partition still stands where it was cut."""
+        """Send changes, or make a whole copy if the changes are too large. The partition still stands where it was cut."""
         changes, data = made
         replica, worker = out.replica, out.command.worker
         replica.cuts.add(changes)
         held = replica.cuts.base(worker)
         here = self._host.replicas.get(out.key) is replica  # else it has been closed meanwhile
         if here and out.base >= 0 and (held is None or len(data) > held.room):
-            out.base = -1  # so much has changed that the whole is better
+            out.base = -1  # a whole copy is better than changes of this size
             picture = photograph(replica, self._host.inbounds_of(replica))
             self._encode(out, partial(Photograph.encode, picture, out.room), partial(self._copied, out), now)
             return
@@ -385,7 +397,7 @@ class Transfers:
             out.on(OutEvent.LACKING)
             self._over(out)
             if self._wanted(out):
-                self._begin(out.name, out.command, out.replica, out.checkpoint)  # a whole one
+                self._begin(out.name, out.command, out.replica, out.checkpoint)  # a whole copy
         elif answer.done:
             if out.cuts:
                 out.replica.cuts.confirm(worker, out.number)
@@ -395,7 +407,7 @@ class Transfers:
     # ---- both
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         copying = [id(out.replica) for out in self._outgoing.values() if out.phase is OutPhase.COPYING]
         for key, replica in self._host.replicas.items():
             frozen = copying.count(id(replica)) if copying else 0
@@ -417,7 +429,7 @@ class Transfers:
         self._effects.append(Aside(self._token, what, key, job))
 
     def on_done(self, token: int, result: Any, now: float) -> None:
-        """The result of what was given away. Raises what the job has raised: it is user code that failed."""
+        """Take the result of a job that was given away. A job's exception is raised again: it is user code that failed."""
         then = self._waiting.pop(token)
         if isinstance(result, Failed):
             raise result.error
@@ -429,6 +441,6 @@ class Transfers:
 
 
 def _of_changes(picture: Photograph, since: list[memoryview]) -> tuple[memoryview, memoryview]:
-    """The changes of this cut, and the copy of them and all ``since`` the one that a standby has."""
+    """Return the changes of this cut, and the copy made of them and of all changes ``since`` the checkpoint of a standby."""
     newest = picture.encode_changes()
     return newest, picture.encode_since([*since, newest])

@@ -1,7 +1,7 @@
-"""What waits for a replica: slices that have come and are not applied, whose turn it is, and whether anything is still to come.
+"""The pending slices of a replica: received and not yet applied, with their turns and the ends of their streams.
 
-Slices of one stream wait in the order of the stream. A primary takes them from all streams in the order in which they came
-(``choose``); the others take those that the order log names (``take``).
+Slices of one stream are pending in the order of the stream. A primary takes them from all streams in the order of their arrival
+(``choose``); the other replicas take those that the order log names (``take``).
 """
 
 from __future__ import annotations
@@ -16,29 +16,38 @@ from flux.stream.receiver import RowSlice, Slice, WordSlice
 from flux.wire.messages import OrderEntry, StepKind
 from partitioning.ids import StreamId
 
-#: Slices are joined as long as their step takes so many seconds, by what rows have cost here lately. So many rows are joined
-#: anyway, and more than these only up to so many bytes.
+#: Slices are joined as long as their step takes at most ``STEP_S`` seconds, by the recent cost of a row here. ``STEP_ROWS`` rows
+#: are joined at any cost; above that number, at most ``STEP_BYTES`` bytes are.
 STEP_S, STEP_ROWS, STEP_BYTES = 0.005, 4096, 16 << 20
 
 
 class Waiting:
-    """``by_stream``: what waits, no stream without any. ``arrivals``: for a primary, the stream of each slice that is not
-    ordered, the oldest first; None: to be made up when needed."""
+    """The pending slices of one replica, by stream."""
 
     def __init__(self, edges: Iterable[int], partition: int, where: str) -> None:
-        """``where``: stage and partition, for messages."""
+        """Begin empty. ``where``: stage and partition, for messages."""
         self._partition = partition
         self._where = where
-        self.from_sources: AbstractSet[int] = frozenset()  # edges whose streams are read again after a loss
-        self.from_logs: AbstractSet[int] = frozenset()  # those of them whose rows bring their numbers, and may be gone
+        #: Edges whose streams are read again after a loss.
+        self.from_sources: AbstractSet[int] = frozenset()
+        #: Edges from sources whose rows carry their own numbers. Such rows may be gone when they are read again.
+        self.from_logs: AbstractSet[int] = frozenset()
+        #: Pending slices. A stream without any is not in it.
         self.by_stream: dict[StreamId, deque[Slice]] = {}
+        #: As primary: the stream of each slice that is not ordered, the oldest first; None: to be made up when needed.
         self.arrivals: deque[StreamId] | None = deque()
-        self._ordered: dict[StreamId, int] = {}  # of those that wait, by this primary
-        self._rows = 0  # taken by now
-        self._row_s: float | None = None  # that a row has cost lately; None: not known
-        self._known = 0, 0.0  # rows taken, and seconds for them, when that was found
-        self.ended: dict[int, set[int]] = {edge: set() for edge in edges}  # streams that have come to their end
-        self.expected: dict[int, Collection[int]] = {}  # all streams of an edge, once that is known
+        #: Number of pending slices of a stream that this primary has ordered.
+        self._ordered: dict[StreamId, int] = {}
+        #: Rows that were taken.
+        self._rows = 0
+        #: Recent seconds per row; None: not known.
+        self._row_s: float | None = None
+        #: Rows taken and seconds spent on them when ``_row_s`` was computed.
+        self._known = 0, 0.0
+        #: Producers whose streams have ended, by edge.
+        self.ended: dict[int, set[int]] = {edge: set() for edge in edges}
+        #: All producers of an edge, once they are known.
+        self.expected: dict[int, Collection[int]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.by_stream.values()))
@@ -57,7 +66,7 @@ class Waiting:
         return True
 
     def hear(self, slice_: WordSlice) -> None:
-        """An element without rows is applied, which the operator does not see."""
+        """Apply an element without rows, which the operator does not see."""
         match slice_.word:
             case End():
                 self.ended[slice_.stream.edge].add(slice_.stream.producer)
@@ -65,19 +74,19 @@ class Waiting:
     # ---- for a primary
 
     def forget_turns(self) -> None:
-        """Somebody else orders what waits now, or has done so far."""
+        """Forget the turns, because another replica orders the pending slices now, or has done so until now."""
         self.arrivals = None
 
     def arrange(self) -> None:
-        """Give what waits its turn, if nobody has: nothing of it is ordered."""
+        """Give each pending slice its turn if there are no turns. None of them is ordered then."""
         if self.arrivals is None:
             self.arrivals = deque(stream for stream, slices in self.by_stream.items() for _ in slices)
             self._ordered = {}
 
     def choose(self, most: int, busy_s: float) -> list[Slice]:
-        """The oldest slice that is not ordered, and with it the following ones of the same input as long as they are few rows
-        together: ``most``, or fewer where rows cost much. They wait on, until they are taken. ``busy_s``: how long the operator
-        was busy with all rows that were taken."""
+        """Choose the oldest slice that is not ordered, and the following ones of the same input while they have few rows
+        together: ``most``, or fewer if a row is expensive. The chosen slices stay pending until they are taken. ``busy_s``:
+        seconds that the operator has spent on all taken rows."""
         chosen: list[Slice] = []
         rows, nbytes, arrivals, ordered = 0, 0, self.arrivals, self._ordered
         rows_max = self._few(most, busy_s) if arrivals and len(arrivals) > 1 else most
@@ -101,7 +110,8 @@ class Waiting:
         return chosen
 
     def _few(self, most: int, busy_s: float) -> int:
-        """Rows that may be joined. What they cost is looked at once more after each step: more counts at once, less by and by."""
+        """Return the number of rows that may be joined. The cost of a row is updated after each step: it rises at once to a
+        higher cost, and falls half-way to a lower one."""
         rows, seconds = self._rows - self._known[0], busy_s - self._known[1]
         if rows:
             before = self._row_s
@@ -113,7 +123,7 @@ class Waiting:
 
     @property
     def next_rows(self) -> int:
-        """Of the slice that ``choose`` begins with. 0: it has none, or it is not known which it is."""
+        """The rows of the slice with which ``choose`` begins. 0: it has none, or the slice is not known."""
         if not self.arrivals:
             return 0
         stream = self.arrivals[0]
@@ -122,25 +132,26 @@ class Waiting:
     # ---- for a step that is ordered
 
     def has(self, entry: OrderEntry) -> bool:
-        """Whether all slices of an ordered step are here: rows and order come by different ways."""
+        """Tell whether all slices of an ordered step are here, because rows and order arrive by different ways."""
         for edge, producer, through in entry.slices:  # noqa: SIM110 - asked often, and all() takes several times as long
             if not self._come(StreamId(edge, producer), through):
                 return False
         return True
 
     def lacks(self, entry: OrderEntry) -> list[StreamId]:
-        """Streams of which slices of a step are missing."""
+        """List the streams that lack slices of a step."""
         wanted = {StreamId(edge, producer): through for edge, producer, through in entry.slices}
         return [stream for stream, through in wanted.items() if not self._come(stream, through)]
 
     def _come(self, stream: StreamId, through: int) -> bool:
-        """Nothing comes behind the end: where it is waited for in vain, ``take`` finds out."""
+        """Tell whether slices of a stream have come through this number, or its end has come. Nothing comes behind the end: if a
+        slice behind it is wanted, ``take`` raises."""
         waiting = self.by_stream.get(stream)
         return waiting is not None and (waiting[-1].sequence >= through or waiting[-1].ends_stream)
 
     def take(self, entry: OrderEntry) -> list[Slice]:
-        """The slices of a step, which wait no more. Where batches have come in other runs than to who has ordered the step, a
-        slice is cut."""
+        """Remove and return the slices of a step. A slice is cut if its batches arrived here in other runs than at the primary
+        that ordered the step."""
         slices: list[Slice] = []
         for edge, producer, through in entry.slices:
             stream = StreamId(edge, producer)
@@ -170,7 +181,7 @@ class Waiting:
         return slices
 
     def _other_rows(self, stream: StreamId, through: int) -> Exception:
-        """An earlier primary had rows that the stream does not have any more (design: same-rows)."""
+        """Return the error for a stream that lacks rows that an earlier primary had (design: same-rows)."""
         if stream.edge not in self.from_sources:
             return AssertionError((self._where, stream, through))
         if stream.edge in self.from_logs:
@@ -187,7 +198,7 @@ class Waiting:
         )
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         waits = 0
         for stream, slices in self.by_stream.items():
             count = len(slices)
@@ -201,12 +212,12 @@ class Waiting:
 
 
 def entry_of(chosen: Iterable[Slice], now: float, kind: StepKind) -> OrderEntry:
-    """A step with these slices, as it is ordered."""
+    """Return the order entry of a step with these slices."""
     created = min([slice_.created for slice_ in chosen], default=now)
     slices: list[tuple[int, int, int]] = []
     for slice_ in chosen:
         if slices and slices[-1][:2] == slice_.stream:
-            slices.pop()  # the later one says both
+            slices.pop()  # the later number covers both
         slices.append((*slice_.stream, slice_.sequence))
     return OrderEntry(now, created, slices, kind, rows_of(chosen))
 
