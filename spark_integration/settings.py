@@ -145,7 +145,9 @@ def _cores(spark: SparkSession, executors: int | None) -> int:
 class Need:
     """Task slots that a query needs at once: its workers, and one for the Spark tasks that feed it or fetch from it."""
 
+    #: Workers, a slot for each.
     workers: int
+    #: 1 if Spark tasks feed the query or fetch from it, otherwise 0.
     others: int
 
 

@@ -48,6 +48,7 @@ class Output:
     query: str
     #: Name and id of the query, for messages.
     called: str
+    #: Number and name of the stage, and its number of partitions.
     stage: int
     stage_name: str
     partitions: int

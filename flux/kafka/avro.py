@@ -2,7 +2,7 @@
 
 Law, as in ``formats``: row i is value i by itself, and a null or empty value is a row of nulls. Any bytes either make a row
 or are reported as bad. A writer's schema is checked before it is used: some schemas could make a few bytes an endless list,
-or make the library call itself too deeply.
+or make the library recurse too deeply.
 
 The library (fastavro) makes objects, value by value; these become columns together. Records without types inside each other
 need no objects (``avro_flat``).

@@ -79,6 +79,8 @@ def values(
 
 
 class _Unfit(Exception):
+    """Value that does not fit its field: its row, the reason, and the place in the columns."""
+
     def __init__(self, row: int, why: str, where: str = "") -> None:
         super().__init__(row, why, where)
         self.row, self.why, self.where = row, why, where

@@ -59,6 +59,7 @@ class Fetched(NamedTuple):
     records: pa.Buffer
     #: Offset behind the last record that all in-sync replicas have (the high watermark).
     end: int
+    #: Aborted transactions that the answer lists.
     transactions: Transactions
 
 
@@ -154,9 +155,14 @@ def _address(text: str) -> Address:
 
 
 class Client:
+    """Client of one cluster. It keeps a connection to each broker that it has asked, and the leaders of the topics that
+    it has asked for."""
+
     def __init__(self, bootstrap: Sequence[Address], security: Security) -> None:
         self._bootstrap, self._security = list(bootstrap), security
+        #: Address of each broker, by its id.
         self._brokers: dict[int, Address] = {}
+        #: Id of each partition's leader, by topic and number of the partition.
         self._leaders: dict[str, dict[int, int]] = {}
         #: Id of each topic, by the newest answer of a broker.
         self.topic_ids: dict[str, str] = {}

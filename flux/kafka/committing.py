@@ -33,9 +33,12 @@ _PAUSE_MAX_S = 30.0
 
 
 class Committer:
+    """Committer of one consumer group, for all partitions of a source that a process reads."""
+
     def __init__(self, bootstrap: Sequence[Address], security: Security, group: str) -> None:
         self._bootstrap, self._security, self._group = bootstrap, security, group
         self._changed = threading.Condition()
+        #: Functions that return the offset behind all applied records, for partitions that are read here.
         self._applied: dict[TopicPartition, Callable[[], int | None]] = {}
         self._left: dict[TopicPartition, int] = {}  # of partitions that are not read here any more
         self._runs = False

@@ -99,25 +99,31 @@ class _Run:
         self._fetch_bytes, self._read_committed, self._retry_s = fetch_bytes, read_committed, retry_s
         self._fetching = Fetching()
         self._crowding = Crowding()
+        #: Partitions that are read, by their readers.
         self._parts: dict[Owner, Part] = {}
         self._beside: set[Owner] = set()  # readers with a job in another thread
         self._connections: dict[Line, Connection] = {}
         self._asked: dict[int, tuple[Connection, Ask, float]] = {}  # by file number, with the end of the wait
         self._lines: dict[int, Line] = {}  # by file number: connections that are polled
         self._leaders = Client(bootstrap, security)  # used by the job that looks leaders up
+        #: A job is looking leaders up; there is one at a time.
         self._looks_up = False
         self._errors = Client(bootstrap, security)  # makes errors, and is never connected
         self._jobs = SideJobs("flux-kafka-beside")
+        #: Calls that other threads ask the loop to make.
         self._news: deque[Callable[[], None]] = deque()
+        #: Pair that wakes the loop from other threads.
         self._hears, self._rings = socket.socketpair()
         self._hears.setblocking(False)
         self._rings.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._hears.fileno(), select.POLLIN)
+        #: The loop is waiting, so a new call has to wake it.
         self._waits = False
         self._counts = threading.Lock()
         self._readers = 0
         self._new: set[Owner] = set()  # readers that were added and have not begun
+        #: The loop does no more calls; set under ``_counts``, so that no reader is added to a run at its end.
         self.ended = False
 
     def start(self) -> None:

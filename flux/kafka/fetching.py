@@ -102,7 +102,9 @@ class Line:
 class Ask(NamedTuple):
     """Request over a line."""
 
+    #: Connection that the request goes over.
     line: Line
+    #: Partitions that the request asks for.
     parts: tuple[Part, ...]
     #: Time for which the broker may hold back an empty answer, in seconds.
     wait: float
@@ -116,6 +118,7 @@ class Ask(NamedTuple):
 class _Broker:
     """Broker that leads partitions."""
 
+    #: First and second connection.
     lines: tuple[Line, Line]
     #: Partitions that want rows. The one that has waited for longest stands first, because a broker fills its answer in
     #: this order.
@@ -128,8 +131,11 @@ class Fetching:
     def __init__(self) -> None:
         self._parts: set[Part] = set()
         self._brokers: dict[Address, _Broker] = {}
+        #: Partitions in the phase LOST, whose leaders are to be looked up.
         self._lost: set[Part] = set()
+        #: Partitions in the phase PAUSED.
         self._paused: set[Part] = set()
+        #: Present value between ``GATHER_S`` and ``GATHER_MAX_S``.
         self.gather_s = GATHER_S
 
     def __len__(self) -> int:

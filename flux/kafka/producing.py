@@ -84,12 +84,16 @@ class Sent(NamedTuple):
 
 
 class ProducerClient(Client):
+    """Client of a cluster that writes, also with an idempotent producer."""
+
     #: Transactional id, for a writer of transactions.
     transactional_id: str | None = None
 
     def __init__(self, bootstrap: Sequence[Address], security: Security) -> None:
         super().__init__(bootstrap, security)
+        #: Requests that are used again, by leader, topic and id of the topic.
         self._requests: dict[tuple[Address, str, str], Any] = {}
+        #: Their parts, by partition.
         self._parts: dict[int, Any] = {}
 
     def producer_ids(self, count: int, timeout: float) -> list[int]:

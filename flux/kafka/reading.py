@@ -61,14 +61,18 @@ class Reading:
 
     bootstrap: Sequence[Address]
     security: Security
+    #: Columns that come out.
     schema: pa.Schema
+    #: Format of values; None: the columns are Kafka's.
     format: Format | None = None
     #: Leave out records that do not fit the format.
     drop_bad: bool = False
     #: Topic for records that do not fit the format, and its number of partitions. Without it and ``drop_bad``, such a
     #: record ends the reading.
     dead_letters: tuple[str, int] | None = None
+    #: Leave out records of transactions that are open or aborted.
     read_committed: bool = True
+    #: End the reading when records are gone that were still to be read, or the topic was made anew; otherwise it goes on.
     fail_on_data_loss: bool = True
     #: Largest rate of one partition.
     rows_per_second: float | None = None
@@ -87,7 +91,10 @@ class Reading:
 
 
 class _Given(NamedTuple):
+    """Decoded batch that is to be put out."""
+
     rows: Positioned
+    #: Bytes of the rows.
     size: int
 
 
@@ -127,16 +134,20 @@ class PartitionReader:
         self._start = self._taken = start  # behind the last batch that was taken
         self._done: Place | None = None  # all records before are applied
         self._end: int | None = None  # end of the log, by the last answer
+        #: Batches that the worker may take, each with its bytes.
         self._ready: deque[tuple[Positioned, int]] = deque()
+        #: Bytes of the ready batches.
         self._bytes = 0
         # The last answer, the number of its bytes that are decoded, and the offset that was asked for; then its remaining
         # batches, and the batch that waits for room.
         self._answer, self._used, self._begun = NOTHING, 0, self.next_offset
         self._coming: Iterator[_Given] = iter(())
         self._given: _Given | None = None
+        #: ``work_off`` runs in a thread that may wait.
         self._beside = False
         self.full = False
         self._ring: Callable[[], None] | None = None
+        #: ``take`` had no batch, so the next one rings.
         self._asked_in_vain = False
         self._lock = threading.Lock()
         self._closed = False

@@ -99,6 +99,7 @@ class KafkaSink(Sink):
         self._again = False
         self._schema: pa.Schema | None = None  # schema of the output, when it is known
         self._connected: ProducerClient | None = None
+        #: Batch that was sent ahead.
         self._under_way: UnderWay | None = None
 
     @property

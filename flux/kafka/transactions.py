@@ -20,7 +20,9 @@ _ABORT = 0
 class Aborted(NamedTuple):
     """Aborted transaction, as an answer to a fetch lists it."""
 
+    #: Id of the producer.
     producer: int
+    #: Offset of the transaction's first record.
     first_offset: int
 
 
@@ -28,8 +30,9 @@ class Transactions:
     """Aborted transactions of one answer. False if there are none."""
 
     def __init__(self, aborted: Iterable[Aborted] = ()) -> None:
+        #: Transactions that begin behind the batches that were followed, the next one last.
         self._waiting = sorted(aborted, key=lambda each: each.first_offset, reverse=True)
-        self._under_way: set[int] = set()  # producers
+        self._under_way: set[int] = set()  # producers with an aborted transaction that has begun and not ended
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._under_way)
