@@ -1,7 +1,7 @@
-"""Flux: a fault-tolerant, load-balancing exchange for PySpark. This is the public face; see README.md.
+"""Flux: a fault-tolerant, load-balancing exchange for PySpark. This module is the public face; see README.md.
 
 Its functions reach upwards to ``spark_integration`` when they are called: importing flux imports neither pyspark nor numba nor
-Arrow, running a flow does.
+Arrow, but running a flow does.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 
-#: Where the names above are that are not defined below.
+#: Modules of the names above that are not defined below.
 _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "flux.dataflow.api": ("Flow", "Stage", "stage"),
@@ -114,8 +114,8 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are used: the ``flux`` command begins without Arrow and numba, which take longer than
-    what it does. ``flux.testing`` is there after ``import flux``, too."""
+    """Load a public name when it is used: the ``flux`` command begins without Arrow and numba, which take longer to load than the
+    command to run. ``flux.testing`` is there after ``import flux``, too."""
     if name in ("kafka", "stream", "testing"):
         return importlib.import_module(f"flux.{name}")
     if name == "DataSource":
@@ -148,12 +148,11 @@ def start(
     """Run one or more flows, with everything that feeds them, as one query in the background.
 
     checkpointLocation: a directory on a file system of the driver, which must be yours alone (mode 0700), or a URI of an object
-    store that ``pyarrow.fs`` opens, such as ``s3://bucket/query``. Started again with the same one, the query goes on where it
-    was, exactly once, whatever was lost meanwhile: workers, executors, the driver.
+    store that ``pyarrow.fs`` opens, such as ``s3://bucket/query``. A query that is started again with the same location goes on
+    where it was, exactly once, after any loss: of workers, executors, the driver.
     keep_output: True keeps the output of the flow in the workers, for ``query.toDF()``; False throws away rows that no sink
-    takes. If neither is said, such a flow is refused. Other options are those of ``spark.flux.*`` with underscores, for example
-    ``log_max_bytes="64m"``. UsageError and SchemaError are raised before anything
-    runs."""
+    takes. A flow with such rows is refused if neither is given. Other options are those of ``spark.flux.*`` with underscores, for
+    example ``log_max_bytes="64m"``. UsageError and SchemaError are raised before anything runs."""
     from spark_integration.start import start_query
 
     return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, **options)
@@ -161,7 +160,7 @@ def start(
 
 @checked("flux.to_df", _settings)
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
-    """Run a flow to the end of its input; its output as a DataFrame, held by Spark like a local checkpoint."""
+    """Run a flow to the end of its input; return its output as a DataFrame, held by Spark like a local checkpoint."""
     from spark_integration.start import to_df
 
     return to_df(flow, spark, progress, **options)
@@ -169,7 +168,7 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
 
 @checked("flux.explain", _settings)
 def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options: Any) -> str:
-    """What would run, as text: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
+    """Return a description of the query: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
     from spark_integration.explain import explain_flows
 
     return explain_flows(list(flows), spark, **options)
@@ -188,20 +187,20 @@ def datasource(
     poll: float | str = "200ms",
     name: str | None = None,
 ) -> Source:
-    """A Python data source of PySpark as a source of a flow, read inside the workers and not through the JVM: any class derived
+    """Make a source of a Python data source of PySpark, read inside the workers and not through the JVM: any class derived
     from ``pyspark.sql.datasource.DataSource``, as ``spark.dataSource.register`` takes it.
 
-    options     as for ``spark.read.format(...).options(...)``; what ``load(path)`` takes is the option "path"
-    schema      DDL or a StructType, where the data source's own is not meant
-    partitions  how many of its partitions are read at the same time, up to 8 if nothing is said
+    options     as for ``spark.read.format(...).options(...)``; the path of ``load(path)`` is the option "path"
+    schema      DDL or a StructType, in place of the data source's own
+    partitions  number of its partitions that are read at the same time; default: up to 8
 
-    It must give the same rows in the same order when a partition is read again.
+    The data source must give the same rows in the same order when a partition is read again.
 
     stream      reads the source's ``streamReader`` or ``simpleStreamReader``, in one worker, and never ends
     ledger      for streams: a folder on a disk or network mount that all workers reach, where the ends of batches are written
-    commit      for streams: whether ``commit`` of the data source is called with what every replica has applied. A later reader
-                may ask again for some batches before it: only for data sources that give these nevertheless
-    poll        how often a stream that has nothing is asked again"""
+    commit      for streams: whether ``commit`` of the data source is called with the offset that every replica has applied. A
+                later reader may ask again for some batches before it: only for data sources that give these nevertheless
+    poll        time after which a stream that has nothing is asked again"""
     from spark_integration.datasource import datasource
 
     return datasource(
@@ -218,7 +217,7 @@ def datasource(
 
 
 def _arrow_schema(declared: Any) -> Any:
-    """The pyarrow schema of a StructType, with UTC as time zone; needs no session."""
+    """Return the pyarrow schema of a StructType, with UTC as time zone; needs no session."""
     from spark_integration.schema import struct_to_arrow
 
     return struct_to_arrow(declared, "UTC")
@@ -234,8 +233,8 @@ def follow(query: Query) -> None:
 
 @checked("flux.queries")
 def queries() -> list[Query]:
-    """The queries of this program that hold something of Spark's, the oldest first: for who has no handle any more, because a
-    cell of a notebook was interrupted."""
+    """Return the queries of this program that hold something of Spark's, the oldest first. It serves users without a handle, as
+    after a cell of a notebook was interrupted."""
     from spark_integration.active import active_queries
 
     return active_queries()

@@ -1,4 +1,4 @@
-"""``python -m flux`` is the ``flux`` command."""
+"""The ``flux`` command, as ``python -m flux``."""
 
 from controller.operate.cli import main
 

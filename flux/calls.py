@@ -1,4 +1,4 @@
-"""Calls of the public functions: arguments that do not fit are a UsageError that says what there is."""
+"""Calls of the public functions: arguments that do not fit are a UsageError that names the existing ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ R = TypeVar("R")
 def checked(
     called: str, options: Callable[[], Iterable[str]] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Of a function that people call as ``called``. ``options``: names that its ``**options`` may have, in any capitals; without,
-    the function has to look at them itself."""
+    """Check the calls of a function that users call as ``called``. ``options`` returns the names that its ``**options`` may
+    have, in any capitals; without ``options`` the function has to check them itself."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -44,7 +44,7 @@ def checked(
                 except TypeError as error:
                     raise UsageError(f"{called}: {error}; it takes {', '.join(named)}") from None
                 return function(*args, **kwargs)
-            except UsageError as error:  # where it was found says nothing to the caller, in a notebook either
+            except UsageError as error:  # the frames of the check say nothing to the caller, in a notebook either
                 raise error.with_traceback(None)  # noqa: B904
 
         return call
@@ -85,7 +85,7 @@ class CallablePackage(ModuleType):
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """Names by which its arguments can be given."""
+    """Return the names by which the arguments of a function can be given."""
     return [
         name
         for name, parameter in inspect.signature(function).parameters.items()
@@ -94,12 +94,12 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def unknown(called: str, name: str, known: Sequence[str]) -> UsageError:
-    """Says what may have been meant, and what there is."""
+    """Make an error that names the existing options, and the nearest of them."""
     return UsageError(f"{called} has no option {name!r:.100}{nearest(name, known)}; it has {', '.join(known)}")
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """What may have been meant, as a part of a message, with what is in front of all names; empty if nothing is near."""
+    """Return the nearest existing name as a part of a message, with ``prefix`` in front of the name; empty if none is near."""
     import difflib
 
     plain = {each.lower().replace("_", ""): each for each in known}

@@ -1,4 +1,4 @@
-"""The failure domain of a worker, such as its rack or its zone: what ``spark.flux.domain`` says, read on its executor."""
+"""The failure domain of a worker, such as its rack or its zone: ``spark.flux.domain``, read on the worker's executor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def parse(setting: str) -> str | dict[str, str]:
-    """The name of an environment variable, or labels by host: ``host1=rack1,host2=rack1``. ValueError if it is neither."""
+    """Return the name of an environment variable, or labels by host: ``host1=rack1,host2=rack1``. ValueError if it is neither."""
     setting = setting.strip()
     if "=" not in setting:
         if setting and not setting.isidentifier():
@@ -20,7 +20,7 @@ def parse(setting: str) -> str | dict[str, str]:
 
 
 def label(setting: str, host: str, environment: Mapping[str, str]) -> str:
-    """Empty where nothing is said of it: the host is a domain of its own then."""
+    """Return the domain of a host. Empty if none is given: the host is a domain of its own then."""
     found = parse(setting)
     if isinstance(found, dict):
         return found.get(host) or found.get(host.partition(".")[0], "")

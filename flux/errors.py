@@ -1,6 +1,6 @@
 """Errors by whose fault they are (after trio's and h2's habit).
 
-The world failing (a lost connection, a dead worker) is an event, not an exception. What raises is: the user misusing
+A failure of the world (a lost connection, a dead worker) is an event, not an exception. Exceptions are: the user misusing
 the library (UsageError), the user's own code failing (UserCodeError), a peer breaking the protocol (ProtocolError),
 and a query that cannot go on (QueryFailed). A broken invariant is an AssertionError and ends the query.
 """
@@ -11,8 +11,8 @@ from flux.tracebacks import print_shortened
 
 
 class FluxError(Exception):
-    """Base of everything this project raises on purpose. ``traceback``: of the user's code where that has raised, perhaps
-    in another process; the message ends with it. ``summary`` is the message without."""
+    """Base of all errors that this project raises on purpose. ``traceback`` is that of the user's code if that code has raised,
+    perhaps in another process; the message ends with it. ``summary`` is the message without the traceback."""
 
     traceback = ""
 
@@ -25,8 +25,8 @@ class FluxError(Exception):
 
 
 class UsageError(FluxError, ValueError):
-    """The call cannot be carried out as written: says what was expected, what came, and what to do. Printed without the frames of
-    this project, because the line of the call is what is wrong."""
+    """A call that cannot be carried out as written. The message names the expected value, the given value and the
+    remedy. It is printed without the frames of this project, because the line of the call is wrong."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -34,19 +34,19 @@ class UsageError(FluxError, ValueError):
 
 
 class SchemaError(UsageError):
-    """Columns or types do not fit: unknown key column, schema mismatch between stages."""
+    """Columns or types that do not fit: unknown key column, schema mismatch between stages."""
 
 
 class NoSuchAttribute(UsageError, AttributeError):
-    """An object has no attribute of this name, which somebody may expect: says what there is. ``hasattr`` says no."""
+    """A missing attribute that a user may expect. The message names the replacement. ``hasattr`` returns False."""
 
 
 class ProtocolError(FluxError):
-    """A peer sent something malformed, of another version, or unauthenticated. Counted and refused."""
+    """A message of a peer that is malformed, of another version, or unauthenticated. It is counted and refused."""
 
 
 class RefusedError(ProtocolError):
-    """A consumer refuses a stream. ``code``: "stale" (a newer life of this producer is at work) or "edge"."""
+    """Refusal of a stream by a consumer. ``code`` is "stale" (a newer life of this producer is at work) or "edge"."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -54,12 +54,12 @@ class RefusedError(ProtocolError):
 
 
 class Fenced(FluxError):
-    """This worker was given up while it was silent; its part has been taken over. Its task ends well, another has come."""
+    """End of a worker that was given up while it was silent. Its part has been taken over, so its task ends well."""
 
 
 class UserCodeError(FluxError):
-    """Code given by the user raised. Names stage, partition, stream, sequence and the first bad row, and ends with the
-    traceback of the user's code."""
+    """An error raised by code of the user. The message names stage, partition, stream, sequence and the first bad row, and ends
+    with the traceback of the user's code."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -67,34 +67,34 @@ class UserCodeError(FluxError):
 
 
 class SnapshotError(UserCodeError):
-    """An operator's snapshot cannot be serialised."""
+    """An operator's snapshot that cannot be serialised."""
 
 
 class NonDeterministicInputError(FluxError):
-    """A retried ingress task produced other rows than the attempt that it replaces."""
+    """A retried ingress task that produced other rows than the attempt that it replaces."""
 
 
 class QueryFailed(FluxError):
-    """A running query came to an end that nobody asked for. The message says what would have prevented it."""
+    """An end of a running query that no user asked for. The message says what would have prevented it."""
 
 
 class MoveFailed(FluxError):
-    """A move that was asked for was given up; its partition is as well off as before. The message says why."""
+    """A move that was asked for and given up; its partition is as well off as before. The message gives the reason."""
 
 
 class Unreachable(FluxError):
-    """No query that could be asked answers; the message says what was looked for, and where."""
+    """A search for a query to which no query answers. The message names the searched queries and places."""
 
 
 class QueryTimeout(FluxError, TimeoutError):
-    """A wait reached its limit; the message says what was waited for and what was missing."""
+    """A wait that reached its limit. The message names the awaited event and the missing part."""
 
 
 def rebuilt(kind: str, message: str, traceback: str = "") -> FluxError:
     """Make the error of another process anew: of the class with this name if that is a FluxError of a module that is loaded
     here, such as ``BadFile`` of a source of files, else QueryFailed. Only message and traceback have travelled."""
     found = _subclasses(FluxError).get(kind, QueryFailed)
-    error = found.__new__(found, message)  # some take more than a message
+    error = found.__new__(found, message)  # some classes take more arguments than a message
     error.traceback = traceback
     return error
 
@@ -103,5 +103,5 @@ def _subclasses(cls: type[FluxError]) -> dict[str, type[FluxError]]:
     found = {cls.__name__: cls}
     for each in cls.__subclasses__():
         found |= _subclasses(each)
-    found.pop(RefusedError.__name__, None)  # between two workers, about a stream
+    found.pop(RefusedError.__name__, None)  # it stays between two workers, about a stream
     return found

@@ -1,7 +1,7 @@
 """Every setting in one typed table: key, default with unit, meaning (design: settings).
 
-Read from ``spark.flux.*`` and overridable by keyword, which follows from the key: dots become underscores, and capitals
-an underscore and a small letter. ``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
+Settings are read from ``spark.flux.*``. A keyword overrides each of them, and its name follows from the key: dots become
+underscores, and a capital becomes an underscore and a small letter. ``spark.flux.log.maxBytes`` is ``log_max_bytes="64m"``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from flux.calls import nearest
 from flux.errors import UsageError
 
 PREFIX = "spark.flux."
-#: A batch travels in one message, with lengths, names and padding beside its rows.
+#: A message must have room for this many batches of the largest size, because a batch travels in one message, with lengths, names
+#: and padding beside its rows.
 BATCHES_IN_MESSAGE = 2
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -25,7 +26,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``name``: of the attribute of Settings. ``kind``: "bytes", "seconds", "int", "number",
+    """One row of the table. ``name`` is the attribute of Settings. ``kind`` is "bytes", "seconds", "int", "number",
     "bool", "labels" or "text"; bounds are inclusive."""
 
     name: str
@@ -38,7 +39,7 @@ class Setting:
 
     @property
     def keyword(self) -> str:
-        """The key with dots as underscores and capitals as an underscore and a small letter."""
+        """Return the key with dots as underscores and each capital as an underscore and a small letter."""
         return re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", self.key.replace(".", "_"))
 
 
@@ -95,7 +96,7 @@ TABLE = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Parsed values: bytes as int, durations in seconds. See TABLE for the meaning of each."""
+    """Parsed values: bytes as int, durations in seconds. TABLE has the meaning of each."""
 
     workers: int
     partitions: int
@@ -147,8 +148,8 @@ class Settings:
 
     @classmethod
     def of(cls, conf: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """``conf`` has whole keys (``spark.flux.workers``); other keys than ours are ignored, unknown ``spark.flux.``
-        keys are an error. UsageError names the key, the value and what is accepted."""
+        """Read settings. ``conf`` has whole keys (``spark.flux.workers``); keys of others are ignored, unknown ``spark.flux.``
+        keys are an error. UsageError names the key, the value and the accepted values."""
         given = {key[len(PREFIX) :]: value for key, value in (conf or {}).items() if key.startswith(PREFIX)}
         by_key = {setting.key: setting for setting in TABLE}
         keywords = {setting.keyword for setting in TABLE}
@@ -173,7 +174,7 @@ class Settings:
 
 
 def _batch_bytes(batch: int, message: int, said: bool) -> int:
-    """The limit of a batch beside that of a message. UsageError where it was said and does not fit."""
+    """Return the limit of a batch beside that of a message. UsageError if the user has set one that does not fit."""
     most = message // BATCHES_IN_MESSAGE
     if batch > most and said:
         raise UsageError(
@@ -198,12 +199,12 @@ def parse(setting: Setting, raw: Any) -> Any:
 
 
 def parse_bytes(what: str, raw: Any) -> int:
-    """As in a setting: 1024, or "64m". UsageError says ``what`` is wrong."""
+    """Read bytes as in a setting: 1024, or "64m". The UsageError for a wrong value names ``what``."""
     return int(_parsed(what, raw, "bytes", "64m"))
 
 
 def parse_seconds(what: str, raw: Any) -> float:
-    """As in a setting: 0.5, or "10s". UsageError says ``what`` is wrong."""
+    """Read seconds as in a setting: 0.5, or "10s". The UsageError for a wrong value names ``what``."""
     return float(_parsed(what, raw, "seconds", "10s"))
 
 
@@ -226,7 +227,7 @@ def _quantity(raw: Any, units: Mapping[str, float]) -> float:
 
 def _whole(raw: Any) -> int:
     if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
-        raise ValueError(raw)  # int() takes both, and rounds
+        raise ValueError(raw)  # int() takes both, and rounds them
     return int(raw)
 
 

@@ -1,4 +1,4 @@
-"""Try a stage without Spark: one partition, in this process, in the order in which the exchange would call it."""
+"""Trials of a stage without Spark: one partition, in this process, in the order in which the exchange would call it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def apply(
 ) -> pa.Table | None:
     """Send batches through a stage and return its output as one table, None for a sink.
 
-    Each argument is a batch of input 0, or a sequence of batches with one argument per input. ``restart_after``: after
-    so many batches the operator is replaced by a fresh one that gets its snapshot, as a repair or a move does.
-    ``checkpoint_after``: after so many, not later, the snapshot is taken, and what has changed since then is given by
-    ``changes`` and goes to ``apply_changes`` of the fresh one, as from a standby. ``times``: when each batch comes
-    (``context.now``) and when the input ends, in seconds, ascending; timers fire in between, each at its time. Without it
-    everything happens at 0.
+    Each argument is a batch of input 0, or a sequence of batches with one argument per input. ``restart_after``: after this
+    many batches a fresh operator, which gets the snapshot, replaces the operator, as in a repair or a move.
+    ``checkpoint_after``: after this many batches, at most ``restart_after``, the snapshot is taken; ``changes`` gives the later
+    changes, which go to ``apply_changes`` of the fresh operator, as from a standby. ``times``: the time at which each batch
+    comes (``context.now``) and the time at which the input ends, in seconds, ascending; timers fire in between, each at its
+    time. Without ``times`` everything happens at 0.
 
-    Checked as a query checks it: key columns, column types, the declared schema (also in DDL, with UTC as time zone)."""
+    Everything is checked as in a query: key columns, column types, the declared schema (also in DDL, with UTC as time zone)."""
     stage = _stage(stage)
     inputs = [_batches(given) for given in batches]
     if batches and all(isinstance(given, pa.RecordBatch) for given in batches):
@@ -90,7 +90,7 @@ def _stage(given: Any) -> Stage:
 
 
 def _batches(given: Any) -> list[pa.RecordBatch]:
-    """Those of one argument; UsageError names the type of what is no batch."""
+    """Return the batches of one argument. UsageError names the type of a value that is no batch."""
     listed = given if isinstance(given, list | tuple | Iterator) else [given]
     batches = list(listed)
     for batch in batches:
@@ -123,7 +123,7 @@ def _schema(declared: Any) -> pa.Schema:
 
 
 class _Run:
-    """One partition of a stage, and what it has given out."""
+    """One partition of a stage, and its output."""
 
     def __init__(self, stage: Stage, schemas: tuple[pa.Schema, ...]) -> None:
         self.stage = stage
@@ -138,11 +138,11 @@ class _Run:
         self._check_state()
 
     def _check_state(self) -> None:
-        """SnapshotError: the state cannot travel, so that a query would end by it."""
+        """Raise SnapshotError if the state cannot travel, so that it would end a query."""
         check_snapshot(self.operator.snapshot(), f"stage {self.stage.name}", self.operator.snapshot_classes)
 
     def _checked(self) -> pa.Schema | None:
-        """The schema of the output, as a plan would have it."""
+        """Return the schema of the output, as a plan would have it."""
         schemas, key, where = self.context.schemas, self.stage.key, f"stage {self.stage.name}"
         try:
             for schema in schemas:
@@ -160,7 +160,7 @@ class _Run:
         self.kept = self._encoded(self.operator.snapshot())
 
     def restart(self) -> None:
-        """The timers travel with the state, and replace what the fresh operator sets."""
+        """Replace the operator. The timers travel with the state, and replace those that the fresh operator sets."""
         found = None if self.kept is None else self.operator.changes()
         changes = None if found is None else self._encoded(found)
         state = self._encoded(self.operator.snapshot()) if self.kept is None or changes is None else self.kept
@@ -175,8 +175,8 @@ class _Run:
         self.context.timers.replace(pending)
 
     def until(self, moment: float) -> None:
-        """Fire the timers up to this time, which comes then; those of one moment in one step. One that sets itself again
-        for the same moment lets what comes then go first."""
+        """Fire the timers up to this time, before the batch or the end that comes at it; timers of one moment fire in one step. A
+        timer that sets itself again for the same moment lets that batch or end go first."""
         context, fired_at = self.context, -math.inf
         while fired_at < context.timers.next <= moment:
             fired_at = context.now = max(context.now, context.timers.next)
@@ -190,7 +190,7 @@ class _Run:
         batch = conform(batch, self.context.schemas[number], f"batch of input {number}")
         self.context.input = number
         self._take(self.operator.process(batch))
-        if not self.has_rows:  # most of what cannot travel is there after the first rows
+        if not self.has_rows:  # most defects of a state show after the first rows
             self.has_rows = True
             self._check_state()
         self.context.step += 1

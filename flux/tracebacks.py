@@ -1,6 +1,6 @@
 """Tracebacks of wrong calls, as a program prints them that does not catch the error: without the frames of this project.
 
-A ``UsageError`` says what is wrong with a call of the user's, so the line of that call is the place to look at. The frames below
+A ``UsageError`` is about a call of the user's, so the line of that call is the place to look at. The frames below
 it, down to the check that failed, hide that line.
 """
 
@@ -13,17 +13,17 @@ from types import TracebackType
 from typing import Any
 
 _ROOT = str(Path(__file__).resolve().parents[1])
-#: How the names of this project's files begin.
+#: Beginnings of the paths of this project's files.
 OURS = tuple(
     os.path.join(_ROOT, package) + os.sep for package in ("flux", "partitioning", "controller", "spark_integration")
 )
 
-_before: Any = None  # the hook that prints
+_before: Any = None  # the hook that was in place before, which prints
 
 
 def print_shortened() -> None:
-    """Have the interpreter print each ``UsageError`` without our frames. To be called before one is raised; the hook that is in
-    place then does the printing."""
+    """Have the interpreter print each ``UsageError`` without the frames of this project. To be called before one is raised; the
+    hook that is in place then does the printing."""
     global _before
     if sys.excepthook is not _print:
         _before, sys.excepthook = sys.excepthook, _print
@@ -40,7 +40,7 @@ def _print(kind: type[BaseException], error: BaseException, traceback: Traceback
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the frames of others alone, or all of them if there are no others."""
+    """Return the frames outside this project alone, or all frames if there are none outside."""
     kept = []
     rest = traceback
     while rest is not None:
@@ -56,7 +56,7 @@ def without_ours(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return the error and those that led to it, each once."""
+    """Return the error and the errors that led to it, each once."""
     found: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:

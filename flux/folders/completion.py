@@ -1,7 +1,8 @@
 """The wait until files are complete, as a state machine: time and sightings of files come in (design: files-that-come).
 
-A file has to rest, unchanged, for ``settle_s``. Then its format says whether it lacks anything. A file that lacks something is
-looked at again when it has changed, and now and then besides. It is bad when it has not changed for ``bad_after_s``.
+A file has to rest, unchanged, for ``settle_s``. Then its format tells whether the file lacks anything. A file that lacks
+something is looked at again when it has changed, and now and then besides. It is bad when it has not changed for
+``bad_after_s``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 from flux.folders.listing import FoundFile
 
-#: How often an incomplete file is looked at although it seems unchanged, and when the log warns of it: some file systems show
-#: size and time late.
+#: Seconds between two looks at an incomplete file that seems unchanged, and between two warnings of it in the log: some file
+#: systems show size and time late.
 AGAIN_S = 60.0
 #: Reports name a file that has been incomplete for this long: most files are incomplete for a moment.
 SHOWN_S = 5.0
@@ -20,8 +21,10 @@ SHOWN_S = 5.0
 
 @dataclass
 class _Waiting:
+    """A file that is not known to be complete."""
+
     found: FoundFile
-    since: float  # when it was first seen like this
+    since: float  # when it was first seen in this state
     due: float  # when it is to be looked at
     lacks: str = ""
     told: bool = False

@@ -1,4 +1,4 @@
-"""Errors about files that are read. Each message has the name of the file and the way out. A wrong call is a UsageError as
+"""Errors about the files of a folder. Each message has the name of the file and the way out. A wrong call is a UsageError, as
 everywhere."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ class FileError(FluxError):
 
 
 class FileChanged(FileError):
-    """A file is not as it was when it was found: it grew, or was written anew. Its rows would be lost, or come twice."""
+    """A file is not as it was when it was found: it grew, or was written anew. Its rows would be lost, or would come twice."""
 
 
 class FileGone(FileError):
-    """A file that was found, and still is to be read, is not there."""
+    """A file that was found, and is still to be read, is not there."""
 
 
 class BadFile(FileError):

@@ -1,7 +1,7 @@
 """Formats of files in a folder: parquet, CSV and JSON, to batches of a schema.
 
-Law: the rows of a file come in the order in which they are there, the same whenever it is read; where batches begin and end
-is open. A column of the schema that a file does not have is null, one that only the file has is left out.
+Law: the rows of a file come in the order of the file, the same whenever it is read; batches may begin and end anywhere. A column
+of the schema that a file does not have is null, a column that only the file has is left out.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from flux.errors import UsageError
 from flux.folders.errors import BadFile, FileGone, gone
 from flux.folders.text_streams import CsvText, JsonText
 
-#: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than that.
+#: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than BLOCK_BYTES.
 ROWS, BLOCK_BYTES = 131_072, 8 << 20
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """``schema``: of the rows that come out; ``case_sensitive``: whether a column is found by its exact name only."""
+    """A format. ``schema`` is that of the rows read; ``case_sensitive``: whether a column is found by its exact name only."""
 
     schema: pa.Schema
     case_sensitive: bool = False
 
     def lacks(self, files: fs.FileSystem, path: str) -> str:
-        """Why a file does not end where its writer wanted it to, as far as a file can say; "" if it does."""
+        """Return the reason why a file does not end where its writer wanted it to, as far as a file can tell; "" if it does."""
         return ""
 
     def read(self, files: fs.FileSystem, path: str, skip: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file without the first ``skip``. BadFile or FileGone names it."""
+        """Yield the rows of a file without the first ``skip``. Raises BadFile or FileGone with the name of the file."""
         at = 0
         try:
             at = self._first(files, path, skip) if skip else 0
@@ -58,7 +58,7 @@ class FileFormat:
             ) from error
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
-        """Return the row with which ``_batches`` begins, at most ``skip``."""
+        """Return the number of the row with which ``_batches`` begins, at most ``skip``."""
         return 0
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ class FileFormat:
         return pa.record_batch(columns, schema=self.schema)
 
     def _found(self, there: Sequence[str]) -> dict[str, str]:
-        """Return for each name of the schema that a file has the name in the file."""
+        """Return the name in the file for each name of the schema that a file has."""
         return self._found_names(there, self.schema.names)
 
     def _found_names(self, there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
@@ -91,14 +91,14 @@ class FileFormat:
 
 
 def _line(error: Exception) -> str:
-    """Return the text of an error as one line, without a full stop: more follows."""
+    """Return the text of an error as one line, without a full stop: the message goes on behind it."""
     if "straddling object" in str(error):  # pyarrow advises another size of blocks, which is no option here
         return f"a row is longer than {BLOCK_BYTES:,} bytes"
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) -> dict[str, str]:
-    """Find columns as Spark does: by name, and but for case where there is no such name."""
+    """Find columns as Spark does: by exact name, or regardless of case if there is no such name."""
     found = {name: name for name in wanted if name in there}
     if case_sensitive:
         return found
@@ -116,7 +116,7 @@ def _by_name(there: Sequence[str], wanted: Sequence[str], case_sensitive: bool) 
 
 @dataclass(frozen=True)
 class ParquetFormat(FileFormat):
-    """A file is complete when its footer is there, which is written last."""
+    """The format of parquet files. A file is complete when its footer is there, which is written last."""
 
     def lacks(self, files: fs.FileSystem, path: str) -> str:
         try:
@@ -130,13 +130,13 @@ class ParquetFormat(FileFormat):
             return f"its footer cannot be read: {_line(error)}"
 
     def schema_of(self, files: fs.FileSystem, path: str) -> pa.Schema:
-        """Return the columns of a file, with INT96 as instants, which is how Spark takes them."""
+        """Return the columns of a file, with INT96 as instants, as Spark takes them."""
         with self._open(files, path) as file:
             physical = iter([file.schema.column(i).physical_type for i in range(len(file.schema.names))])
             return pa.schema([_instants(field, physical) for field in file.schema_arrow])
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
-        """Return the first row of the row group that has row ``skip``."""
+        """Return the first row of the row group that contains row ``skip``."""
         with self._open(files, path) as file:
             return _group(file.metadata, skip)[1]
 
@@ -156,8 +156,8 @@ class ParquetFormat(FileFormat):
 
 
 def _instants(field: pa.Field, physical: Iterator[str]) -> pa.Field:
-    """Return the field with its INT96 as instants. ``physical``: types of the columns of a file, from the first of the field on,
-    which are taken."""
+    """Return the field with its INT96 as instants. ``physical`` yields the types of the columns of a file, from the first of the
+    field on; those of the field are consumed."""
     kind = field.type
     if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
         is_int96 = next(physical) == "INT96"
@@ -175,7 +175,7 @@ def _instants(field: pa.Field, physical: Iterator[str]) -> pa.Field:
 
 
 def _group(metadata: Any, row: int) -> tuple[int, int]:
-    """Return the last row group that begins with the row or before, and its first row."""
+    """Return the last row group that begins at the row or before, and its first row."""
     group, first = 0, 0
     while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= row:
         first += metadata.row_group(group).num_rows
@@ -185,8 +185,8 @@ def _group(metadata: Any, row: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CsvFormat(FileFormat):
-    """``header``: whether the first line of a file has the names of its columns; otherwise they are those of the schema, in its
-    order."""
+    """The format of CSV files. ``header``: whether the first line of a file has the names of its columns; otherwise they are
+    those of the schema, in its order."""
 
     header: bool = False
     sep: str = ","
@@ -223,7 +223,7 @@ class CsvFormat(FileFormat):
                 yield batch.rename_columns(self.schema.names)
 
     def _header(self, files: fs.FileSystem, path: str) -> list[str]:
-        """Names of the columns of a file. pyarrow would tell them with the types that it takes its rows for."""
+        """Return the names of the columns of a file. pyarrow would give them with the types that it guesses from the rows."""
         encoding = "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
         how: dict[str, Any] = {"delimiter": self.sep, "escapechar": self.escape or None, "doublequote": True}
         how |= {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
@@ -236,11 +236,11 @@ class CsvFormat(FileFormat):
 
 @dataclass(frozen=True)
 class JsonFormat(FileFormat):
-    """One object in each line. Fields that the schema does not name are left out, those that are missing are null. Names are
-    exact, as in Spark, where the session does not change that for JSON."""
+    """The format of files with one JSON object in each line. Fields that the schema does not name are left out, missing fields
+    are null. Names are exact, as in Spark, where the session does not change that for JSON."""
 
     def _batches(self, files: fs.FileSystem, path: str, first: int) -> Iterator[pa.RecordBatch]:
-        # pyarrow takes dates in JSON for numbers; people write them as text.
+        # pyarrow takes dates in JSON for numbers; programs write them as text.
         fields = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in self.schema]
         parse = arrow_json.ParseOptions(
             explicit_schema=pa.schema([field.with_nullable(True) for field in fields]),
@@ -271,7 +271,7 @@ def check_json(schema: pa.Schema) -> None:
 
 
 def _unfit(type_: pa.DataType, inside: bool) -> str:
-    """Why pyarrow cannot read a type as people write it in JSON; "" if it can."""
+    """Return the reason why pyarrow cannot read a type in its usual JSON form; "" if it can."""
     if pa.types.is_map(type_):
         return "a map has no fixed fields"
     if pa.types.is_binary(type_):

@@ -1,7 +1,7 @@
-"""Listings of a folder: files that are meant to be read, each with its identity.
+"""Listings of a folder: the files to be read, each with its identity.
 
-Law: each file of a local file system is listed once, by device and inode, and its own name comes before one that leads to it by
-a link. A folder is entered once, so a loop of links ends where it began.
+Law: each file of a local file system is listed once, by device and inode, and its own name comes before a name that leads to it
+through a link. A folder is entered once, so a loop of links ends where it began.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pyarrow import fs
 
 from flux.folders.errors import FileError, FileGone
 
-#: Endings of files that are still written.
+#: Endings of files that are still being written.
 TEMPORARY = (".tmp", "._COPYING_")
 
 
 class FoundFile(NamedTuple):
-    """A file as it was when it was found. ``name``: below the folder; ``inode``: 0 where there is none."""
+    """A file as it was when it was found. ``name`` is its path below the folder; ``inode`` is 0 if there is none."""
 
     name: str
     size: int
@@ -34,7 +34,7 @@ class FoundFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Files that are meant, by their names. ``glob``: None for all."""
+    """Rules for the names of files to be read. ``glob`` None stands for all names."""
 
     glob: str | None = None
     recursive: bool = False
@@ -79,8 +79,8 @@ def _remote(files: fs.FileSystem, root: str, rules: Rules) -> Iterator[FoundFile
 
 
 def _local(root: str, rules: Rules) -> Iterator[FoundFile]:
-    """Yield files under their own names first, then those behind links. A link that is moved, as ``latest`` is every day, must
-    not give another name to a file that is known."""
+    """Yield files under their own names first, then files behind links. A link that is moved, as ``latest`` is every day, must
+    not give another name to a known file."""
     walk = _Walk(root, rules)
     yield from walk.below("")
     while walk.links:
@@ -95,7 +95,7 @@ class _Walk:
         self._seen = {_inode(os.stat(root or "/"))}
 
     def below(self, folder: str) -> Iterator[FoundFile]:
-        """Yield the files below a folder, which is "" or has a slash at its end."""
+        """Yield the files below a folder; ``folder`` is "" or has a slash at its end."""
         waiting = [folder]
         while waiting:
             folder = waiting.pop()

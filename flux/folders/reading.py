@@ -1,8 +1,8 @@
-"""One partition of a source of files: every n-th of them, one after the other.
+"""One partition of a source of files: every n-th file, one after the other.
 
-A position is the number of a file, and how many of its rows come before. Files have the numbers of the ledger, so a position
-means the same in each life. Rows bring numbers of their own, made of file and row (design: row-numbers). Without them, the rows
-behind a file that is gone would be taken for its rows.
+A position is the number of a file, and the number of its rows that come before. Files have the numbers of the ledger, so a
+position means the same in each life. Rows bring numbers of their own, made of file and row (design: row-numbers). Without them,
+the rows behind a file that is gone would be taken for the rows of that file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from flux.folders.errors import BadFile, FileError, FileGone
 from flux.folders.listing import FoundFile
 from flux.folders.watching import CORRUPT, MISSING, EarlyEnd, Watch
 
-#: Numbers of rows that a file has for itself: 17 billion. There is room for 268 million files of a partition. Without a key, each
+#: Numbers of rows reserved for each file: 17 billion. That leaves room for 268 million files of a partition. Without a key, each
 #: 4,096 numbers are for another partition of a stage (design: numbered-rows). The factor is a prime beyond the highest number of
 #: partitions, so that small files go to all of them in turn.
 FILE_ROWS = 4096 * 4_194_301
 
 
 class FileRows(Ahead):
-    """The rows of a partition, without end. ``start``: the first row that is wanted, or None."""
+    """Reader of the rows of a partition, without end. ``start`` is the first row that is wanted, or None."""
 
     def __init__(self, watch: Watch, partition: int, partitions: int, start: RowStart | None) -> None:
         self._watch, self._partition, self._partitions = watch, partition, partitions
@@ -35,7 +35,7 @@ class FileRows(Ahead):
 
     def _place(self, start: RowStart) -> tuple[int, int]:
         """Return file and row of the first row that is wanted. The position behind the rows before it may be further on: behind
-        the last row of a file the next file begins, and this one need not be there any more."""
+        the last row of a file the next file begins, and the file before need not exist any more."""
         turn, row = divmod(start.number, FILE_ROWS)
         place = self._partition + turn * self._partitions, row
         return place if start.position is None else max(place, (int(start.position[0]), int(start.position[1])))
@@ -54,7 +54,7 @@ class FileRows(Ahead):
         return taken
 
     def lag(self) -> tuple[int, int]:
-        """Return, in files: the one that is read, and the one behind the last that is there for this partition."""
+        """Return two numbers of files: the file that is read, and the one behind the last existing file of this partition."""
         mine = -(-(self._watch.count - self._partition) // self._partitions)
         at = (self._taken - self._partition) // self._partitions
         return at, max(mine, at)
@@ -87,7 +87,7 @@ class FileRows(Ahead):
             if ended is not None or not self._ignores(error):
                 raise
             self._watch.end(number, EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.summary))
-        # Behind the last rows the next file begins: this one need not be opened again.
+        # Behind the last rows the next file begins: this file need not be opened again.
         yield 0.0 if last is None else self._positioned(last, number, at, (number + self._partitions, 0))
 
     def _batches(self, found: FoundFile, skip: int) -> Iterator[pa.RecordBatch]:

@@ -39,9 +39,9 @@ _CSV = {
     "charset": ("encoding", str),
     "multiline": ("multi_line", bool),
 }
-#: Their spelling in messages.
+#: Names of these options in messages.
 _CSV_OPTIONS = ("header", "sep", "quote", "escape", "nullValue", "encoding", "multiLine")
-#: Options that Spark has for files, and why there is nothing to set here.
+#: Options that Spark has for files, each with the reason why it cannot be set here.
 _REFUSED = {
     "maxfilespertrigger": "there are no triggers: files are read one after the other as fast as the query takes them",
     "maxbytespertrigger": "there are no triggers: files are read one after the other as fast as the query takes them",
@@ -54,20 +54,20 @@ _REFUSED = {
     "inferschema": "the schema is given with schema=...",
     "mergeschema": "the schema is given with schema=...",
 }
-#: A ledger is in the folder itself, where Spark and other readers do not see it, if nothing else is said.
+#: Default folder of a ledger, in the folder itself: Spark and other readers do not see it there.
 LEDGER = "_flux"
 _PARTITIONS = 4
-#: How rows are known in the streams of a query; checkpoint locations say it.
+#: The kind of row numbers in the streams of a query, as checkpoint locations name it.
 _NUMBERS = "file and row"
 
 
 class FilesReader(HasLedger):
-    """``read(partition, start)`` of a source."""
+    """The reader of a source of files, called as ``read(partition, start)``."""
 
     endless = True
     row_numbers = True  # of file and row
     #: Settings of the session and the query, which are set where the query starts: whether columns are found by their exact
-    #: names only, whether files that are gone or cannot be read are left out, and how long one may stay incomplete.
+    #: names only, whether files that are gone or cannot be read are left out, and the time that a file may stay incomplete.
     case_sensitive = session_ignores_missing = session_ignores_corrupt = False
     bad_after_s = 600.0
 
@@ -80,7 +80,7 @@ class FilesReader(HasLedger):
         missing: bool | None,
         corrupt: bool | None,
     ) -> None:
-        """``missing``, ``corrupt``: whether such files are left out; None: as the session says."""
+        """``missing`` and ``corrupt`` tell whether such files are left out; None: as in the session."""
         super().__init__(ledgers, own)
         self.folder, self.partitions = folder, partitions
         self._missing, self._corrupt = missing, corrupt
@@ -103,7 +103,7 @@ class FilesReader(HasLedger):
         return FileRows(self._watched(), partition, self.partitions, start)
 
     def unread_files(self) -> dict[str, dict[str, str]]:
-        """Return files with rows that are not read, by the kind of their defect, each with the reason."""
+        """Return the files with rows that are not read, by the kind of their defect, each with the reason."""
         return self._watched().unread()
 
     def _watched(self) -> Watch:
@@ -142,22 +142,22 @@ def files(
 
     path            an absolute path that all workers reach, or a URI that pyarrow.fs knows
     format          "parquet", "csv" or "json" (an object in each line)
-    schema          of the rows: DDL string, StructType or pyarrow schema. May be left out for parquet files if one is there
-    partitions      how many files are read at the same time
+    schema          schema of the rows: DDL string, StructType or pyarrow schema. May be left out if a parquet file is there
+    partitions      number of files that are read at the same time
     pathGlobFilter  names of files, as in "*.parquet". Names that begin with a dot or an underscore, or end in ".tmp", are left
                     out in any case
     recursiveFileLookup  whether files in folders below are read, too
     ignoreMissingFiles  whether files that are gone before all their rows were read are left out; None: as
                     ``spark.sql.files.ignoreMissingFiles`` says. Otherwise they end the query
-    ignoreCorruptFiles  whether files, or what is left of them, that cannot be read or do not fit the schema are left out; None:
+    ignoreCorruptFiles  whether unreadable files, or the rest of them, and files that do not fit the schema are left out; None:
                     as ``spark.sql.files.ignoreCorruptFiles`` says. ``lastProgress`` counts and names files that were left out
-    onChanged       what to do if a file is changed after it was found: "fail" ends the query, "ignore" leaves the change out
-    poll            how often the folder is looked at
-    settle          how long a file must stay as it is before it is read; by default 0 for parquet files, which say by
-                    themselves when they are complete, and one second for others
-    ledger          a folder on a local disk or network mount that all workers reach, for what was found in which order;
-                    ``_flux`` in ``path`` if nothing is said
-    options         of CSV, in Spark's names: header, sep, quote, escape, nullValue, encoding, multiLine
+    onChanged       reaction to a change of a file after it was found: "fail" ends the query, "ignore" leaves the change out
+    poll            time between two looks at the folder
+    settle          time that a file must stay unchanged before it is read; by default 0 for parquet files, which have
+                    a footer when they are complete, and one second for others
+    ledger          a folder on a local disk or network mount that all workers reach, for the order in which files were found;
+                    default: ``_flux`` in ``path``
+    options         options of CSV, in Spark's names: header, sep, quote, escape, nullValue, encoding, multiLine
 
     Write a file under a hidden name and rename it, or write parquet. Remove it when its rows have left the query."""
     path = os.fspath(path) if isinstance(path, os.PathLike) else path
@@ -206,8 +206,8 @@ def _with(folder: WatchedFolder, format: FileFormat) -> WatchedFolder:
 
 
 def _check_there(where: str) -> None:
-    """Refuse a folder that is not there, as Spark does when a stream is made. Without that, the query would wait for a wrong name
-    for ever. Only a local folder is looked at."""
+    """Refuse a folder that is not there, as Spark does when a stream is made. Without this check, the query would wait for a
+    wrong name for ever. Only a local folder is looked at."""
     files, path = fs.FileSystem.from_uri(where)
     if not isinstance(files, fs.LocalFileSystem):
         return

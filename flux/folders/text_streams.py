@@ -1,7 +1,7 @@
 """Files of text as pyarrow's parsers of CSV and JSON should see them.
 
-Both parsers take a file without rows for an error. That of CSV reads a file in blocks and drops a line feed at the beginning
-of a block if the block before ended with a carriage return, also inside of quotes, where both are part of a value.
+Both parsers take a file without rows for an error. The parser of CSV reads a file in blocks and drops a line feed at the
+beginning of a block if the block before ended with a carriage return, also inside of quotes, where both are part of a value.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-#: Bytes that are read to see whether there is anything.
+#: Bytes that are read to find out whether a file has any content.
 _FIRST_BYTES = 64 << 10
-#: Bytes that are read behind a block that ends with a carriage return.
+#: Further bytes that are read behind a block that ends with a carriage return.
 _MORE_BYTES = 4096
 
 
 class CsvText(io.RawIOBase):
     """Lines of CSV as UTF-8. ``read`` ends with a carriage return at the end of the file only, and may give a few thousand bytes
-    more than asked for. A file of one line ends with a line break, because the parser looks for one behind a header."""
+    more than it was asked for. A file of one line ends with a line break, because the parser looks for one behind a header."""
 
     def __init__(self, stream: Any, encoding: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class CsvText(io.RawIOBase):
 
 
 class JsonText(io.RawIOBase):
-    """Lines of JSON without the blanks before the first."""
+    """Lines of JSON without the blanks before the first line."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()

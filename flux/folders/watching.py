@@ -32,16 +32,16 @@ from flux.folders.listing import FoundFile, Rules, listed
 
 log = logging.getLogger("flux.files")
 
-#: The list of its files that Spark's streaming sink keeps in the folder that it writes to.
+#: The list, kept by Spark's streaming sink in the folder that it writes to, of the files written.
 _SPARK_LOG = "_spark_metadata"
-#: Looks take at most this share of the time.
+#: The largest share of the time that is spent on looks.
 _SHARE = 0.1
-#: Why the rest of a file was left out.
+#: Reasons for which the rest of a file is left out.
 MISSING, CORRUPT = "missing", "corrupt"
 
 
 class EarlyEnd(NamedTuple):
-    """The reading of a file ended before its ``row``, for good. ``kind``: MISSING or CORRUPT."""
+    """The end of reading a file before its ``row``, for good. ``kind`` is MISSING or CORRUPT."""
 
     row: int
     kind: str
@@ -50,21 +50,21 @@ class EarlyEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedFolder:
-    """A folder, and how it is read. Travels to the workers."""
+    """A folder, and the way in which it is read. It travels to the workers."""
 
     path: str  # absolute, or a URI
     format: FileFormat
     rules: Rules = field(default_factory=Rules)
     poll_s: float = 0.2
-    settle_s: float = 0.0  # how long a file must stay as it is to be complete
-    bad_after_s: float = 600.0  # how long a file may stay as it is without being complete
+    settle_s: float = 0.0  # seconds that a file must stay unchanged to be complete
+    bad_after_s: float = 600.0  # seconds that a file may stay unchanged without being complete
     ignore_changes: bool = False
     ignore_missing: bool = False
     ignore_corrupt: bool = False
 
 
 class Watch:
-    """One for each process and source; all its readers ask it. Safe for threads, one of which looks at the folder at a time."""
+    """The watch over one source's folder in one process, shared by all readers. Safe for threads; one of them looks at a time."""
 
     def __init__(self, folder: WatchedFolder, ledger: str | os.PathLike[str]) -> None:
         self.folder = folder
@@ -75,16 +75,16 @@ class Watch:
         self._files: list[FoundFile] = []
         self._by_name: dict[str, FoundFile] = {}
         self._by_inode: dict[int, FoundFile] = {}
-        self._renamed: dict[str, FoundFile] = {}  # by the name that it has now: read already, or to be read
+        self._renamed: dict[str, FoundFile] = {}  # by the new name: files that are read already, or to be read
         self._completion = Completion(folder.settle_s, folder.bad_after_s)
-        self._aside: dict[str, tuple[int, int, str]] = {}  # bad: size, time, and why, by name
+        self._aside: dict[str, tuple[int, int, str]] = {}  # bad files by name: size, time, and the defect
         self._ended: dict[int, EarlyEnd] = {}  # by number of the file
         self._spark_names: dict[str, set[str]] = {}  # by file of Spark's log
         self._look_at = 0.0
 
     @property
     def count(self) -> int:
-        """How many files are known, or are there and not complete."""
+        """Return the number of files that are known, or are there and not complete."""
         return len(self._files) + len(self._completion)
 
     def ended(self, number: int) -> EarlyEnd | None:
@@ -104,7 +104,7 @@ class Watch:
         log.warning("the rest of %s is left out from row %s on: %s", self._path(self._files[number].name), *ended[::2])
 
     def unread(self) -> dict[str, dict[str, str]]:
-        """Return files of which rows are not read, with the reason: "incomplete" ones that are there, and those that are left
+        """Return files of which rows are not read, with the reason: "incomplete" files that are there, and files that are left
         out, "missing" and "corrupt". Decides nothing."""
         with self._lock:
             self._learn()
@@ -135,7 +135,7 @@ class Watch:
             return self._files[number]
 
     def where(self, found: FoundFile) -> str:
-        """Return the path at which the file is now. Raises FileGone, or FileChanged if it is another file."""
+        """Return the present path of a file. Raises FileGone, or FileChanged if another file is there."""
         path = self._path(found.name)
         info = self.fs.get_file_info(path)
         if info.type is fs.FileType.File:
@@ -188,7 +188,7 @@ class Watch:
 
     def _decide(self, entry: Callable[[], Any]) -> None:
         """Write an entry, unless another process was first with one that makes it needless, most likely the same. ``entry``
-        makes it of the state at that moment; None: nothing is left to write."""
+        makes the entry from the state at that moment; None: nothing is left to write."""
         while (made := entry()) is not None:
             if self._ledger.add(made):
                 self._take(made)
@@ -237,7 +237,7 @@ class Watch:
         self._files.append(found)
         self._by_name[found.name] = found
         self._completion.forget(found.name)
-        self._aside.pop(found.name, None)  # it was mended
+        self._aside.pop(found.name, None)  # the file was mended
         if found.inode:
             self._by_inode[found.inode] = found
 
@@ -252,7 +252,7 @@ class Watch:
             if known is not None:
                 self._check(known, found.size, found.mtime_ns)
             elif not found.size:
-                self._completion.forget(name)  # it has no rows, or none yet
+                self._completion.forget(name)  # the file has no rows, or none yet
             elif names is not None and name.rpartition("/")[2] not in names:
                 continue
             elif not self._is_aside(found) and not self._is_renamed(found) and self._is_complete(found, now):
@@ -260,7 +260,7 @@ class Watch:
         return new
 
     def listed(self) -> dict[str, FoundFile]:
-        """Return files that are meant to be read, by name."""
+        """Return the files to be read, by name."""
         return listed(self.fs, self.root, self.folder.rules)
 
     def _is_aside(self, found: FoundFile) -> bool:
@@ -268,8 +268,8 @@ class Watch:
         return self._aside.get(found.name, ())[:2] == (found.size, found.mtime_ns)
 
     def _is_renamed(self, found: FoundFile) -> bool:
-        """Return whether the file is known by another name: renamed since, or with two names. Same place on disk, size and time
-        to the nanosecond: a new file can have the place of an old one, but was written at another time."""
+        """Return whether the file is known by another name: it was renamed, or has two names. The place on disk, the size and the
+        time to the nanosecond are compared: a new file can have the place of an old one, but was written at another time."""
         known = self._by_inode.get(found.inode) if found.inode else None
         if known is None or (known.size, known.mtime_ns) != (found.size, found.mtime_ns):
             return False
@@ -286,15 +286,15 @@ class Watch:
             info = self.fs.get_file_info(path)
             if (info.size, info.mtime_ns or 0) == (found.size, found.mtime_ns):
                 return True
-            self._completion.forget(found.name)  # it became complete, or grew, while it was looked at
+            self._completion.forget(found.name)  # the file became complete, or grew, while it was looked at
             return False
         if self._completion.note(found.name, lacks, now):
             log.warning("%s is still not complete: %s. It is read when it is", path, lacks)
         return False
 
     def _written_by_spark(self) -> set[str] | None:
-        """Return the files that Spark's streaming sink has committed, if it writes to this folder: others may be half written, or
-        of a task that failed. None: it does not."""
+        """Return the files that Spark's streaming sink has committed, if it writes to this folder: other files may be half
+        written, or of a task that failed. None: it does not write here."""
         at = f"{self.root}/{_SPARK_LOG}"
         if self.fs.get_file_info(at).type is not fs.FileType.Directory:
             return None

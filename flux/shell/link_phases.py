@@ -25,7 +25,7 @@ class LinkPhase(StrEnum):
 
 
 class LinkEvent(Enum):
-    """Event that may change the phase of a connection. Its value says what it is, for people."""
+    """Event that may change the phase of a connection. Its value describes the event for people."""
 
     DIALLED = "there is a new connection"
     ACCEPTED = "the other end has proved the secret, and accepted the proof of this one"
