@@ -143,5 +143,5 @@ class _Https(urllib.request.HTTPSHandler):
 
 def _watched(kind: type[http.client.HTTPConnection], clock: _Clock, *args: Any, **options: Any) -> Any:
     made = kind(*args, **options)
-    made._create_connection = clock.connect  # before a proxy or TLS takes part
+    made._create_connection = clock.connect  # type: ignore[attr-defined]  # before a proxy or TLS takes part
     return made
