@@ -1,4 +1,4 @@
-"""Errors by whose fault they are (after trio's and h2's habit).
+"""Errors, divided by the party at fault (after trio's and h2's habit).
 
 A failure of the world (a lost connection, a dead worker) is an event, not an exception. Exceptions are: the user misusing
 the library (UsageError), the user's own code failing (UserCodeError), a peer breaking the protocol (ProtocolError),

@@ -1,6 +1,6 @@
 """A thread that reads ahead of a worker from a reader that may block.
 
-Law: no method blocks. Batches that were read and not taken have at most ``bytes_max`` bytes, and one batch more. After ``close``
+Law: no method blocks. Batches that were read and not taken have at most ``AHEAD_BYTES``, and one batch more. After ``close``
 the thread ends as soon as the reader gives something or says that it has nothing.
 """
 

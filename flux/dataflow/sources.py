@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 
 class Positioned(NamedTuple):
-    """Rows of a source, with the position from which a reader goes on behind them: a number, text, bytes, or lists and dicts of
-    these. The position comes back as it was, but with lists in place of tuples. ``numbers``: int64 for each row, for readers with
-    ``row_numbers`` (see ``source``)."""
+    """Rows of a source, with the position from which a reader goes on behind them."""
 
     batch: pa.RecordBatch
+    #: A number, text, bytes, or lists and dicts of these. It comes back as it was, but with lists in place of tuples.
     position: Any
+    #: int64 for each row, for readers with ``row_numbers`` (see ``source``).
     numbers: np.ndarray | None = None
 
 
 class RowStart(NamedTuple):
-    """The start of a reader whose rows bring their numbers: the ``number`` of the first row that is wanted. ``position``: the
-    newest position that was given before this row; ``newest``: the newest known position, which may lie behind rows that are to
-    come again. None: there is no such position."""
+    """The start of a reader whose rows bring their numbers."""
 
+    #: The number of the first row that is wanted.
     number: int
+    #: The newest position that was given before this row; None: there is none.
     position: Any = None
+    #: The newest known position, which may lie behind rows that are to come again; None: there is none.
     newest: Any = None
 
 

@@ -18,11 +18,12 @@ TIMERS_MAX = 1024
 
 
 class Timers:
-    """The timers of one partition. ``pending``: name -> time in seconds since the epoch; ``next``: the earliest of these times,
-    infinite if there is none."""
+    """The timers of one partition."""
 
     def __init__(self) -> None:
+        #: By name, the time in seconds since the epoch.
         self.pending: dict[str, float] = {}
+        #: The earliest of these times, infinite if there is none.
         self.next = math.inf
 
     def set(self, at: float, name: str) -> None:

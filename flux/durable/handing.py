@@ -65,7 +65,7 @@ class Handing:
         return bool(self._waiting) and len(self._given) < AT_ONCE
 
     def ask(self, standby: Standby, asked: Restore, now: float) -> bool:
-        """Accept a worker's request for the content of a standby. False: a later primary has asked since."""
+        """Accept a worker's request for the content of a standby. False: a later primary is known."""
         if asked.incarnation < standby.order.term:
             return False
         standby.fence(asked.incarnation)

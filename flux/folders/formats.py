@@ -29,9 +29,11 @@ ROWS, BLOCK_BYTES = 131_072, 8 << 20
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format. ``schema`` is that of the rows read; ``case_sensitive``: whether a column is found by its exact name only."""
+    """Base of formats of files."""
 
+    #: Schema of the rows that are read.
     schema: pa.Schema
+    #: Whether a column is found by its exact name only.
     case_sensitive: bool = False
 
     def lacks(self, files: fs.FileSystem, path: str) -> str:

@@ -24,19 +24,23 @@ TEMPORARY = (".tmp", "._COPYING_")
 
 
 class FoundFile(NamedTuple):
-    """A file as it was when it was found. ``name`` is its path below the folder; ``inode`` is 0 if there is none."""
+    """A file as it was when it was found."""
 
+    #: Its path below the folder.
     name: str
     size: int
     mtime_ns: int
+    #: 0 if the file system has none.
     inode: int
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for the names of files to be read. ``glob`` None stands for all names."""
+    """Rules for the names of files to be read."""
 
+    #: Pattern of names; None: all names.
     glob: str | None = None
+    #: Whether files in folders below are read, too.
     recursive: bool = False
 
     def skips(self, name: str) -> bool:

@@ -41,10 +41,13 @@ MISSING, CORRUPT = "missing", "corrupt"
 
 
 class EarlyEnd(NamedTuple):
-    """The end of reading a file before its ``row``, for good. ``kind`` is MISSING or CORRUPT."""
+    """An early end of the reading of a file, for good."""
 
+    #: The first row that is not read.
     row: int
+    #: MISSING or CORRUPT.
     kind: str
+    #: The error, for people.
     why: str
 
 

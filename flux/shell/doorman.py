@@ -2,7 +2,7 @@
 
 The doorman answers ZeroMQ's question whether a peer may connect (ZAP, RFC 27): no peer can send a message, or choose the name
 of its connection, without a ticket or, if connections are encrypted, the query's key. And the doorman cuts connections that
-send too much before that (``strangers``). It has a thread of its own, because the others are busy in steps of the user's code.
+send too much before that (``strangers``). It has a thread of its own, because other threads are busy in steps of the user's code.
 
 The port may read a proof much later, when its connection has closed and another has the same descriptor. So the
 answer to ZeroMQ counts the connections that have come until then, and every message of the admitted connection bears that

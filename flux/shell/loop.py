@@ -31,7 +31,7 @@ LOADED = 50_000
 #: Number of new objects after which Python looks for garbage among them; Python's own value is about 700.
 YOUNG = 50_000
 #: After this many seconds Python looks at fewer new objects, too, from its own threshold on: three objects that refer to each
-#: other may hold a batch of megabytes, and the memory is not large enough for fifty thousand of those.
+#: other may hold a batch of megabytes, and the memory is not large enough for fifty thousand such batches.
 LOOK_EVERY_S, FEW = 1.0, 700
 
 _found: list[int] = []  # the thresholds of this process before ``short_collections``

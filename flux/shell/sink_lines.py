@@ -143,7 +143,7 @@ class ReadyLines:
 
 
 def arrived(files: Mapping[int, Collection[int]], limit_s: float) -> Iterator[int]:
-    """Yield each caller all of whose files have something to read, as it comes, within ``limit_s``. ``files`` are by caller."""
+    """Yield each key of ``files`` once all of its files have something to read, within ``limit_s`` in all."""
     lacks = {who: {*numbers} for who, numbers in files.items()}
     waiting: dict[int, list[int]] = {}
     poll = select.poll()

@@ -257,7 +257,7 @@ class Sockets:
 
 class Port:
     """A bound socket that receives from many connections, if they have proved the secret, and answers each. A connection is an
-    opaque bytes value. Messages of others are counted in ``refused``."""
+    opaque bytes value. Messages of other connections are counted in ``refused``."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ log = logging.getLogger("flux")
 
 #: Seconds for which steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
-#: An ack that waits for others takes at most this part of the time after which a producer asks again: one eighth.
+#: An ack waits for other acks at most for the time after which a producer asks again, divided by this number.
 ACK_SHARE = 8
 #: Seconds to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
