@@ -455,7 +455,7 @@ VARIANTS = [
     Variant(standbys.keeps_checkpoints_of_earlier_terms, OWN, (48, 3), STANDBYS),
     Variant(standbys.checkpoints_have_no_output, ROWS | STUCK, (13, 17), STANDBY_REPAIRS),
     Variant(standbys.sends_the_changes_of_the_newest_cut_alone, ALIKE, (23, 61), CHANGES),
-    Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, (1022,), CHANGES),
+    Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, (2582, 2763), CHANGES),
     Variant(standbys.keeps_the_newest_changes_alone, ALIKE, (37, 61), CHANGES),
     Variant(standbys.commits_without_standbys, COMMITTED, (0, 1), STANDBYS),
     Variant(
