@@ -290,7 +290,7 @@ class Aggregate(Operator):
         self._size = size
 
     def state_bytes(self) -> int:
-        """Memory held by keys and accumulators."""
+        """Return the bytes of memory that keys and accumulators hold."""
         held = builtins.sum(made.nbytes for made in self._accumulators)
         return held + (self._index.nbytes if self._index is not None else 0)
 

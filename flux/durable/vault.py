@@ -84,7 +84,7 @@ class Vault(StageWorker):
         standby = self.followers.get(key)
         known = self.table is not None and message.worker in self.table.endpoints
         if not known or not isinstance(standby, Standby) or not self._handing.ask(standby, message, now):
-            self.counters.stale += 1  # it asks again if it still waits
+            self.counters.stale += 1  # the worker asks again if it still waits
 
     def _exists(self, key: PartitionKey) -> bool:
         stages = self.plan.stages
