@@ -49,6 +49,9 @@ IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
 QUIET_S = 0.1
 #: How often readers are told what everybody has applied.
 DONE_EVERY_S = 1.0
+#: In resend timeouts: the time for which a log has nothing more before its end is believed. A broker that has just become the
+#: leader of a partition may know of fewer records than the one before it, for as long as its replicas take to ask it for more.
+END_PATIENCE = 30
 #: Small batches of a source that are appended together: one of them then costs a quarter.
 TOGETHER = 16
 #: A record number that can travel, and the number of a row, behind which there are others.
@@ -88,6 +91,8 @@ class Open:
     rung: bool = False
     quiet_until: float = -inf
     pauses: int = 0
+    #: Time at which it had nothing for the first time since it gave rows, and the pauses of its source by then.
+    quiet: tuple[float, int] | None = None
 
 
 class Reading:
@@ -116,6 +121,7 @@ class Reading:
         self._idle_s = 0.0
         self._paused_until = 0.0
         self._done_at = 0.0
+        self._end_s = END_PATIENCE * plan.settings.resend_timeout
 
     # ---- the table
 
@@ -221,9 +227,12 @@ class Reading:
                 raise self._failed(key, error) from error
             else:
                 if batch is None:
+                    seen = self.sources[key].pauses
                     self.sources[key].pauses += self._pauses(key, source)
+                    self._note_quiet(key, source, seen, now)
                     source.quiet_until = now + QUIET_S
                     return False
+                source.quiet = None
                 nbytes = self._if_small(key, source, batch)
                 if nbytes:
                     # Its reader may use its memory again when it is asked.
@@ -247,6 +256,18 @@ class Reading:
             del self._open[key]
             self.finish(key, created)
         return True
+
+    def _note_quiet(self, key: SourcePartition, source: Open, seen: int, now: float) -> None:
+        """Note that a source has nothing just now. After a long time, its log has nothing more. ``seen`` is the number of its
+        pauses before it was asked.
+
+        A reader that works ahead may have paused before rows that it has put out since. So a pause counts only if the
+        reader had nothing when it was asked after that pause."""
+        streams = self.sources[key]
+        if source.quiet is None:
+            source.quiet = now, streams.pauses
+        elif self._about(key).own_numbers and now >= source.quiet[0] + self._end_s and seen > source.quiet[1]:
+            streams.come_to_end()
 
     def _enough(self, key: SourcePartition, source: Open) -> bool:
         """Whether no more small batches are to be read before these are handed on."""

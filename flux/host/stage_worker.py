@@ -56,6 +56,7 @@ from flux.wire.messages import (
     Installed,
     Orders,
     OrdersSeen,
+    Passed,
     Press,
     Pull,
     Settled,
@@ -250,6 +251,8 @@ class StageWorker:
                 self._on_press(connection, message)
             case Settled():
                 self._on_settled(connection, message)
+            case Passed():
+                self.subscriptions.on_passed(connection, message)
             case _:
                 raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 

@@ -29,6 +29,7 @@ from flux.wire.messages import (
     Data,
     Hello,
     Mark,
+    Passed,
     ReadsElsewhere,
     Refuse,
     Reset,
@@ -191,6 +192,23 @@ class Subscriptions:
             if standby.incarnation <= message.epoch:
                 standby.note_settled(stream, message.mark)
         self._ack_soon(inbound)
+
+    def on_passed(self, connection: Hashable, message: Passed) -> None:
+        """A producer says that rows of an earlier life do not come any more. QueryFailed: an ordered step here waits for some.
+
+        Only a worker that has everything the producer has sent can tell which rows are missing, and only a handshake that
+        names all replicas here has asked for the rows of all."""
+        stream = StreamId(message.edge, message.producer)
+        inbound = self.streams.get(stream)
+        if inbound is None or inbound.connection != connection or inbound.nonce != message.nonce:
+            self._counters.stale += 1
+            return
+        stage = self._plan.edges[stream.edge].consumer
+        if inbound.broken or inbound.number != message.number or self._hosted.newest(stage) > inbound.epoch:
+            return  # a step that waits in vain asks again
+        for replica in self._hosted.replicas.values():
+            if replica.stage.id == stage:
+                replica.check_passed(stream, message.below)
 
     # ---- greetings
 

@@ -382,6 +382,12 @@ class Replica:
         limit = self.order.end if self.primary else self.order.committed if self._applies else 0
         return self.waits.lacks(self.order[self.applied]) if self.between_steps and self.applied < limit else []
 
+    def check_passed(self, stream: StreamId, below: int) -> None:
+        """Raise QueryFailed if the next ordered step wants rows of a stream that do not come: none below this number comes any
+        more (design: rows-that-are-gone)."""
+        if stream in self.missing():
+            self.waits.check_passed(self.order[self.applied], stream, below)
+
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs. Return the slices that are applied
         now, in the order of each stream."""

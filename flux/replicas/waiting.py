@@ -149,6 +149,13 @@ class Waiting:
         waiting = self.by_stream.get(stream)
         return waiting is not None and (waiting[-1].sequence >= through or waiting[-1].ends_stream)
 
+    def check_passed(self, entry: OrderEntry, stream: StreamId, below: int) -> None:
+        """Raise QueryFailed if a step wants rows of a stream that do not come: none below this number comes any more."""
+        wanted = {StreamId(edge, producer): through for edge, producer, through in entry.slices}
+        through = wanted.get(stream, below)
+        if through < below and not self._come(stream, through):
+            raise self._other_rows(stream, through)
+
     def take(self, entry: OrderEntry) -> list[Slice]:
         """Remove and return the slices of a step. A slice is cut if its batches arrived here in other runs than at the primary
         that ordered the step."""

@@ -38,6 +38,8 @@ class Cursor:
     wanted_from: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     #: Elements below this may be wanted by some of the replicas only.
     catching_up_to: int = 0
+    #: The worker waits to hear that no row below this number comes any more; 0: it has heard it, or does not ask.
+    front: int = 0
     #: Payload sent under the nonce.
     sent_bytes: int = 0
     #: Payload that may be sent under the nonce.

@@ -30,6 +30,7 @@ from flux.wire.messages import (
     Ack,
     Hello,
     Mark,
+    Passed,
     Press,
     ReadsElsewhere,
     Refuse,
@@ -118,6 +119,8 @@ class Producer:
         self._settling = Settling()
         self._idle_at = 0.0  # time of the next look for partitions that have not acked rows of an earlier life
         self.by_rank: np.ndarray | None = None
+        #: The source has nothing behind the rows that it has given.
+        self._at_end = False
 
     # ---- the owner's side
 
@@ -203,6 +206,11 @@ class Producer:
         self._checksum = checksum
         self.earlier.forget_below(sequence)
 
+    def come_to_end(self) -> None:
+        """Note that the source has given all that its log has by now."""
+        if not self._at_end:
+            self._at_end = self.dirty = True
+
     def append(
         self,
         data: Clustered,
@@ -247,7 +255,7 @@ class Producer:
         self.earlier.on_end(self.log.end)
 
     def _push(self, entry: LogEntry) -> None:
-        self.dirty = True
+        self.dirty, self._at_end = True, False
         self._last[entry.touches] = entry.sequence
         self._checksum = entry.checksum
         self.log.append(entry)
@@ -367,6 +375,7 @@ class Producer:
         cursor.first = start
         cursor.next = max(start, self.log.base)
         cursor.sent_bytes, cursor.granted = 0, message.granted
+        cursor.front = message.front if self.earlier.own_numbers else 0
         cursor.hello_due, cursor.heard = np.inf, now
         self._take_ack(cursor, message.epoch, message.through, message.behind)
         self._evict()  # the eviction may have waited for this answer
@@ -498,6 +507,9 @@ class Producer:
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:
                 yield from self._data(worker, cursor, now)
+            if cursor.front and cursor.nonce is not None and self._has_passed(cursor):
+                yield ToWorker(worker, Passed(*self.stream, cursor.nonce, cursor.number, cursor.front))
+                cursor.front = 0
             if cursor.nonce is not None and self._silent(cursor, now):
                 cursor.hello_due = min(cursor.hello_due, now)
                 self.resent_handshakes += 1
@@ -513,6 +525,12 @@ class Producer:
                 cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
                 hello = Hello(*self.stream, self.incarnation, self._epoch, self._worker)
                 yield ToWorker(worker, hello)
+
+    def _has_passed(self, cursor: Cursor) -> bool:
+        """Tell whether a worker has been sent all rows below its front that this life has, or will have (design:
+        rows-that-are-gone)."""
+        end = self.log.end
+        return cursor.next >= min(cursor.front, end) and (end >= cursor.front or self._at_end)
 
     @property
     def _presses(self) -> bool:

@@ -273,6 +273,11 @@ class SourceStreams:
     def _applied_through(self, sequence: int) -> bool:
         return all(producer.applied_through(sequence) for producer in self.producers)
 
+    def come_to_end(self) -> None:
+        """Note that the source has given all that its log has by now."""
+        for producer in self.producers:
+            producer.come_to_end()
+
     def finish(self, created: float) -> None:
         self.ended = True
         for producer in self.producers:

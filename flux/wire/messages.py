@@ -410,8 +410,22 @@ class Settled(Message, frozen=True):
     mark: Mark
 
 
+class Passed(Message, frozen=True):
+    """Statement of a producer whose rows bring their numbers, to a worker: no row below a number comes any more in this
+    handshake (design: rows-that-are-gone)."""
+
+    edge: Id
+    producer: Id
+    #: That of the handshake.
+    nonce: Sequence
+    #: The number of the next message under the nonce: the statement is about a worker that has all messages before it.
+    number: Sequence
+    #: Rows below this number were given by an earlier life, as the worker has said in its ``Resume``.
+    below: Sequence
+
+
 #: Messages of a worker to the data port of another.
-ToPort = Hello | Data | Orders | Install | Press | Restore | Settled
+ToPort = Hello | Data | Orders | Install | Press | Restore | Settled | Passed
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
 #: Answers to a producer by a worker that consumes its stream.

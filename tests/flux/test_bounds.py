@@ -57,6 +57,7 @@ from flux.wire.messages import (
     OrdersSeen,
     PartitionOrder,
     PartitionSeen,
+    Passed,
     Press,
     Pull,
     Pulled,
@@ -140,6 +141,7 @@ ASKED = [
     Install(0, 1, 2, 3, 0, 64, 5, base=1),
     Press(0, 1, [2]),
     Settled(0, 1, 2, 3, Mark(8, CHECKSUM, 0, b"at", 9)),
+    Passed(0, 1, 2, 3, 4),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]

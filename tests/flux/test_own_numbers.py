@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from one_worker import SCHEMA, planned, rows
@@ -16,6 +17,7 @@ import flux
 from controller.report.bad_records import BadRecordCounts
 from flux.dataflow.sources import RowStart
 from flux.errors import NonDeterministicInputError, QueryFailed, UserCodeError
+from flux.host.reading import END_PATIENCE
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import stats
 from flux.replicas import image
@@ -27,7 +29,7 @@ from flux.stream.positions import packed
 from flux.stream.producer import Producer
 from flux.stream.receiver import Counters, Inbound, RowSlice
 from flux.stream.source_streams import SourceStreams
-from flux.wire.messages import Ack, Data, Mark, OrderEntry, Press, ReadsElsewhere, Resume, Settled
+from flux.wire.messages import Ack, Data, Mark, OrderEntry, Passed, Press, ReadsElsewhere, Resume, Settled
 from flux.wire.statistics import NotCompared
 from partitioning.ids import STANDBY, PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
@@ -38,7 +40,7 @@ KEPT = Mark(9, 1, 9, packed(10), 1)
 class Life:
     """One life of a log's only partition, and the consumer of all partitions that it meets. The value of a row is its offset."""
 
-    def __init__(self, at: Inbound, number: int = 0, key: str | None = "x") -> None:
+    def __init__(self, at: Inbound, number: int = 0, key: str | None = "x", front: int = 0) -> None:
         self.at = at
         self.producer = Producer(StreamId(0, 0), number, PARTITIONS, 1 << 30, 1.0, run_max_rows=4096, reads_again=True)
         self.producer.on_table(TABLE, 0, 0.0)
@@ -48,7 +50,8 @@ class Life:
         at.greet(number, "here", number)
         self.got: dict[int, list[RowSlice]] = {partition: [] for partition in HOSTED}
         self.settled: list[Settled] = []
-        self.producer.on_answer(10, self.at.resume(0, HOSTED), 0.0)
+        self.passed: list[Passed] = []
+        self.producer.on_answer(10, self.at.resume(0, HOSTED, front=front), 0.0)
         assert self.streams.place()
 
     def give(self, *offsets: int) -> None:
@@ -69,6 +72,8 @@ class Life:
                     self.got[partition].append(slice_)
             elif isinstance(effect.message, Settled):
                 self.settled.append(effect.message)
+            elif isinstance(effect.message, Passed):
+                self.passed.append(effect.message)
 
     def apply(self, through: int = 1 << 60) -> None:
         for partition, slices in self.got.items():
@@ -179,6 +184,135 @@ def test_a_step_whose_rows_are_gone_cannot_be_repeated_and_the_query_says_why(th
             waits.add(slice_)
     with pytest.raises(QueryFailed, match=r"stage kept.*gone from the log of partition 0.*query\.stop"):
         waits.take(OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=4))
+
+
+# ---- rows that do not come any more
+
+
+def test_a_consumer_hears_that_rows_of_an_earlier_life_do_not_come_once_the_log_has_others_behind_them() -> None:
+    at = inbound()
+    Life(at)
+    again = Life(at, 1, front=10)
+    again.give(0, 1)
+    assert not again.passed, "rows 2 to 9 may be to come"
+    again.give(12)
+    assert again.passed == [Passed(0, 0, 1, at.number, 10)]
+    again.give(13)
+    assert len(again.passed) == 1, "once for each handshake"
+    again.producer.on_answer(10, at.resume(0, HOSTED, front=11), 0.0)
+    again.send()
+    assert [message.below for message in again.passed] == [10, 11]
+
+
+def test_a_consumer_hears_that_rows_of_an_earlier_life_do_not_come_at_the_end_of_the_log() -> None:
+    at = inbound()
+    Life(at)
+    again = Life(at, 1, front=10)
+    again.give(0, 1)
+    again.streams.come_to_end()
+    again.send()
+    assert again.passed == [Passed(0, 0, 1, at.number, 10)]
+
+
+def test_rows_that_come_after_an_end_of_the_log_are_waited_for() -> None:
+    at = inbound()
+    Life(at)
+    again = Life(at, 1, front=10)
+    again.streams.come_to_end()
+    again.give(0, 1)
+    assert not again.passed
+
+
+def test_nothing_has_passed_that_waits_for_credit() -> None:
+    at = inbound()
+    Life(at)
+    again = Life(at, 1)
+    again.producer.on_answer(10, msgspec.structs.replace(at.resume(0, HOSTED, front=10), granted=0), 0.0)
+    again.give(0, 12)
+    assert not again.passed
+    again.producer.on_answer(10, at.ack(0, HOSTED), 0.0)
+    again.send()
+    assert again.passed
+
+
+def waiting_consumer(*orders: OrderEntry) -> tuple[StageWorker, Inbound]:
+    """A worker whose only replica has these steps ordered, and which has read row 3 of the log."""
+    core = consumer()
+    (replica,) = core.replicas.values()
+    replica.lead(3, [])
+    for entry in orders:
+        replica.order.append(entry)
+    inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
+    inbound_.greet(7, "there", 1, 3, 5)
+    return core, inbound_
+
+
+GONE = OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=1)
+
+
+def test_an_ordered_step_whose_rows_do_not_come_ends_the_query_though_no_newer_rows_come() -> None:
+    core, _ = waiting_consumer(GONE)
+    with pytest.raises(QueryFailed, match=r"gone from the log of partition 0.*query\.stop"):
+        core.on_data_plane("there", Passed(0, 0, 1, 0, 7), [], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "since"),
+    [
+        (Passed(0, 0, 1, 0, 6), 3),
+        (Passed(0, 0, 1, 1, 7), 3),
+        (Passed(0, 0, 2, 0, 7), 3),
+        (Passed(0, 0, 1, 0, 7), 4),
+    ],
+    ids=["row 6 may come", "a message is under way", "of another handshake", "a new replica has not asked yet"],
+)
+def test_rows_that_may_come_are_waited_for(message: Passed, since: int) -> None:
+    core, _ = waiting_consumer(GONE)
+    (replica,) = core.replicas.values()
+    replica.reads_since = since
+    core.hosted.note()
+    core.on_data_plane("there", message, [], 0.0)
+
+
+def test_a_replica_that_has_its_rows_does_not_mind_what_has_passed() -> None:
+    core, _ = waiting_consumer()
+    core.on_data_plane("there", Passed(0, 0, 1, 0, 7), [], 0.0)
+
+
+class Ahead:
+    """A reader that works ahead: it has nothing at hand, and says so; ``ends`` counts how often its log had nothing more."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.rows: list[Any] = []
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __next__(self) -> Any:
+        return self.rows.pop() if self.rows else None
+
+    def pauses(self) -> int:
+        return self.ends
+
+
+def test_the_end_of_a_log_is_believed_after_a_long_time_and_counts_what_was_given_before_it() -> None:
+    reader = Ahead()
+    core = reading_of(reader)
+    (streams,) = core.sources.values()
+
+    def at_end(now: float) -> bool:
+        core.read(True, now)
+        return streams.producers[0]._at_end
+
+    assert not at_end(2.0)
+    assert not at_end(2.0 + END_PATIENCE), "it has not come to the end, as when its broker does not answer"
+    reader.ends = 1
+    assert not at_end(3.0 + END_PATIENCE), "rows may have come since"
+    assert at_end(4.0 + END_PATIENCE)
+    reader.rows = [flux.Positioned(rows(1), 1, np.array([7]))]
+    core.read(True, 5.0 + END_PATIENCE)
+    assert not at_end(6.0 + END_PATIENCE), "there was more"
 
 
 # ---- what is settled
@@ -309,8 +443,22 @@ def log_of(given: list[Any], starts: list[Any] | None = None) -> Any:
     return flux.source(Log(), SCHEMA, 1, "log", positions=True)
 
 
+def reading_of(reader: Any) -> StageWorker:
+    class Log:
+        row_numbers = True
+
+        def __call__(self, partition: int, start: Any) -> Any:
+            return reader
+
+    return started(flux.source(Log(), SCHEMA, 1, "log", positions=True))
+
+
 def reading(given: list[Any], **settings: Any) -> StageWorker:
-    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of(given), **settings), 0)
+    return started(log_of(given), **settings)
+
+
+def started(source: Any, **settings: Any) -> StageWorker:
+    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=source, **settings), 0)
     core.on_table(table_of_readers(0), 0.0)
     list(core.poll(0.0))
     while core.read(True, 1.0):
